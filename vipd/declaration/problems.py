@@ -1,0 +1,52 @@
+"""What is wrong with a declaration, as values that name the place, the fault and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vipd.model import Service
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One fault. Its text is `file:line: path: what; hint`."""
+
+    file: str
+    line: int
+    """1-based; 0 when the whole file is meant."""
+    path: str
+    """Where in the document: `services[2].backends[0].port`. May be empty."""
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        parts = [place, self.path, self.what] if self.path else [place, self.what]
+        text = ": ".join(parts)
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What one file, or one document of the store, declares.
+
+    `services` holds what could be read even when there are problems, so that a caller can look for
+    further conflicts; it must not be served unless `ok`.
+    """
+
+    services: tuple[Service, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+
+class DeclarationError(ValueError):
+    """A declaration that cannot be accepted, with every problem found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)

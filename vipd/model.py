@@ -1,0 +1,203 @@
+"""The words of vipd as frozen values: services, backends, and what a dataplane is asked to forward.
+
+Pure: nothing here reads a file, a clock or the kernel. Addresses are canonical text (`ipaddress` spelling,
+IPv6 compressed and lower case); ports are 1..65535; times are whole seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+MAX_WEIGHT = 65535
+"""Largest backend weight: a share is a weight over the sum of the weights of the service."""
+
+DEFAULT_AFFINITY_SECONDS = 10800
+"""Three hours, Kubernetes' default for ClientIP affinity (contract 1.7)."""
+
+MAX_AFFINITY_SECONDS = 86400
+
+
+class Family(IntEnum):
+    """IP address family."""
+
+    IPV4 = 4
+    IPV6 = 6
+
+    def __str__(self) -> str:
+        return f"ipv{self.value}"
+
+    @property
+    def bits(self) -> int:
+        """Length of a full address prefix: 32 or 128."""
+        return 32 if self is Family.IPV4 else 128
+
+
+def family_of(address: str) -> Family:
+    """The family of a canonical address or CIDR."""
+    return Family.IPV6 if ":" in address else Family.IPV4
+
+
+def socket_text(address: str, port: int) -> str:
+    """`10.0.0.1:80`, or `[fd00::1]:80`: the spelling of iptables, URLs and Kubernetes."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+class Protocol(StrEnum):
+    """Transport protocols that can be balanced."""
+
+    TCP = "tcp"
+    UDP = "udp"
+    SCTP = "sctp"
+
+
+class Masquerade(StrEnum):
+    """Which new flows get this host's address as their source, besides hairpin flows, which always do."""
+
+    ALWAYS = "always"
+    FORWARDED = "forwarded"
+    """Those that do not originate on this host."""
+    OFF_CLUSTER = "off-cluster"
+    """Those whose source lies outside `cluster_cidrs`."""
+    HAIRPIN = "hairpin"
+    """No others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a declared thing stands: its source's kind, and the file and line when it has one."""
+
+    source: str
+    """`file` or `cli`."""
+    path: str = ""
+    line: int = 0
+
+    @property
+    def owner(self) -> str:
+        """Who may change it: `file:/etc/vipd/services.d/web.yaml`, or `cli`."""
+        return f"{self.source}:{self.path}" if self.source == "file" else self.source
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.path else self.source
+
+
+class Frontend(NamedTuple):
+    """One address, port and protocol that clients connect to. Globally unique among services."""
+
+    address: str
+    port: int
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return f"{socket_text(self.address, self.port)}/{self.protocol}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """One port of a service. `target` is the backends' port when it differs."""
+
+    port: int
+    protocol: Protocol
+    name: str = ""
+    target: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.port}/{self.protocol}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One server of a service. A port of its own wins over the service port's target."""
+
+    address: str
+    port: int | None = None
+    weight: int = 1
+    """0..65535. 0 means: no new flows."""
+
+    def __str__(self) -> str:
+        return self.address if self.port is None else socket_text(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """A client address keeps its backend until it has made no new flow for `timeout` seconds."""
+
+    timeout: int = DEFAULT_AFFINITY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A declared service. Equality ignores where it was declared."""
+
+    name: str
+    addresses: tuple[str, ...]
+    ports: tuple[ServicePort, ...]
+    backends: tuple[Backend, ...] = ()
+    affinity: Affinity | None = None
+    masquerade: Masquerade | None = None
+    """None: as the daemon's settings say."""
+    origin: Origin = field(default=Origin("cli"), compare=False)
+
+    def frontends(self) -> tuple[Frontend, ...]:
+        """Every frontend of the service, in declared order."""
+        return tuple(Frontend(a, p.port, p.protocol) for a in self.addresses for p in self.ports)
+
+
+class ForwardingKey(NamedTuple):
+    """What one forwarding is known by: a service's port and protocol in one address family."""
+
+    service: str
+    port_name: str
+    """Empty for the only unnamed port of its protocol."""
+    protocol: Protocol
+    family: Family
+
+    @property
+    def service_port(self) -> str:
+        """`namespace/name` plus `:port` when the port is named (contract 1.1)."""
+        return f"{self.service}:{self.port_name}" if self.port_name else self.service
+
+
+class Endpoint(NamedTuple):
+    """A backend as one forwarding reaches it."""
+
+    address: str
+    port: int
+    weight: int = 1
+
+    def __str__(self) -> str:
+        return socket_text(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """What a dataplane is asked to do for one service port in one family: the seam of the program.
+
+    A dataplane knows nothing of sources, health or the reason for a weight; all that is decided before.
+    `endpoints` take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5);
+    none means: reject at once. `resting` are known backends that take none now.
+    """
+
+    key: ForwardingKey
+    addresses: tuple[str, ...]
+    port: int
+    endpoints: tuple[Endpoint, ...]
+    masquerade: Masquerade
+    affinity_timeout: int | None = None
+    resting: tuple[Endpoint, ...] = ()
+
+    def shares(self) -> dict[Endpoint, float]:
+        """The part of new flows that each endpoint takes, 0..1, summing to 1."""
+        total = sum(e.weight for e in self.endpoints)
+        return {e: e.weight / total for e in self.endpoints}
+
+
+def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:
+    """The effective name of each port, in order.
+
+    A named port keeps its name. An unnamed one has none while it is the only such port of its protocol, as in
+    Kubernetes; several get their number as a name, which no declared name can equal (those hold a letter).
+    """
+    unnamed = [p.protocol for p in ports if not p.name]
+    return tuple(p.name or ("" if unnamed.count(p.protocol) == 1 else str(p.port)) for p in ports)
