@@ -64,6 +64,15 @@ class Masquerade(StrEnum):
     """No others."""
 
 
+class Refusal(StrEnum):
+    """What a new flow meets when nothing can serve it."""
+
+    REJECT = "reject"
+    """Refused at once: ICMP port unreachable, which TCP clients see as "connection refused"."""
+    DROP = "drop"
+    """Silence, so that a client behind an outer load balancer tries elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a declared thing stands: its source's kind, and the file and line when it has one."""
@@ -137,6 +146,9 @@ class Service:
     affinity: Affinity | None = None
     masquerade: Masquerade | None = None
     """None: as the daemon's settings say."""
+    refusal: Refusal = Refusal.REJECT
+    fallback: tuple[Backend, ...] = ()
+    """Backends that serve only while no other one can."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def frontends(self) -> tuple[Frontend, ...]:
@@ -185,6 +197,7 @@ class Forwarding:
     endpoints: tuple[Endpoint, ...]
     masquerade: Masquerade
     affinity_timeout: int | None = None
+    refusal: Refusal = Refusal.REJECT
     resting: tuple[Endpoint, ...] = ()
 
     def shares(self) -> dict[Endpoint, float]:
