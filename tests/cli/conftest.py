@@ -1,0 +1,70 @@
+"""The command line against a fake daemon: `vipctl` runs it in this process, `spawn` in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import vipd
+from tests.cli.fake_daemon import FakeDaemon, fake_daemon
+from vipd.cli.main import run
+
+ROOT = Path(vipd.__file__).parents[1]
+
+
+class Ended(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Vipctl = Callable[..., Ended]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with fake_daemon(tmp_path / "vipd.sock") as fake:
+        yield fake
+
+
+@pytest.fixture
+def vipctl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Vipctl:
+    def call(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run(["--socket", str(tmp_path / "vipd.sock"), *arguments])
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Spawn]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[bytes]:
+        inherited = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vipd.cli.main", *arguments],
+            env=inherited
+            | {"PYTHONPATH": str(ROOT), "VIPD_SOCKET": str(tmp_path / "vipd.sock"), "TERM": "xterm"}
+            | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()

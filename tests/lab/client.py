@@ -1,0 +1,133 @@
+"""A client: makes many connections or datagrams in one process, or keeps one flow open.
+
+Stand-alone program, standard library only. Everything is bounded in time.
+
+    client.py burst --to 10.96.0.10 --port 80 --count 1000      one JSON object with all outcomes
+    client.py burst ... --tally                                 one line "b1 512" for each outcome
+    client.py flow --to 10.96.0.10 --port 80                    each line on standard input is sent, and its
+                                                                outcome printed as one JSON line
+An outcome is `{"answer": "b1 10.10.0.2:40000"}`, or `{"failure": "refused" | "timeout" | an errno's name}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import errno
+import json
+import signal
+import socket
+import struct
+import sys
+
+IPPROTO_SCTP = 132
+KINDS = {
+    "tcp": (socket.SOCK_STREAM, 0),
+    "udp": (socket.SOCK_DGRAM, 0),
+    "sctp": (socket.SOCK_STREAM, IPPROTO_SCTP),
+}
+LONGEST_LIFE = 120
+Outcome = dict[str, str]
+
+
+def failure(error: OSError) -> Outcome:
+    """The outcome that an error means."""
+    if isinstance(error, ConnectionRefusedError):
+        return {"failure": "refused"}
+    if isinstance(error, TimeoutError):
+        return {"failure": "timeout"}
+    return {"failure": errno.errorcode.get(error.errno or 0, "unknown")}
+
+
+def opened(arguments: argparse.Namespace) -> socket.socket:
+    """An unconnected socket with the source asked for."""
+    family = socket.AF_INET6 if ":" in arguments.to else socket.AF_INET
+    made = socket.socket(family, *KINDS[arguments.protocol])
+    if arguments.source or arguments.source_port:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((arguments.source, arguments.source_port))
+    if arguments.source_port and arguments.protocol == "tcp":
+        # Reset on close: the same source port can then be used again at once.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return made
+
+
+async def exchange(arguments: argparse.Namespace) -> Outcome:
+    """One connection or datagram, and its outcome."""
+    loop = asyncio.get_running_loop()
+    try:
+        with opened(arguments) as flow:
+            flow.setblocking(False)
+            async with asyncio.timeout(arguments.timeout):
+                await loop.sock_connect(flow, (arguments.to, arguments.port))
+                await loop.sock_sendall(flow, b"hello\n")
+                answer = await loop.sock_recv(flow, 200)
+    except OSError as error:
+        return failure(error)
+    return {"answer": answer.decode().strip()} if answer else {"failure": "closed"}
+
+
+async def burst(arguments: argparse.Namespace) -> list[Outcome]:
+    """`count` exchanges, `parallel` at a time; one at a time when they share a source port."""
+    outcomes: list[Outcome] = []
+    left = iter(range(arguments.count))
+
+    async def work() -> None:
+        for _ in left:
+            outcomes.append(await exchange(arguments))
+
+    workers = 1 if arguments.source_port else arguments.parallel
+    await asyncio.gather(*(work() for _ in range(workers)))
+    return outcomes
+
+
+def flow(arguments: argparse.Namespace) -> None:
+    """Keep one flow; send each line of standard input over it and print the outcome."""
+    with opened(arguments) as kept:
+        kept.settimeout(arguments.timeout)
+        try:
+            kept.connect((arguments.to, arguments.port))
+        except OSError as error:
+            print(json.dumps(failure(error)), flush=True)
+            return
+        print(json.dumps({"answer": "connected"}), flush=True)
+        for line in sys.stdin:
+            try:
+                kept.sendall(line.encode())
+                answer = kept.recv(200)
+                outcome = {"answer": answer.decode().strip()} if answer else {"failure": "closed"}
+            except OSError as error:
+                outcome = failure(error)
+            print(json.dumps(outcome), flush=True)
+
+
+def main() -> None:
+    """Read the arguments, do the work and print its outcome."""
+    parser = argparse.ArgumentParser(description="Make flows to one address and tell what became of them.")
+    parser.add_argument("work", choices=("burst", "flow"))
+    parser.add_argument("--to", required=True, metavar="ADDRESS")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--protocol", choices=tuple(KINDS), default="tcp")
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--parallel", type=int, default=32)
+    parser.add_argument("--source", default="", metavar="ADDRESS")
+    parser.add_argument("--source-port", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS")
+    parser.add_argument("--tally", action="store_true", help="count the answers of each backend")
+    arguments = parser.parse_args()
+    signal.alarm(LONGEST_LIFE)
+    if arguments.work == "flow":
+        flow(arguments)
+        return
+    outcomes = asyncio.run(burst(arguments))
+    if arguments.tally:
+        names = (o["answer"].split()[0] if "answer" in o else o["failure"] for o in outcomes)
+        for name, times in sorted(collections.Counter(names).items()):
+            print(name, times)
+    else:
+        print(json.dumps({"outcomes": outcomes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Processes of the lab with pipes, and one kept-open flow on top of such a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from tests.lab.traffic import Answer
+
+PROGRAMS = Path(__file__).parent
+PATIENCE = 20.0
+"""Seconds after which a command that should be quick is given up."""
+
+Process = subprocess.Popen[str]
+
+
+class Flow:
+    """One kept-open flow of the client program; a context manager that closes it."""
+
+    def __init__(self, process: Process, timeout: float) -> None:
+        self._process = process
+        self._patience = timeout + 5
+        self.connected = self._outcome() == "connected"
+
+    def ask(self) -> Answer:
+        """Send one line over the flow; who answered. Raises AssertionError when nobody did."""
+        outcome = self.try_ask()
+        assert isinstance(outcome, Answer), f"the flow failed: {outcome}"
+        return outcome
+
+    def try_ask(self) -> Answer | str:
+        """Send one line; who answered, or why nobody did (`timeout`, `refused`, `ECONNRESET`, ...)."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("hello\n")
+        self._process.stdin.flush()
+        outcome = self._outcome()
+        return Answer.parse(outcome) if " " in outcome else outcome
+
+    def _outcome(self) -> str:
+        outcome = json.loads(read_line(self._process, self._patience) or '{"failure": "ended"}')
+        return str(outcome.get("answer") or outcome["failure"])
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._process)
+
+
+def client_argv(work: str, to: str, port: int, **options: object) -> list[str]:
+    """The command line of the client program; options that are empty or zero are left out."""
+    argv = [sys.executable, "-I", str(PROGRAMS / "client.py"), work, "--to", to, "--port", str(port)]
+    for name, value in options.items():
+        argv += [f"--{name.replace('_', '-')}", str(value)] if value else []
+    return argv
+
+
+def read_line(process: Process, patience: float = PATIENCE) -> str:
+    """The next line of a process's standard output, or nothing when it ended or kept silent too long."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], patience)
+    return process.stdout.readline().strip() if ready else ""
+
+
+def finish(process: Process) -> None:
+    """Close a process's pipes and end it: by end of input, else by SIGKILL after a second."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(PATIENCE)

@@ -1,0 +1,112 @@
+"""One machine of the lab: a network namespace, what runs in it, and traffic from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from tests.lab.flow import PATIENCE, PROGRAMS, Flow, Process, client_argv, finish, read_line
+from tests.lab.traffic import Result
+
+
+@dataclass
+class Node:
+    """A network namespace with its main address in each family."""
+
+    namespace: str
+    name: str
+    ipv4: str
+    ipv6: str
+    started: list[Process] = field(default_factory=list)
+    """Every process begun here, so that the lab can end it."""
+
+    def address(self, family: int) -> str:
+        """Its IPv4 (4) or IPv6 (6) address."""
+        return self.ipv4 if family == 4 else self.ipv6
+
+    def run(
+        self, *argv: str, check: bool = True, text: str | None = None, timeout: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command here to its end, `text` being its standard input. AssertionError when it fails."""
+        done = subprocess.run(
+            self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        said = done.stderr.strip() or done.stdout.strip()
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {said}"
+        return done
+
+    def start(self, *argv: str, stderr: IO[str] | None = None) -> Process:
+        """Begin a process here with pipes to its standard input and output."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            self.inside(argv), stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1
+        )
+        self.started.append(process)
+        return process
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` in this namespace."""
+        return ["ip", "netns", "exec", self.namespace, *argv]
+
+    def sysctl(self, name: str, value: int | None = None) -> str:
+        """The value of a sysctl of this namespace, after setting it when one is given."""
+        if value is not None:
+            self.run("sysctl", "-qw", f"{name}={value}")
+        return self.run("sysctl", "-n", name).stdout.strip()
+
+    def serve(
+        self, *, tcp: Sequence[int] = (), udp: Sequence[int] = (), sctp: Sequence[int] = (), name: str = ""
+    ) -> Process:
+        """Start a server on these ports, in both families; returns once all are bound."""
+        argv = [sys.executable, "-I", str(PROGRAMS / "server.py"), "--name", name or self.name]
+        for protocol, ports in (("tcp", tcp), ("udp", udp), ("sctp", sctp)):
+            argv += [f"--{protocol}", *map(str, ports)] if ports else []
+        process = self.start(*argv)
+        said = read_line(process)
+        assert said == "READY", f"the server in {self.namespace} did not start (stderr says why): {said!r}"
+        return process
+
+    def send(
+        self,
+        to: str,
+        port: int,
+        protocol: str = "tcp",
+        *,
+        count: int = 1,
+        source: str = "",
+        source_port: int = 0,
+        timeout: float = 3.0,
+    ) -> Result:
+        """Make `count` connections (or datagrams) to an address; what became of them."""
+        argv = client_argv(
+            "burst",
+            to,
+            port,
+            protocol=protocol,
+            count=count,
+            source=source,
+            source_port=source_port,
+            timeout=timeout,
+        )
+        return Result.of(json.loads(self.run(*argv, timeout=130).stdout)["outcomes"])
+
+    def open(
+        self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 3.0
+    ) -> Flow:
+        """Open one flow and keep it: a TCP connection, or a UDP socket."""
+        argv = client_argv("flow", to, port, protocol=protocol, source_port=source_port, timeout=timeout)
+        return Flow(self.start(*argv), timeout)
+
+    def kill(self) -> None:
+        """End every process begun here, and whatever they left in the namespace."""
+        for process in self.started:
+            finish(process)
+        self.started.clear()
+        asking = ["ip", "netns", "pids", self.namespace]
+        left = subprocess.run(asking, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        for pid in left.stdout.split():
+            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=PATIENCE, check=False)

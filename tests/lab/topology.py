@@ -1,0 +1,161 @@
+"""The lab: a client, the host that balances, and backends, each a network namespace.
+
+    client 10.10.0.2 ---- 10.10.0.1 host 10.244.0.1 ---- bridge ---- b1 10.244.0.11, b2 10.244.0.12, ...
+           fd00:10::2     fd00:10::1    fd00:244::1                     fd00:244::11, fd00:244::12, ...
+
+The client's default route is the host. Nothing outside these namespaces is read, changed or sent to; an
+`uplink` without a cable takes what the host would send to the world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+from dataclasses import dataclass
+from types import TracebackType
+
+from tests.lab.flow import PATIENCE
+from tests.lab.node import Node
+
+CLIENT_SOURCES = ("10.10.0.2", "10.10.0.3", "10.10.0.4", "10.10.0.5")
+"""IPv4 addresses of the client; the first is the one used unless asked otherwise."""
+CLIENT_SOURCES_IPV6 = ("fd00:10::2", "fd00:10::3", "fd00:10::4", "fd00:10::5")
+CLUSTER_CIDRS = ("10.244.0.0/24", "fd00:244::/64")
+"""The backends' networks."""
+HOST_TOWARDS_BACKENDS = {4: "10.244.0.1", 6: "fd00:244::1"}
+"""What a backend sees as the source of a masqueraded flow."""
+UPLINK = {4: "192.0.2.2", 6: "fd00:99::2"}
+"""The host's own addresses: the source of flows that a process on the host makes."""
+
+STARTING_SYSCTLS = (
+    # A new namespace takes IPv4 settings over from the machine; these make it the same on every machine.
+    "net.ipv4.ip_forward=0",
+    "net.ipv4.conf.all.rp_filter=0",
+    "net.ipv4.conf.default.rp_filter=0",
+    "net.ipv6.conf.all.disable_ipv6=0",
+    "net.ipv6.conf.default.disable_ipv6=0",
+    "net.ipv6.conf.all.accept_dad=0",
+    "net.ipv6.conf.default.accept_dad=0",
+    "net.ipv6.conf.all.forwarding=0",
+)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How a lab is wired."""
+
+    backends: int = 3
+    backend_routes: bool = True
+    """Backends reach other networks through the host. Without, only masqueraded flows get replies."""
+    host_route: bool = True
+    """The host has a default route, so that its own processes can try any address."""
+    bridge_netfilter: bool = False
+    """Bridged packets pass iptables too (only where the kernel has br_netfilter)."""
+    port_hairpin: bool = False
+    """The bridge may send a frame back out of the port it came from."""
+
+
+class Lab:
+    """Builds the namespaces on entry and deletes them, with all that runs in them, on exit."""
+
+    def __init__(self, wiring: Wiring | None = None) -> None:
+        if os.geteuid() != 0:
+            raise PermissionError("the lab needs root for network namespaces; run: sudo bash tests/run.sh")
+        self.wiring = wiring or Wiring()
+        prefix = f"vipd-{secrets.token_hex(3)}"
+        self.client = Node(f"{prefix}-client", "client", CLIENT_SOURCES[0], CLIENT_SOURCES_IPV6[0])
+        self.host = Node(f"{prefix}-host", "host", "10.10.0.1", "fd00:10::1")
+        self.backends = tuple(
+            Node(f"{prefix}-b{n}", f"b{n}", f"10.244.0.{10 + n}", f"fd00:244::{10 + n}")
+            for n in range(1, self.wiring.backends + 1)
+        )
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every namespace of the lab."""
+        return (self.client, self.host, *self.backends)
+
+    def serve_everywhere(self, *ports: int) -> None:
+        """Start a TCP and UDP server on these ports of every backend."""
+        for backend in self.backends:
+            backend.serve(tcp=ports, udp=ports)
+
+    def __enter__(self) -> Lab:
+        try:
+            for node in self.nodes:
+                ip("netns", "add", node.namespace)
+                node.run("sysctl", "-qw", *STARTING_SYSCTLS)
+            self._wire_host()
+            self._wire_client()
+            for backend in self.backends:
+                self._wire_backend(backend)
+        except BaseException:
+            self.delete()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+    def delete(self) -> None:
+        """End what runs in the lab and delete its namespaces; safe to call twice."""
+        for node in self.nodes:
+            node.kill()
+            with contextlib.suppress(RuntimeError):
+                ip("netns", "delete", node.namespace)
+
+    def _wire_host(self) -> None:
+        host = self.host.namespace
+        ip("-n", host, "link", "set", "lo", "up")
+        ip("-n", host, "link", "add", "cluster", "type", "bridge", "mcast_snooping", "0")
+        add_addresses(host, "cluster", "10.244.0.1/24", "fd00:244::1/64")
+        if self.wiring.host_route:
+            # A bridge without ports swallows what is sent to it; unlike a dummy device every kernel has it.
+            ip("-n", host, "link", "add", "uplink", "type", "bridge")
+            add_addresses(host, "uplink", f"{UPLINK[4]}/24", f"{UPLINK[6]}/64")
+            ip("-n", host, "route", "add", "default", "via", "192.0.2.1")
+            ip("-n", host, "-6", "route", "add", "default", "via", "fd00:99::1", "dev", "uplink")
+        for family in ("iptables", "ip6tables"):
+            # Absent where br_netfilter is not loaded, which is the same as off.
+            setting = f"net.bridge.bridge-nf-call-{family}={int(self.wiring.bridge_netfilter)}"
+            self.host.run("sysctl", "-qw", setting, check=self.wiring.bridge_netfilter)
+
+    def _wire_client(self) -> None:
+        host, client = self.host.namespace, self.client.namespace
+        ip("-n", host, "link", "add", "clients", "type", "veth", "peer", "name", "eth0", "netns", client)
+        add_addresses(host, "clients", "10.10.0.1/24", "fd00:10::1/64")
+        ip("-n", client, "link", "set", "lo", "up")
+        sources = [f"{a}/24" for a in CLIENT_SOURCES] + [f"{a}/64" for a in reversed(CLIENT_SOURCES_IPV6)]
+        add_addresses(client, "eth0", *sources)
+        ip("-n", client, "route", "add", "default", "via", "10.10.0.1")
+        ip("-n", client, "-6", "route", "add", "default", "via", "fd00:10::1", "src", CLIENT_SOURCES_IPV6[0])
+
+    def _wire_backend(self, backend: Node) -> None:
+        host, own = self.host.namespace, backend.namespace
+        ip("-n", host, "link", "add", backend.name, "type", "veth", "peer", "name", "eth0", "netns", own)
+        ip("-n", host, "link", "set", backend.name, "master", "cluster", "up")
+        if self.wiring.port_hairpin:
+            ip("-n", host, "link", "set", backend.name, "type", "bridge_slave", "hairpin", "on")
+        ip("-n", own, "link", "set", "lo", "up")
+        add_addresses(own, "eth0", f"{backend.ipv4}/24", f"{backend.ipv6}/64")
+        if self.wiring.backend_routes:
+            ip("-n", own, "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[4])
+            ip("-n", own, "-6", "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[6])
+
+
+def add_addresses(namespace: str, device: str, *addresses: str) -> None:
+    """Give a device its addresses, usable at once, and bring it up."""
+    for address in addresses:
+        ip("-n", namespace, "address", "add", address, "dev", device, *(("nodad",) if ":" in address else ()))
+    ip("-n", namespace, "link", "set", device, "up")
+
+
+def ip(*argv: str) -> None:
+    """Run `ip`; raises RuntimeError with what it said when it fails."""
+    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}")

@@ -1,0 +1,59 @@
+"""What became of traffic sent in the lab, as values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Who answered, and the source address and port that it saw."""
+
+    backend: str
+    source: str
+    source_port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Answer:
+        """Read a server's answer, `b1 10.10.0.2:40000`; raises ValueError for anything else."""
+        backend, peer = text.split()
+        address, _, port = peer.rpartition(":")
+        return cls(backend, str(ip_address(address.strip("[]"))), int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcomes of one burst."""
+
+    answers: tuple[Answer, ...]
+    failures: Counter[str]
+    """Flows without an answer, by `refused`, `timeout`, `closed` or an errno's name."""
+
+    @classmethod
+    def of(cls, outcomes: list[dict[str, str]]) -> Result:
+        """From the client's outcomes."""
+        answers = tuple(Answer.parse(o["answer"]) for o in outcomes if "answer" in o)
+        return cls(answers, Counter(o["failure"] for o in outcomes if "failure" in o))
+
+    @property
+    def backends(self) -> Counter[str]:
+        """How many answers each backend gave."""
+        return Counter(answer.backend for answer in self.answers)
+
+    @property
+    def sources(self) -> set[str]:
+        """The source addresses that the backends saw."""
+        return {answer.source for answer in self.answers}
+
+    def all_answered(self) -> Result:
+        """Itself; raises AssertionError when a flow failed."""
+        assert not self.failures, f"flows failed: {dict(self.failures)}; answered: {dict(self.backends)}"
+        return self
+
+    def all_failed(self, kind: str) -> Result:
+        """Itself; raises AssertionError unless every flow failed in this one way."""
+        assert set(self.failures) == {kind}, f"failures: {dict(self.failures)}, wanted only {kind}"
+        assert not self.answers, f"answered although all should fail: {dict(self.backends)}"
+        return self

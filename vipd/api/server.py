@@ -1,0 +1,248 @@
+"""The API's HTTP server: from requests to operations and views. Formats and statuses: docs/api.md."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from vipd import __version__, operations
+from vipd.api.peers import Permission
+from vipd.api.views import Json, service_view, status_view
+from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.operations import Outcome, RefusedError
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+from vipd.sources.store import StoreError, StoreSource
+
+log = logging.getLogger(__name__)
+
+API_VERSION = "vipd/v1"
+APPLY_TIMEOUT_SECONDS = 60.0
+LARGEST_BODY = 64 * 1024 * 1024
+
+HTTP_STATUS = {
+    "malformed": 400,
+    "forbidden": 403,
+    "not-found": 404,
+    "conflict": 409,
+    "owned": 409,
+    "invalid": 422,
+    "internal": 500,
+    "unavailable": 503,
+}
+
+Change = Callable[[operations.Services, operations.Services], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the API shows and changes."""
+
+    reconciler: Reconciler
+    dataplane: Dataplane
+    sources: Sequence[Source]
+    store: StoreSource
+    rescan: Callable[[], Awaitable[None]]
+    """Reads every source anew."""
+    about: Mapping[str, object]
+
+
+def application(served: Served, permission: Permission) -> web.Application:
+    """The aiohttp application; `permission` decides on each connection's peer."""
+    routes = _Routes(served)
+    app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
+    target = "/v1/services/{target}"
+    app.add_routes(
+        [
+            web.get("/v1/version", routes.version),
+            web.get("/v1/status", routes.status),
+            web.get("/v1/services", routes.services),
+            web.get(target, routes.service),
+            web.get("/v1/export", routes.export),
+            web.get("/v1/diff", routes.diff),
+            web.post("/v1/services", routes.add),
+            web.patch(target, routes.change),
+            web.delete(target, routes.remove),
+            web.post(target + "/backends", routes.add_backends),
+            web.delete(target + "/backends", routes.remove_backends),
+            web.patch(target + "/backends/{backend}", routes.set_weight),
+            web.post("/v1/apply", routes.apply),
+            web.post("/v1/reload", routes.reload),
+        ]
+    )
+    return app
+
+
+class _Routes:
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _answer({"version": __version__})
+
+    async def status(self, _: web.Request) -> web.Response:
+        s = self._served
+        return _answer(status_view(s.reconciler, s.dataplane, s.sources, s.about))
+
+    async def services(self, _: web.Request) -> web.Response:
+        reconciler = self._served.reconciler
+        ordered = sorted(reconciler.services.values(), key=lambda service: service.name)
+        return _answer({"services": [service_view(s, reconciler, self._served.dataplane) for s in ordered]})
+
+    async def service(self, request: web.Request) -> web.Response:
+        reconciler = self._served.reconciler
+        found = operations.find(reconciler.services, request.match_info["target"])
+        return _answer({"service": service_view(found, reconciler, self._served.dataplane)})
+
+    async def export(self, _: web.Request) -> web.Response:
+        services = sorted(self._served.reconciler.services.values(), key=lambda service: service.name)
+        return _answer({"services": [operations.spec_of(service) for service in services]})
+
+    async def diff(self, _: web.Request) -> web.Response:
+        text = await self._served.reconciler.difference()
+        return _answer({"in_sync": not text, "diff": text})
+
+    async def add(self, request: web.Request) -> web.Response:
+        spec = (await _body(request)).get("service")
+        return await self._change(request, lambda all_, stored: operations.add(all_, stored, spec))
+
+    async def change(self, request: web.Request) -> web.Response:
+        target, fields = request.match_info["target"], (await _body(request)).get("service")
+        return await self._change(
+            request, lambda all_, stored: operations.change(all_, stored, target, fields)
+        )
+
+    async def remove(self, request: web.Request) -> web.Response:
+        target = request.match_info["target"]
+        return await self._change(request, lambda all_, stored: operations.remove(all_, stored, target))
+
+    async def add_backends(self, request: web.Request) -> web.Response:
+        target, specs = request.match_info["target"], (await _body(request)).get("backends")
+        return await self._change(
+            request, lambda all_, stored: operations.add_backends(all_, stored, target, specs)
+        )
+
+    async def remove_backends(self, request: web.Request) -> web.Response:
+        target, names = request.match_info["target"], (await _body(request)).get("backends")
+        return await self._change(
+            request, lambda all_, stored: operations.remove_backends(all_, stored, target, names)
+        )
+
+    async def set_weight(self, request: web.Request) -> web.Response:
+        target, backend = request.match_info["target"], request.match_info["backend"]
+        weight = (await _body(request)).get("weight")
+        return await self._change(
+            request, lambda all_, stored: operations.set_weight(all_, stored, target, backend, weight)
+        )
+
+    async def apply(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        specs, prune = body.get("services"), body.get("prune") is True
+        return await self._change(request, lambda all_, stored: operations.apply(all_, stored, specs, prune))
+
+    async def reload(self, _: web.Request) -> web.Response:
+        served = self._served
+        await served.rescan()
+        served.dataplane.forget()
+        applied, message = await self._settle()
+        problems = [str(p) for found in served.reconciler.problems.values() for p in found]
+        problems += [fault for source in served.sources for fault in source.faults()]
+        if problems:
+            raise RefusedError(
+                "invalid",
+                "not everything could be read anew",
+                "the last good versions go on serving",
+                "",
+                problems,
+            )
+        return _answer({"changed": True, "applied": applied, "message": message, "results": []})
+
+    async def _change(self, request: web.Request, change: Change) -> web.Response:
+        """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
+        served = self._served
+        outcome = change(served.reconciler.services, served.store.services)
+        dry_run = request.query.get("dry_run") == "1"
+        applied, message = not dry_run, ""
+        if outcome.changed and not dry_run:
+            served.store.save(outcome.stored)
+            log.info("%s by %s", _told(outcome), request["peer"])
+            applied, message = await self._settle()
+        return _answer(
+            {
+                "changed": outcome.changed,
+                "applied": applied,
+                "message": message,
+                "stored": served.store.location,
+                "results": [{"name": name, "action": action} for name, action in outcome.results.items()],
+            }
+        )
+
+    async def _settle(self) -> tuple[bool, str]:
+        reconciler = self._served.reconciler
+        applied = await reconciler.settled(reconciler.wake(), APPLY_TIMEOUT_SECONDS)
+        late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
+        return applied, "" if applied else reconciler.progress.fault or late
+
+
+def _told(outcome: Outcome) -> str:
+    return ", ".join(f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged")
+
+
+async def _body(request: web.Request) -> dict[str, object]:
+    try:
+        body = json.loads(await request.text() or "{}")
+    except ValueError as error:
+        raise RefusedError("malformed", "the request is not JSON", str(error)) from None
+    if not isinstance(body, dict):
+        raise RefusedError("malformed", "the request must be a JSON object")
+    return body
+
+
+def _answer(value: Json, status: int = 200) -> web.Response:
+    return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
+
+
+def _error(kind: str, what: str, why: str = "", hint: str = "", problems: Sequence[str] = ()) -> web.Response:
+    error = {"kind": kind, "what": what, "why": why, "hint": hint, "problems": list(problems)}
+    return _answer({"error": error}, HTTP_STATUS[kind])
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RefusedError as refused:
+        problems = [str(problem) for problem in refused.problems]
+        return _error(refused.kind, refused.what, refused.why, refused.hint, problems)
+    except StoreError as error:
+        return _error("internal", str(error))
+    except ApplyError as error:
+        return _error("internal", error.what, error.why, error.hint)
+    except web.HTTPException as error:
+        kind = "not-found" if error.status in (404, 405) else "malformed"
+        return _error(
+            kind, f"{request.method} {request.path}: {error.reason}", "", "docs/api.md lists the requests"
+        )
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        return _error(
+            "internal", f"{type(error).__name__}: {error}", "", "this is a fault in vipd; see its log"
+        )
+
+
+def _guard(permission: Permission) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        peer = permission.peer(request.transport)
+        request["peer"] = peer
+        if request.method != "GET" and not permission.may_change(peer):
+            why = f"changes are accepted from root and from group {permission.admin_group}"
+            return _error("forbidden", f"{peer} may not change services", why)
+        return await handler(request)
+
+    return guard

@@ -1,0 +1,143 @@
+"""What the API shows, as JSON values. Pure but for reading the reconciler's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from vipd.dataplane.base import Dataplane
+from vipd.model import Endpoint, Forwarding, Frontend, Service
+from vipd.operations import spec_of
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+
+Json = dict[str, object]
+
+
+def time_text(moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC, to the second."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+
+
+def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
+    """A ServiceView of docs/api.md."""
+    forwardings = reconciler.forwardings.get(service.name, ())
+    return {
+        "name": service.name,
+        "owner": service.origin.owner,
+        "origin": {
+            "source": service.origin.source,
+            "path": service.origin.path,
+            "line": service.origin.line,
+        },
+        "spec": spec_of(service),
+        "status": _service_status(service, forwardings, reconciler),
+        "forwardings": [_forwarding_view(f, dataplane) for f in forwardings],
+    }
+
+
+def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
+    """How many of a service's own backends take new flows."""
+    serving = {e.address for f in forwardings for e in f.endpoints}
+    return sum(b.weight > 0 and b.address in serving for b in service.backends)
+
+
+def _service_status(service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler) -> Json:
+    progress = reconciler.progress
+    if progress.state in ("failed", "starting"):
+        state, message = "pending", progress.fault
+    elif not all(f.endpoints for f in forwardings):
+        empty = [
+            str(Frontend(a, f.port, f.key.protocol))
+            for f in forwardings
+            if not f.endpoints
+            for a in f.addresses
+        ]
+        state, message = "no-backends", f"new flows to {', '.join(empty)} are refused"
+    else:
+        state, message = "ok", ""
+    return {
+        "state": state,
+        "message": message,
+        "ready": ready_backends(service, forwardings),
+        "backends": len(service.backends),
+    }
+
+
+def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane) -> Json:
+    chain, endpoint_chains = dataplane.chains_of(forwarding)
+    shares = forwarding.shares() if forwarding.endpoints else {}
+    key = forwarding.key
+    return {
+        "name": key.service_port,
+        "protocol": key.protocol,
+        "family": str(key.family),
+        "frontends": [str(Frontend(a, forwarding.port, key.protocol)) for a in forwarding.addresses],
+        "masquerade": forwarding.masquerade,
+        "affinity_seconds": forwarding.affinity_timeout,
+        "refusal": forwarding.refusal,
+        "chain": chain if forwarding.endpoints else "",
+        "endpoints": [
+            *(_endpoint_view(e, shares[e], "", endpoint_chains[e]) for e in forwarding.endpoints),
+            *(
+                _endpoint_view(e, 0.0, "weight 0" if forwarding.endpoints else "not in use", "")
+                for e in forwarding.resting
+            ),
+        ],
+    }
+
+
+def _endpoint_view(endpoint: Endpoint, share: float, reason: str, chain: str) -> Json:
+    return {
+        "endpoint": str(endpoint),
+        "address": endpoint.address,
+        "port": endpoint.port,
+        "weight": endpoint.weight,
+        "share": round(share, 6),
+        "ready": not reason,
+        "reason": reason,
+        "chain": chain,
+    }
+
+
+def status_view(
+    reconciler: Reconciler, dataplane: Dataplane, sources: Sequence[Source], about: Mapping[str, object]
+) -> Json:
+    """The Status of docs/api.md. `about`: version, pid, started, settings and warnings of the daemon."""
+    progress, services = reconciler.progress, reconciler.services.values()
+    ready = sum(ready_backends(s, reconciler.forwardings.get(s.name, ())) for s in services)
+    return {
+        **about,
+        "state": progress.state,
+        "message": progress.fault,
+        "dataplane": {"name": "iptables", **dataplane.versions()},
+        "services": len(services),
+        "backends": sum(len(s.backends) for s in services),
+        "ready": ready,
+        "last_apply": time_text(progress.last_apply),
+        "last_apply_seconds": round(progress.last_seconds, 3),
+        "applies": progress.applies,
+        "apply_failures": progress.failures,
+        "sources": [_source_view(source, reconciler) for source in sources],
+        "warnings": [*progress.warnings, *_listed(about.get("warnings"))],
+    }
+
+
+def _source_view(source: Source, reconciler: Reconciler) -> Json:
+    units = source.units()
+    serving = [s for s in reconciler.services.values() if _unit_of(s) in units]
+    problems = [str(p) for unit in units for p in reconciler.problems.get(unit, ())]
+    return {
+        "name": source.name,
+        "location": source.location,
+        "services": len(serving),
+        "problems": [*source.faults(), *problems],
+    }
+
+
+def _unit_of(service: Service) -> str:
+    return service.origin.owner
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,90 @@
+"""What the verbs that change something share: their options, and the telling of what was done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.errors import OK, CliError
+from vipd.cli.output import document, output_option, socket_option
+
+ACTIONS = ("created", "changed", "removed", "unchanged")
+
+
+def change_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a changing verb `--dry-run`, `-q`, `-o` and `--socket`; it takes `dry_run`, `quiet` and `form`."""
+    command = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")(command)
+    command = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+    return socket_option(output_option("text", "json", "yaml")(command))
+
+
+def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
+    """Print one sentence on the change of one service; `details` in brackets say more on it.
+
+    Raises CliError when the change is stored but not in the kernel.
+    """
+    unapplied = _unapplied(answer, dry_run)
+    if form != "text":
+        print(document(answer, form))
+    elif not quiet and unapplied is None:
+        for result in answer["results"]:
+            more = f" ({details})" if details else ""
+            print(f"{result['action']} {result['name']}{more}{_kept(answer, dry_run)}")
+    if unapplied is not None:
+        raise unapplied
+    return OK
+
+
+def tell_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
+    """Print a line for each service and a summary. Raises as `tell` does."""
+    unapplied = _unapplied(answer, dry_run)
+    if form != "text":
+        print(document(answer, form))
+    elif not quiet:
+        for result in answer["results"]:
+            print(f"{result['action']:9}  {result['name']}")
+        print(summary(answer) + ("" if unapplied else _kept(answer, dry_run)))
+    if unapplied is not None:
+        raise unapplied
+    return OK
+
+
+def merged(answers: Sequence[Json]) -> Json:
+    """One answer that says what these, at least one, say together."""
+    whole = dict(answers[0])
+    for answer in answers[1:]:
+        whole["changed"] |= answer["changed"]
+        if not answer["applied"]:
+            whole |= {"applied": False, "message": answer.get("message")}
+        whole["results"] = [*whole["results"], *answer["results"]]
+    return whole
+
+
+def summary(answer: Json) -> str:
+    """`2 created, 7 unchanged`, or `no services`."""
+    numbers = Counter(str(result["action"]) for result in answer["results"])
+    return ", ".join(f"{numbers[action]} {action}" for action in ACTIONS if numbers[action]) or "no services"
+
+
+def _kept(answer: Json, dry_run: bool) -> str:
+    if dry_run:
+        return "; dry run: nothing was done"
+    if not answer["changed"] or not answer.get("stored"):
+        return ""
+    return f"; stored in {answer['stored']}; survives reboot"
+
+
+def _unapplied(answer: Json, dry_run: bool) -> CliError | None:
+    if dry_run or answer["applied"]:
+        return None
+    names = [str(result["name"]) for result in answer["results"]]
+    what = names[0] if len(names) == 1 else f"the change of {len(names)} services"
+    stored = f"stored in {answer['stored']}, but " if answer.get("stored") else ""
+    return CliError(
+        f"{what}: {stored}not in the kernel yet",
+        str(answer.get("message") or ""),
+        "vipd goes on trying; vipctl status shows how it goes",
+    )

@@ -1,0 +1,47 @@
+"""`vipctl check`: every problem of declarations, found without a daemon and without root."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from vipd.cli.errors import FAILED, OK
+from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
+from vipd.cli.output import counted, document, output_option
+
+
+@click.command()
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@click.option(
+    "--services-dir",
+    metavar="DIR",
+    default=DEFAULT_SERVICES_DIR,
+    show_default=True,
+    help="What to check when no FILE is given.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
+@output_option("text", "json", "yaml")
+def check(files: tuple[str, ...], services_dir: str, quiet: bool, form: str) -> int:
+    """Look for problems in declarations. FILE may be a directory, or - for standard input.
+
+    Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one.
+    """
+    inputs = read_inputs(files or (services_dir,))
+    if form != "text":
+        problems = [asdict(problem) for problem in inputs.problems]
+        print(document({"ok": not problems, "services": len(inputs.services), "problems": problems}, form))
+    else:
+        _print_text(inputs, quiet)
+    return FAILED if inputs.problems else OK
+
+
+def _print_text(inputs: Inputs, quiet: bool) -> None:
+    if inputs.problems:
+        for problem in inputs.problems:
+            print(problem, file=sys.stderr)
+        print(problem_count(inputs.problems), file=sys.stderr)
+    elif not quiet:
+        services = counted(len(inputs.services), "service")
+        print(f"ok: {services} in {counted(len(inputs.files), 'file')}")

@@ -1,0 +1,98 @@
+"""`vipctl cleanup`: removes every trace of vipd from the kernel. Needs no daemon, settings or store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
+from vipd.host_record import HostRecord
+from vipd.hostnet import restore_sysctls
+from vipd.process import run
+from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+
+DEFAULT_PREFIX = "VIPD"
+
+
+@click.command()
+@click.option(
+    "--prefix", multiple=True, metavar="PREFIX", help="Chain prefix besides the recorded ones and VIPD."
+)
+@click.option("--state-dir", metavar="DIR", help="Where the daemon kept its record; else as vipd.yaml says.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+@click.option("--force", is_flag=True, help="Even while a vipd runs here; it may put its rules back.")
+def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force: bool) -> int:
+    """Remove every rule of vipd, of both address families and both iptables variants, and put back kernel
+    settings that vipd changed. Established flows lose their translation. What is declared or stored stays.
+    """
+    directory = Path(state_dir) if state_dir else _configured_state_dir()
+    if os.geteuid() != 0 and not dry_run:
+        raise CliError("cleanup needs root", hint="sudo vipctl cleanup", code=UNREACHABLE)
+    if not (force or dry_run):
+        _refuse_beside_daemon(directory)
+    record = HostRecord(directory)
+    prefixes = dict.fromkeys((DEFAULT_PREFIX, *prefix, *record.read().prefixes))
+    try:
+        return asyncio.run(_clean(list(prefixes), record, dry_run))
+    except ApplyError as error:
+        raise CliError(error.what, error.why, error.hint) from None
+    except OSError as error:
+        raise CliError("cleanup is not complete", str(error), "run it again as root") from None
+
+
+async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
+    leftovers = await find_leftovers(prefixes, run)
+    for leftover in leftovers:
+        print(_told(leftover, dry_run))
+    if dry_run:
+        for name, change in record.read().sysctls.items():
+            print(f"would set {name.replace('/', '.')} = {change['was']}")
+        return OK
+    await remove(leftovers, run)
+    for table in await remove_empty_tables(record.read().tables, run):
+        print(f"removed the empty table {table}")
+    for setting in restore_sysctls(record):
+        print(f"set {setting}")
+    record.clear()
+    if await find_leftovers(prefixes, run):
+        print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)
+        return FAILED
+    print("nothing of vipd is left in the kernel" if leftovers else "there was nothing of vipd in the kernel")
+    return OK
+
+
+def _told(leftover: Leftover, dry_run: bool) -> str:
+    chains = sum(not change.builtin for change in leftover.plan.changes)
+    jumps = sum(len(c.before or ()) - len(c.after or ()) for c in leftover.plan.changes if c.builtin)
+    if dry_run:
+        return f"# {leftover.tools.version_text}\n{leftover.plan}".rstrip("\n")
+    return f"{leftover.tools.version_text}: removing {chains} chains and {jumps} jumps"
+
+
+def _configured_state_dir() -> Path:
+    """The state directory of vipd.yaml; the usual one when that file is missing or broken."""
+    default = Path(str(Settings.model_fields["state_dir"].default))
+    try:
+        return Path(str(read_settings_file(DEFAULT_CONFIG).get("state_dir", default)))
+    except SettingsError:
+        return default
+
+
+def _refuse_beside_daemon(state_dir: Path) -> None:
+    """A daemon at work in this network namespace would put everything back."""
+    try:
+        pid = int((state_dir / "lock").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        here, there = Path("/proc/self/ns/net").stat(), Path(f"/proc/{pid}/ns/net").stat()
+    except (OSError, ValueError):
+        return
+    if b"vipd" in command and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        raise CliError(
+            "vipd is running", f"pid {pid} would put its rules back", "systemctl stop vipd first, or --force"
+        )

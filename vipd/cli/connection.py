@@ -1,0 +1,87 @@
+"""The daemon as a verb sees it: asked by URL segments, and failing with a message that tells the way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import click
+
+from vipd.api.client import (
+    DEFAULT_SOCKET,
+    BadAnswerError,
+    Client,
+    ClientError,
+    Json,
+    RefusedError,
+    UnreachableError,
+    url_path,
+)
+from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
+
+_SOCKET = "vipd.socket"
+"""Key in a click context's `meta`, which a verb shares with the group."""
+
+_CODES = {403: UNREACHABLE, 404: NOT_FOUND}
+
+
+def choose_socket(ctx: click.Context, path: str | None) -> None:
+    """Remember `path` as the daemon's socket for this command line; None changes nothing."""
+    if path:
+        ctx.meta[_SOCKET] = path
+
+
+class Daemon:
+    """Answers of the daemon; each method raises CliError when there is none."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def get(self, *segments: str) -> Json:
+        """The answer to a GET of `/v1/SEGMENTS`."""
+        return self._ask("GET", url_path(*segments), None)
+
+    def change(self, method: str, *segments: str, body: Json | None = None, dry_run: bool = False) -> Json:
+        """The answer to a change; with `dry_run` the daemon only says what it would answer."""
+        return self._ask(method, url_path(*segments) + ("?dry_run=1" if dry_run else ""), body)
+
+    def _ask(self, method: str, path: str, body: Json | None) -> Json:
+        try:
+            return self._client.request(method, path, body)
+        except ClientError as err:
+            raise _explained(err, self._client.socket_path) from err
+
+
+def connect() -> Daemon:
+    """The daemon that this command line is for. Nothing is sent before it is asked."""
+    path = click.get_current_context().meta.get(_SOCKET, DEFAULT_SOCKET)
+    return Daemon(Client(path))
+
+
+def _explained(err: ClientError, socket_path: str) -> CliError:
+    if isinstance(err, RefusedError):
+        code = _CODES.get(err.status, FAILED)
+        return CliError(err.what, err.why, err.hint, code=code, details=err.problems)
+    if isinstance(err, UnreachableError):
+        why = err.cause.strerror or str(err.cause)
+        return CliError(f"cannot reach vipd at {socket_path}", why, _way_to(err), code=UNREACHABLE)
+    hint = "is it vipd that listens there? see ss -xlp" if isinstance(err, BadAnswerError) else ""
+    return CliError(f"no answer of vipd at {socket_path}", str(err), hint, code=UNREACHABLE)
+
+
+def _way_to(err: UnreachableError) -> str:
+    if err.cause.errno in (errno.EACCES, errno.EPERM):
+        return f"run it as root, or as a member of {_group_of(err.socket_path)}"
+    if isinstance(err.cause, TimeoutError):
+        return "a change may still be carried out; see journalctl -u vipd"
+    return "systemctl status vipd, or give another socket with --socket"
+
+
+def _group_of(path: str) -> str:
+    # Imported here because only somebody who was turned away needs it.
+    from grp import getgrgid
+
+    try:
+        return f"the group {getgrgid(os.stat(path).st_gid).gr_name}"  # noqa: PTH116  as in main.py
+    except (OSError, KeyError):
+        return "the group that owns the socket"

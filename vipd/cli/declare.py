@@ -1,0 +1,134 @@
+"""`vipctl apply` and `diff`: what files declare, against what the daemon holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import ndiff
+
+import click
+import yaml
+
+from vipd.api.client import Json
+from vipd.cli.changes import change_options, summary, tell_all
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import FAILED, OK, USAGE, CliError
+from vipd.cli.inputs import read_inputs
+from vipd.cli.output import Screen, document, output_option, screen, socket_option
+from vipd.declaration.native import parse_service, service_to_spec
+from vipd.model import Origin, Service
+
+DIFFERS = 1
+TROUBLE = 2
+"""`diff` says with 1 that something differs, so what fails elsewhere with 1 fails here with this."""
+
+
+def _file_options(command: Callable[..., int]) -> Callable[..., int]:
+    command = click.option(
+        "--prune", is_flag=True, help="Remove services of the store that no FILE declares."
+    )(command)
+    command = click.option(
+        "-f",
+        "--file",
+        "named",
+        metavar="FILE",
+        multiple=True,
+        help="The same as FILE; may be given several times.",
+    )(command)
+    return click.argument("files", metavar="[FILE]...", nargs=-1)(command)
+
+
+@click.command()
+@_file_options
+@change_options
+def apply(
+    files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool, dry_run: bool
+) -> int:
+    """Make the daemon hold the services that files declare. FILE may be a directory, or - for standard input.
+
+    Nothing is sent when a file has a problem.
+    """
+    given = (*files, *named)
+    if not given:
+        raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
+    services = read_inputs(given).require_ok()
+    answer = _apply(connect(), services, prune, dry_run)
+    return tell_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+
+
+@click.command()
+@_file_options
+@output_option("text", "json", "yaml")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@socket_option
+def diff(files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool) -> int:
+    """Show what `vipctl apply` of these files would change.
+
+    Without files, show what vipd would write to the kernel now.
+
+    Exit code 0 when nothing differs, 1 when something does, more on errors.
+    """
+    given = (*files, *named)
+    try:
+        return _diff_files(given, prune, form, quiet) if given else _diff_kernel(form, quiet)
+    except CliError as err:
+        err.code = TROUBLE if err.code == FAILED else err.code
+        raise
+
+
+def _apply(daemon: Daemon, services: Sequence[Service], prune: bool, dry_run: bool) -> Json:
+    body = {"services": [service_to_spec(service) for service in services], "prune": prune}
+    return daemon.change("POST", "apply", body=body, dry_run=dry_run)
+
+
+def _diff_kernel(form: str, quiet: bool) -> int:
+    answer = connect().get("diff")
+    if form != "text":
+        print(document(answer, form))
+    elif not quiet and answer["diff"]:
+        on = screen()
+        print("\n".join(_painted(answer["diff"].splitlines(), on)))
+    return OK if answer["in_sync"] else DIFFERS
+
+
+def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> int:
+    services = read_inputs(files).require_ok(TROUBLE)
+    daemon = connect()
+    answer = _apply(daemon, services, prune, dry_run=True)
+    if form != "text":
+        print(document(answer, form))
+    elif not quiet:
+        held = {_name(spec): spec for spec in daemon.get("export")["services"]} if answer["changed"] else {}
+        wanted = {service.name: service_to_spec(service) for service in services}
+        on = screen()
+        for result in answer["results"]:
+            if result["action"] != "unchanged":
+                lines = _service_diff(result, held.get(result["name"]), wanted.get(result["name"]))
+                print("\n".join(_painted(lines, on)))
+        print(summary(answer))
+    return DIFFERS if answer["changed"] else OK
+
+
+def _name(spec: Json) -> str:
+    # A Spec without a name has its first frontend's, which the language derives.
+    service, _ = parse_service(spec, Origin("daemon"))
+    return service.name if service else ""
+
+
+def _service_diff(result: Json, held: object, wanted: object) -> Iterator[str]:
+    yield f"# {result['name']}: would be {result['action']}"
+    yield from _text_diff(_yaml_lines(held), _yaml_lines(wanted if result["action"] != "removed" else None))
+
+
+def _text_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    # ndiff's lines with ? point into the line before; people read that worse than the two lines.
+    return (line for line in ndiff(old, new) if not line.startswith("?"))
+
+
+def _yaml_lines(spec: object) -> list[str]:
+    return yaml.safe_dump(spec, sort_keys=False, default_flow_style=None).splitlines() if spec else []
+
+
+def _painted(lines: Iterable[str], on: Screen) -> Iterator[str]:
+    colours = {"+": "green", "-": "red", "#": "bold"}
+    for line in lines:
+        yield on.paint(line, colours.get(line[:1], ""))

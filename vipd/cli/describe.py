@@ -1,0 +1,146 @@
+"""`vipctl describe`: all about a service on a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.connection import connect
+from vipd.cli.errors import OK
+from vipd.cli.output import (
+    Cell,
+    Column,
+    Screen,
+    document,
+    duration,
+    output_option,
+    screen,
+    socket_option,
+    table,
+)
+from vipd.cli.show import STATE_COLOURS, fallback
+
+_LABEL = 13
+
+COLUMNS = (
+    Column("ADDRESS"),
+    Column("WEIGHT", right=True),
+    Column("SHARE%", right=True),
+    Column("READY"),
+    Column("CHAIN"),
+    Column("REASON"),
+)
+"""The reason comes last because it is prose: there it may be long without breaking the table."""
+
+_STATES = {
+    "ok": "ok",
+    "no-backends": "no backends: new flows are refused",
+    "pending": "pending: not in the kernel yet",
+}
+_MASQUERADE = {
+    "always": "every new flow",
+    "forwarded": "new flows that come from other hosts",
+    "off-cluster": "new flows from outside cluster_cidrs",
+    "hairpin": "only flows of a backend to itself",
+}
+
+
+@click.command()
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@output_option("text", "json", "yaml")
+@socket_option
+def describe(targets: tuple[str, ...], form: str) -> int:
+    """Show who owns a service, what it does, and how each of its backends is doing."""
+    daemon = connect()
+    views = [daemon.get("services", target)["service"] for target in targets]
+    if form != "text":
+        # One target is one object, as the API has it; several are a list.
+        print(document({"service": views[0]} if len(views) == 1 else {"services": views}, form))
+        return OK
+    on = screen()
+    print("\n\n".join("\n".join(_lines(view, on)) for view in views))
+    return OK
+
+
+def _lines(view: Json, on: Screen) -> Iterator[str]:
+    for label, text in _facts(view, on):
+        yield f"{on.paint(label.ljust(_LABEL), 'bold')} {text}"
+    for forwarding in view["forwardings"]:
+        yield ""
+        yield from _forwarding_lines(forwarding, on)
+
+
+def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
+    status = view["status"]
+    state = str(status["state"])
+    yield "Name", on.paint(view["name"], "bold")
+    yield "Owner", _owner(view)
+    yield from _labelled("Address", [str(address) for address in _listed(view["spec"]["address"])])
+    yield from _labelled("Ports", [_port(port) for port in _listed(view["spec"]["ports"])])
+    yield "Affinity", _affinity(view["forwardings"])
+    yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
+    yield "Fallback", fallback(view)
+    yield "Status", on.paint(_STATES.get(state, state), STATE_COLOURS.get(state, ""))
+    yield "  Applied", "no" if state == "pending" else "yes"
+    yield "  Ready", f"{status['ready']} of {status['backends']}"
+    if status["message"]:
+        yield "  Message", status["message"]
+
+
+def _labelled(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for i, text in enumerate(texts):
+        yield ("" if i else label), text
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _owner(view: Json) -> str:
+    origin = view.get("origin") or {}
+    if not origin.get("path"):
+        return str(view["owner"])
+    return f"{view['owner']}, line {origin['line']}" if origin.get("line") else str(view["owner"])
+
+
+def _port(port: object) -> str:
+    if not isinstance(port, dict):
+        return str(port)
+    text = f"{port['port']}/{port.get('protocol', 'tcp')}"
+    if port.get("target"):
+        text += f" to port {port['target']}"
+    return f"{text} ({port['name']})" if port.get("name") else text
+
+
+def _affinity(forwardings: Sequence[Json]) -> str:
+    seconds = next((f["affinity_seconds"] for f in forwardings), None)
+    return f"a client keeps its backend for {duration(seconds)}" if seconds else "none"
+
+
+def _masquerade(forwardings: Sequence[Json]) -> list[str]:
+    modes = dict.fromkeys(str(f["masquerade"]) for f in forwardings)
+    return [f"{mode}: {_MASQUERADE[mode]}" if mode in _MASQUERADE else mode for mode in modes] or ["-"]
+
+
+def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
+    heading = ", ".join(forwarding["frontends"])
+    yield f"{on.paint(heading, 'bold')}  chain {forwarding['chain']}"
+    endpoints = forwarding["endpoints"]
+    if not endpoints:
+        yield "  no backends"
+        return
+    yield from table(COLUMNS, [_endpoint_row(endpoint) for endpoint in endpoints], on, indent="  ")
+
+
+def _endpoint_row(endpoint: Json) -> list[str | Cell]:
+    ready = bool(endpoint["ready"])
+    return [
+        endpoint["endpoint"],
+        str(endpoint["weight"]),
+        f"{100 * endpoint['share']:.1f}",
+        Cell("yes", "green") if ready else Cell("no", "red"),
+        endpoint["chain"] or "-",
+        endpoint["reason"],
+    ]

@@ -1,0 +1,95 @@
+"""The declarations that verbs are given, as files, directories and standard input, with every problem.
+
+It imports the declaration language, hence YAML: only verbs that read files import this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from vipd.cli.errors import FAILED, CliError
+from vipd.cli.output import counted
+from vipd.declaration.conflicts import find_conflicts
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.problems import Declaration, Problem
+from vipd.model import Service
+
+DEFAULT_SERVICES_DIR = "/etc/vipd/services.d"
+
+STDIN = "-"
+
+_STDIN_SHOWN = "<stdin>"
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Inputs(NamedTuple):
+    """What files declare together. `problems` come by file, then line."""
+
+    files: tuple[str, ...]
+    services: tuple[Service, ...]
+    problems: tuple[Problem, ...]
+
+    def require_ok(self, code: int = FAILED) -> tuple[Service, ...]:
+        """The services; raises CliError with every problem, if there is one."""
+        if self.problems:
+            raise CliError(problem_count(self.problems), code=code, details=tuple(map(str, self.problems)))
+        return self.services
+
+
+def read_inputs(names: Iterable[str]) -> Inputs:
+    """Read files, directories (their *.yaml, *.yml and *.json) and `-`, standard input. Raises nothing."""
+    files: list[str] = []
+    declarations: list[Declaration] = []
+    for name in dict.fromkeys(names):
+        found, problems = _files_of(name)
+        files += found
+        declarations += [_read(file) for file in found]
+        if problems:
+            files.append(name)
+            declarations.append(Declaration(problems=problems))
+    services = tuple(service for declaration in declarations for service in declaration.services)
+    # Each file was searched for conflicts of its own already.
+    found_problems = {problem for declaration in declarations for problem in declaration.problems}
+    return Inputs(tuple(files), services, tuple(sorted(found_problems | set(find_conflicts(services)))))
+
+
+def problem_count(problems: Iterable[Problem]) -> str:
+    """`3 problems in 2 files`."""
+    files = [problem.file for problem in problems]
+    return f"{counted(len(files), 'problem')} in {counted(len(set(files)), 'file')}"
+
+
+def _files_of(name: str) -> tuple[list[str], tuple[Problem, ...]]:
+    path = Path(name)
+    try:
+        if name == STDIN or not path.is_dir():
+            return [name], ()
+        return sorted(str(file) for file in path.iterdir() if _counts(file)), ()
+    except OSError as err:
+        return [], (_unreadable(name, err),)
+
+
+def _counts(file: Path) -> bool:
+    # Editors leave .#name.yaml and .name.yaml.swp beside a file; no daemon should serve them.
+    return file.suffix in _SUFFIXES and not file.name.startswith(".")
+
+
+def _read(name: str) -> Declaration:
+    shown = _STDIN_SHOWN if name == STDIN else name
+    try:
+        content = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+        text = content.decode()
+    except OSError as err:
+        return Declaration(problems=(_unreadable(shown, err),))
+    except UnicodeDecodeError as err:
+        line = content.count(b"\n", 0, err.start) + 1
+        return Declaration(problems=(Problem(shown, line, "", "not UTF-8 text", "save it as UTF-8"),))
+    return parse_declaration(text, shown)
+
+
+def _unreadable(name: str, err: OSError) -> Problem:
+    hint = "check the spelling" if isinstance(err, FileNotFoundError) else ""
+    return Problem(name, 0, "", f"cannot be read: {err.strerror or err}", hint)

@@ -1,0 +1,186 @@
+"""`vipctl`: finds the verb, imports its module, and turns what ends it into a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+import click
+
+from vipd.cli.connection import choose_socket
+from vipd.cli.errors import FAILED, INTERRUPTED, OK, CliError
+
+
+class Verb(NamedTuple):
+    """Where a verb is written, and what it does in a few words: help needs no import."""
+
+    module: str
+    command: str
+    summary: str
+
+
+FAMILIES: dict[str, dict[str, Verb]] = {
+    "Services": {
+        "add": Verb("services", "add", "Add a service"),
+        "set": Verb("services", "set_fields", "Change a service, or the weight of a backend"),
+        "remove": Verb("services", "remove", "Remove services"),
+        "add-backend": Verb("backends", "add_backend", "Add backends to a service"),
+        "remove-backend": Verb("backends", "remove_backend", "Remove backends from a service"),
+    },
+    "Look": {
+        "list": Verb("show", "list_services", "List services"),
+        "describe": Verb("describe", "describe", "Show all about a service"),
+        "status": Verb("status", "status", "Show how the daemon is doing"),
+        "export": Verb("show", "export", "Print every service as a declaration"),
+    },
+    "Declarations": {
+        "check": Verb("check", "check", "Look for problems in files; needs no daemon"),
+        "diff": Verb("declare", "diff", "Show what applying files, or the daemon, would change"),
+        "apply": Verb("declare", "apply", "Make the daemon hold the services of files"),
+        "render": Verb("render", "render", "Print the rules that files compile to; needs no daemon"),
+    },
+    "Daemon": {
+        "reload": Verb("status", "reload", "Make the daemon read its files again"),
+        "cleanup": Verb("cleanup", "cleanup", "Remove every rule of vipd from the kernel; needs no daemon"),
+        "version": Verb("status", "version", "Print the versions of vipctl and vipd"),
+    },
+}
+"""Every verb, by family, in the order of the help."""
+
+VERBS = {name: verb for family in FAMILIES.values() for name, verb in family.items()}
+
+OTHER_WORDS = {
+    "create": "add",
+    "edit": "set",
+    "delete": "remove",
+    "del": "remove",
+    "rm": "remove",
+    "get": "list",
+    "ls": "list",
+    "show": "describe",
+    "validate": "check",
+    "test": "check",
+    "resync": "reload",
+}
+"""What other programs call our verbs."""
+
+
+class LazyGroup(click.Group):
+    """Imports a verb's module when that verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None when there is none."""
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        command = getattr(import_module(f"vipd.cli.{verb.module}"), verb.command)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"vipd.cli.{verb.module}.{verb.command} is not a command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown verb is answered with those that are like it."""
+        word = args[0]
+        if word not in VERBS and not word.startswith("-") and not ctx.resilient_parsing:
+            raise CliError(f"no verb {word!r}", hint=_resembling(word), code=2)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Verbs by family."""
+        column = max(map(len, VERBS))
+        for family, verbs in FAMILIES.items():
+            with formatter.section(family):
+                formatter.write_dl([(name.ljust(column), verb.summary) for name, verb in verbs.items()])
+
+
+def _resembling(word: str) -> str:
+    # Imported here because only a typing error needs it.
+    from difflib import get_close_matches
+
+    close = [OTHER_WORDS[word]] if word in OTHER_WORDS else get_close_matches(word, VERBS, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else "vipctl -h lists the verbs"
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="VERB ...",
+    epilog="A TARGET is a service's name, or one of its frontends: 10.96.0.10:53/udp, [fd00::10]:53/udp. "
+    "Exit codes: 0 done or nothing to do, 1 failed or refused, 2 usage, 3 not found, "
+    "4 daemon unreachable or permission denied.",
+)
+@click.option(
+    "--socket",
+    envvar="VIPD_SOCKET",
+    metavar="PATH",
+    help="The daemon's socket, else $VIPD_SOCKET, else /run/vipd/vipd.sock.",
+)
+@click.pass_context
+def cli(ctx: click.Context, socket: str | None) -> None:
+    """Look at and change what vipd balances."""
+    choose_socket(ctx, socket)
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line; the exit code. Errors are printed to stderr."""
+    try:
+        ended = cli.main(list(arguments), prog_name="vipctl", standalone_mode=False)
+        sys.stdout.flush()
+    except CliError as err:
+        for line in err.lines():
+            _complain(line)
+        return err.code
+    except click.ClickException as err:
+        _complain(f"vipctl: {_usage_text(err)}")
+        return err.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("vipctl: interrupted")
+        return INTERRUPTED
+    except OSError as err:
+        return _cannot_print(err)
+    return ended if isinstance(ended, int) else OK
+
+
+def _usage_text(err: click.ClickException) -> str:
+    text = err.format_message().rstrip(".")
+    text = text[:1].lower() + text[1:]
+    if isinstance(err, click.UsageError) and err.ctx is not None:
+        return f"{text}; hint: {err.ctx.command_path} -h"
+    return text
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _cannot_print(err: OSError) -> int:
+    # What is still buffered cannot be written either; the interpreter would try at exit, and say so.
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123  pathlib is not needed for anything else here
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if not isinstance(err, BrokenPipeError):
+        _complain(f"vipctl: cannot write the output: {err.strerror or err}")
+    return FAILED
+
+
+def main() -> NoReturn:
+    """The entry point of `vipctl`."""
+    # `vipctl list | head` ends like any Unix program does whose reader has gone.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What verbs print with: tables that fit the screen, colour where it is wanted, JSON and YAML."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
+
+import click
+
+from vipd.api.client import Json
+
+API_VERSION = "vipd/v1"
+
+_COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+_NARROWEST = 12
+"""A column is never cut below this width: less would say nothing."""
+
+
+class Cell(NamedTuple):
+    """A text and the colour it has where colours are shown."""
+
+    text: str
+    colour: str = ""
+
+
+class Column(NamedTuple):
+    """A table's column. One that `shrinks` may be cut in its middle to fit the screen."""
+
+    title: str
+    shrinks: bool = False
+    right: bool = False
+
+
+class Screen(NamedTuple):
+    """Where output goes: `width` in columns, None when nothing has to be cut to fit."""
+
+    width: int | None
+    colour: bool
+
+    def paint(self, text: str, colour: str) -> str:
+        """`text` in that colour, if this screen shows colours."""
+        return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and colour else text
+
+
+def screen() -> Screen:
+    """Standard output: it has a width and colours only when it is a terminal."""
+    if not sys.stdout.isatty():
+        return Screen(None, False)
+    try:
+        width = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        width = 80
+    return Screen(width or 80, "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb")
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | Cell]],
+    on: Screen,
+    *,
+    headers: bool = True,
+    indent: str = "",
+) -> list[str]:
+    """The lines of a table. The last column is not padded."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    if headers:
+        cells.insert(0, [Cell(column.title, "bold") for column in columns])
+    widths = [max((len(row[i].text) for row in cells), default=0) for i in range(len(columns))]
+    if on.width is not None:
+        _shrink(widths, columns, on.width - len(indent) - 2 * (len(columns) - 1))
+    return [indent + _line(row, columns, widths, on) for row in cells]
+
+
+def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
+    shrinkable = [i for i, column in enumerate(columns) if column.shrinks]
+    while sum(widths) > room and shrinkable:
+        widest = max(shrinkable, key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+
+
+def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], on: Screen) -> str:
+    parts: list[str] = []
+    for i, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
+        text = shortened(cell.text, width) if column.shrinks else cell.text
+        painted = on.paint(text, cell.colour)
+        padding = " " * (width - len(text))
+        last = i == len(row) - 1
+        parts.append(padding + painted if column.right else painted if last else painted + padding)
+    return "  ".join(parts).rstrip()
+
+
+def shortened(text: str, width: int) -> str:
+    """`text` in at most `width` columns, without its middle: names and addresses differ at their ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units that matter: `10m`, `1h30m`, `3d`, `45s`."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return "".join(parts) or "0s"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 backend`, `2 backends`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def document(content: Json, form: str) -> str:
+    """`content` as JSON or YAML (`form` is "json" or "yaml"), with `apiVersion` first."""
+    whole = {"apiVersion": API_VERSION} | content
+    if form == "json":
+        return json.dumps(whole, indent=2, ensure_ascii=False)
+    # Imported here because of all that is printed only YAML needs it, and it costs as much as click.
+    import yaml
+
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=False).rstrip("\n")
+
+
+def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command `-o` with these forms, the first being the default, and `--json`; it takes `form`."""
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @click.option("-o", "--output", type=click.Choice(forms), default=forms[0], help="How to print it.")
+        @click.option("--json", "as_json", is_flag=True, help="Short for -o json.")
+        @wraps(command)
+        def with_form(*args: Any, output: str, as_json: bool, **options: Any) -> int:
+            return command(*args, form="json" if as_json else output, **options)
+
+        return with_form
+
+    return decorate
+
+
+def socket_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Let `--socket` stand after the verb, too."""
+    from vipd.cli.connection import choose_socket
+
+    def remember(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+        choose_socket(ctx, path)
+
+    option = click.option(
+        "--socket", metavar="PATH", expose_value=False, callback=remember, help="The daemon's socket."
+    )
+    return option(command)

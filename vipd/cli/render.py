@@ -1,0 +1,76 @@
+"""`vipctl render`: the rules that declarations compile to, without a daemon and without root."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from vipd.cli.errors import USAGE, CliError
+from vipd.cli.inputs import read_inputs
+from vipd.dataplane.iptables.compile import RuleOptions
+from vipd.dataplane.iptables.render import TABLES
+from vipd.dataplane.iptables.render import render as render_rules
+from vipd.model import Family, Service, family_of
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
+
+FAMILIES = {str(family): family for family in Family}
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--dataplane", type=click.Choice(["iptables"]), default="iptables", show_default=True)
+@click.option(
+    "--family",
+    type=click.Choice(list(FAMILIES), case_sensitive=False),
+    help="Address family; without it the one that the services have, ipv4 if both.",
+)
+@click.option("--table", type=click.Choice(TABLES), help="Only this table.")
+@click.option(
+    "--settings",
+    "settings_file",
+    metavar="FILE",
+    help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
+)
+@click.option(
+    "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
+)
+def render(
+    files: tuple[str, ...],
+    dataplane: str,
+    family: str | None,
+    table: str | None,
+    settings_file: str | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Print the rules that FILEs compile to, as one input for iptables-restore.
+
+    They hold vipd's own chains and the jumps to them from the built-in ones, so that an empty network namespace
+    that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for standard input.
+    """
+    settings = _settings(settings_file, assignments)
+    services = read_inputs(files).require_ok()
+    chosen = FAMILIES[family.lower()] if family else _family_of(services)
+    policy = SelectionPolicy({each: settings.masquerade_for(each) for each in Family})
+    forwardings = [forwarding for service in services for forwarding in choose(service, policy)]
+    options = RuleOptions.of(settings, chosen, random_fully=True)
+    sys.stdout.write(render_rules(forwardings, options, (table,) if table else TABLES))
+
+
+def _settings(file: str | None, assignments: Sequence[str]) -> Settings:
+    default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+    try:
+        return load_settings(Path(file) if file else default, parse_assignments(assignments))
+    except SettingsError as error:
+        raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
+
+
+def _family_of(services: Sequence[Service]) -> Family:
+    """The only family of the services, or IPv4 with a word about the other."""
+    families = {family_of(address) for service in services for address in service.addresses}
+    if len(families) > 1:
+        print("vipctl: these are the IPv4 rules; --family ipv6 prints the others", file=sys.stderr)
+    return min(families, default=Family.IPV4)

@@ -1,0 +1,150 @@
+"""`vipctl add`, `set` and `remove`: services as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.changes import change_options, merged, tell
+from vipd.cli.connection import connect
+from vipd.cli.errors import OK, USAGE, CliError, together
+from vipd.cli.output import counted
+from vipd.cli.words import affinity_spec, backend_specs, fallback_spec, frontend_spec, split_backend
+
+MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
+
+
+def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in (
+        click.option(
+            "--fallback",
+            multiple=True,
+            metavar="reject|drop|ADDR",
+            help="What new flows meet while no backend is ready; ADDR may be given several times.",
+        ),
+        click.option(
+            "--masquerade",
+            type=click.Choice(MASQUERADE_MODES),
+            help="Which new flows get this host's address as their source; auto: as the settings say.",
+        ),
+        click.option(
+            "--affinity",
+            metavar="TIME|client-ip|none",
+            help="How long a client keeps its backend, as 10m; client-ip: three hours.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("vip", metavar="VIP:PORT/PROTO")
+@click.argument("backends", metavar="[ADDR[:PORT][@WEIGHT]]...", nargs=-1)
+@click.option("--name", help="The service's name; else VIP:PORT/PROTO is.")
+@click.option(
+    "--target", type=click.IntRange(1, 65535), metavar="PORT", help="The backends' port, if another."
+)
+@_policy_options
+@change_options
+def add(
+    *,
+    vip: str,
+    backends: tuple[str, ...],
+    name: str | None,
+    target: int | None,
+    affinity: str | None,
+    masquerade: str | None,
+    fallback: tuple[str, ...],
+    **telling: Any,
+) -> int:
+    """Add a service. The same again changes nothing.
+
+    \b
+    vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21
+    vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web --affinity 10m
+    """
+    spec: Json = {"name": name} if name else {}
+    spec |= frontend_spec(vip, target)
+    if backends:
+        spec["backends"] = backend_specs(backends)
+    # A new service starts from the defaults: what only clears a field has nothing to clear.
+    policy = _policy(affinity, masquerade, fallback)
+    spec |= {key: value for key, value in policy.items() if value is not None}
+    answer = connect().change("POST", "services", body={"service": spec}, dry_run=telling["dry_run"])
+    details = counted(len(backends), "backend")
+    if not backends:
+        details = "no backends: new flows " + ("meet the fallback" if fallback else "are refused")
+    return tell(answer, f"{vip}, {details}" if name else details, **telling)
+
+
+@click.command("set")
+@click.argument("target", metavar="TARGET[/BACKEND]")
+@click.option(
+    "--weight", type=click.IntRange(0, 65535), metavar="N", help="The backend's weight; 0: no new flows."
+)
+@_policy_options
+@change_options
+def set_fields(
+    target: str,
+    weight: int | None,
+    affinity: str | None,
+    masquerade: str | None,
+    fallback: tuple[str, ...],
+    **telling: Any,
+) -> int:
+    """Change a service, or the weight of one of its backends. What is not named stays.
+
+    \b
+    vipctl set dns --affinity none
+    vipctl set dns/10.244.2.21 --weight 5
+    """
+    policy = _policy(affinity, masquerade, fallback)
+    if (weight is None) == (not policy):
+        hint = "either --weight for TARGET/BACKEND, or the other options for TARGET"
+        raise CliError(
+            f"nothing to set for {target}" if weight is None else "too much at once", hint=hint, code=USAGE
+        )
+    if weight is None:
+        return _patch((target,), {"service": policy}, ", ".join(policy), telling)
+    service, backend = split_backend(target)
+    return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", telling)
+
+
+def _patch(path: tuple[str, ...], body: Json, details: str, telling: Json) -> int:
+    answer = connect().change("PATCH", "services", *path, body=body, dry_run=telling["dry_run"])
+    return tell(answer, details, **telling)
+
+
+def _policy(affinity: str | None, masquerade: str | None, fallback: tuple[str, ...]) -> Json:
+    """The fields of a Spec that were named; None where the option means the default."""
+    policy: Json = {}
+    if affinity is not None:
+        policy["affinity"] = affinity_spec(affinity)
+    if masquerade is not None:
+        policy["masquerade"] = None if masquerade == "auto" else masquerade
+    if fallback:
+        policy["fallback"] = fallback_spec(fallback)
+    return policy
+
+
+@click.command()
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@change_options
+def remove(targets: tuple[str, ...], **telling: Any) -> int:
+    """Remove services. One that cannot be removed does not keep the others."""
+    daemon = connect()
+    answers: list[Json] = []
+    failures: list[CliError] = []
+    for target in targets:
+        try:
+            answers.append(daemon.change("DELETE", "services", target, dry_run=telling["dry_run"]))
+        except CliError as err:
+            failures.append(err)
+    if answers:
+        tell(merged(answers), "", **telling)
+    if failures:
+        raise together(failures)
+    return OK

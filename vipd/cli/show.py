@@ -1,0 +1,124 @@
+"""`vipctl list` and `export`: every service, as a table for people or as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import OK, CliError, together
+from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
+
+STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow"}
+
+COLUMNS = (
+    Column("NAME", shrinks=True),
+    Column("VIP", shrinks=True),
+    Column("READY", right=True),
+    Column("AFFINITY"),
+    Column("OWNER", shrinks=True),
+    Column("STATUS"),
+)
+WIDE_COLUMNS = (
+    *(Column(column.title, right=column.right) for column in COLUMNS),
+    Column("MASQUERADE"),
+    Column("FALLBACK"),
+    Column("MESSAGE"),
+)
+
+
+@click.command("list")
+@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@output_option("table", "wide", "json", "yaml", "name")
+@click.option("--no-headers", is_flag=True, help="Leave out the line of column titles.")
+@click.option("-q", "--quiet", is_flag=True, help="Print names only.")
+@socket_option
+def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: bool) -> int:
+    """List all services, or those named.
+
+    READY counts the backends that take new flows. A table on a terminal is cut to fit; -o wide is not.
+    """
+    daemon = connect()
+    failures: list[CliError] = []
+    views = _named(daemon, targets, failures) if targets else daemon.get("services")["services"]
+    if form in ("json", "yaml"):
+        print(document({"services": views}, form))
+    elif quiet or form == "name":
+        for view in views:
+            print(view["name"])
+    elif views:
+        _print_table(views, form == "wide", not no_headers)
+    elif not targets:
+        print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
+    if failures:
+        raise together(failures)
+    return OK
+
+
+def _named(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> list[Json]:
+    views = []
+    for target in dict.fromkeys(targets):
+        try:
+            views.append(daemon.get("services", target)["service"])
+        except CliError as err:
+            failures.append(err)
+    return views
+
+
+def _print_table(views: Sequence[Json], wide: bool, headers: bool) -> None:
+    on = screen()
+    rows = [[*_row(view, wide), *(_wide_cells(view) if wide else ())] for view in views]
+    columns = WIDE_COLUMNS if wide else COLUMNS
+    print("\n".join(table(columns, rows, on, headers=headers)))
+
+
+def _row(view: Json, wide: bool) -> list[str | Cell]:
+    status = view["status"]
+    vips = frontends(view)
+    vip = ",".join(vips) if wide else vips[0] + (f" +{len(vips) - 1}" if len(vips) > 1 else "")
+    owner = str(view["owner"])
+    return [
+        view["name"],
+        vip,
+        f"{status['ready']}/{status['backends']}",
+        affinity(view),
+        owner if wide else owner.rpartition("/")[2],
+        Cell(status["state"], STATE_COLOURS.get(status["state"], "")),
+    ]
+
+
+def _wide_cells(view: Json) -> list[str | Cell]:
+    modes = dict.fromkeys(str(f["masquerade"]) for f in view["forwardings"])
+    return [",".join(modes) or "-", fallback(view), view["status"]["message"] or "-"]
+
+
+def frontends(view: Json) -> list[str]:
+    """A ServiceView's `ADDR:PORT/PROTO`s; its name when it forwards nothing."""
+    found = [str(text) for forwarding in view["forwardings"] for text in forwarding["frontends"]]
+    return found or [str(view["name"])]
+
+
+def affinity(view: Json) -> str:
+    """`10m`, or `-` without affinity."""
+    seconds = next((f["affinity_seconds"] for f in view["forwardings"]), None)
+    return duration(seconds) if seconds else "-"
+
+
+def fallback(view: Json) -> str:
+    """`reject`, `drop`, or the fallback's backends."""
+    declared = view["spec"].get("fallback") or "reject"
+    if not isinstance(declared, dict):
+        return str(declared)
+    return ",".join(b if isinstance(b, str) else str(b["address"]) for b in declared["backends"])
+
+
+@click.command()
+@output_option("yaml", "json")
+@socket_option
+def export(form: str) -> int:
+    """Print every service as a vipd/v1 declaration, whoever owns it; `vipctl apply` takes it back."""
+    print(document({"services": connect().get("export")["services"]}, form))
+    return OK

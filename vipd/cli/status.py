@@ -1,0 +1,132 @@
+"""`vipctl status`, `reload` and `version`: the daemon itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import click
+
+from vipd import __version__
+from vipd.api.client import Json
+from vipd.cli.changes import change_options, tell_all
+from vipd.cli.connection import connect
+from vipd.cli.errors import FAILED, OK, CliError
+from vipd.cli.output import (
+    Column,
+    Screen,
+    document,
+    duration,
+    output_option,
+    screen,
+    socket_option,
+    table,
+)
+
+IN_SYNC = "in-sync"
+
+_LABEL = 12
+_STATES = {
+    IN_SYNC: ("in sync: the kernel has every rule", "green"),
+    "starting": ("starting: waiting for the first answer of every source", "yellow"),
+    "pending": ("pending: a change is on its way", "yellow"),
+    "failed": ("failed: the last apply did not succeed", "red"),
+}
+
+
+@click.command()
+@output_option("text", "json", "yaml")
+@socket_option
+def status(form: str) -> int:
+    """Show how the daemon is doing. Exit code 0 when the kernel is in sync, else 1."""
+    answer = connect().get("status")
+    if form == "text":
+        print("\n".join(_lines(answer, screen())))
+    else:
+        print(document(answer, form))
+    return OK if answer["state"] == IN_SYNC else FAILED
+
+
+def _lines(answer: Json, on: Screen) -> Iterator[str]:
+    for label, text in _facts(answer, on):
+        yield f"{on.paint(label.ljust(_LABEL), 'bold')} {text}"
+    yield ""
+    yield from _source_lines(answer["sources"], on)
+    problems = [problem for source in answer["sources"] for problem in source["problems"]]
+    if problems:
+        yield from _section("Problems (the last good version of the file serves on)", problems, "red", on)
+    if answer["warnings"]:
+        yield from _section("Warnings", answer["warnings"], "yellow", on)
+
+
+def _facts(answer: Json, on: Screen) -> Iterator[tuple[str, str]]:
+    text, colour = _STATES.get(answer["state"], (str(answer["state"]), ""))
+    yield "State", on.paint(text, colour)
+    if answer["message"]:
+        yield "", answer["message"]
+    yield "vipd", f"{answer['version']}, pid {answer['pid']}, started {_when(answer['started'])}"
+    dataplane = answer["dataplane"]
+    yield "Dataplane", dataplane["name"]
+    for family in ("ipv4", "ipv6"):
+        yield f"  {family}", dataplane.get(family) or "not available"
+    yield "Services", str(answer["services"])
+    yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
+    yield "Last apply", _last_apply(answer)
+    yield "Applies", f"{answer['applies']}, {answer['apply_failures']} failed"
+
+
+def _last_apply(answer: Json) -> str:
+    if not answer["last_apply"]:
+        return "none yet"
+    seconds = answer.get("last_apply_seconds")
+    took = f", took {1000 * seconds:.0f} ms" if seconds is not None else ""
+    return _when(answer["last_apply"]) + took
+
+
+def _when(moment: str) -> str:
+    """The moment as the API gives it, and how long ago it is."""
+    ago = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    return f"{moment} ({duration(ago)} ago)" if ago >= 0 else moment
+
+
+def _source_lines(sources: Sequence[Json], on: Screen) -> list[str]:
+    columns = (
+        Column("SOURCE"),
+        Column("LOCATION"),
+        Column("SERVICES", right=True),
+        Column("PROBLEMS", right=True),
+    )
+    rows = [[s["name"], s["location"], str(s["services"]), str(len(s["problems"]))] for s in sources]
+    return table(columns, rows, on)
+
+
+def _section(title: str, lines: Sequence[str], colour: str, on: Screen) -> Iterator[str]:
+    yield ""
+    yield on.paint(title, colour)
+    for line in lines:
+        yield f"  {line}"
+
+
+@click.command()
+@change_options
+def reload(dry_run: bool, quiet: bool, form: str) -> int:
+    """Make the daemon read its files again, and apply them."""
+    answer = connect().change("POST", "reload", dry_run=dry_run)
+    return tell_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+
+
+@click.command()
+@output_option("text", "json", "yaml")
+@socket_option
+def version(form: str) -> int:
+    """Print the version of vipctl, and the daemon's when it can be reached."""
+    try:
+        daemon, reason = str(connect().get("version")["version"]), ""
+    except CliError as err:
+        daemon, reason = None, err.message
+    if form != "text":
+        print(document({"vipctl": __version__, "vipd": daemon}, form))
+        return OK
+    print(f"vipctl {__version__}")
+    print(f"vipd {daemon}" if daemon else f"vipd ? ({reason})")
+    return OK

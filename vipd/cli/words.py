@@ -1,0 +1,100 @@
+"""The words of a command line as the API's JSON: targets, backends, affinity, fallback.
+
+Every function raises CliError, as wrong usage, for a word that is not in the form wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from vipd.api.client import Json
+from vipd.cli.errors import USAGE, CliError
+from vipd.declaration.notation import (
+    NotationError,
+    duration_text,
+    parse_backend,
+    parse_duration,
+    parse_frontend,
+)
+from vipd.model import Backend
+
+T = TypeVar("T")
+
+
+def frontend_spec(word: str, target_port: int | None) -> Json:
+    """The `address` and `ports` of a Spec for `10.96.0.10:53/udp`."""
+    frontend = _notation(parse_frontend, word)
+    port: str | Json = f"{frontend.port}/{frontend.protocol}"
+    if target_port is not None:
+        port = {"port": frontend.port, "protocol": str(frontend.protocol), "target": target_port}
+    return {"address": frontend.address, "ports": [port]}
+
+
+def backend_specs(words: Iterable[str]) -> list[str | Json]:
+    """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2` and `[fd00::5]:53`."""
+    return [_backend_spec(_notation(parse_backend, word)) for word in words]
+
+
+def backend_names(words: Iterable[str]) -> list[str]:
+    """Canonical `ADDR` or `ADDR:PORT` of each word; a weight would say nothing here and is refused."""
+    names = []
+    for word in words:
+        if "@" in word:
+            raise CliError(f"{word} has a weight", hint=f"write {word.partition('@')[0]}", code=USAGE)
+        names.append(str(_notation(parse_backend, word)))
+    return names
+
+
+def split_backend(word: str) -> tuple[str, str]:
+    """`dns/10.244.0.5` as target and backend. The last slash splits: a target may hold slashes itself."""
+    target, slash, backend = word.rpartition("/")
+    # The last slash of a frontend stands before its protocol, and that of a name before more name.
+    if not (slash and target and _is_backend(backend)):
+        hint = f"a weight is a backend's: vipctl set {word}/ADDR --weight 2"
+        raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
+    return target, backend_names([backend])[0]
+
+
+def affinity_spec(word: str) -> str | Json | None:
+    """`none` is None, `client-ip` itself, and a duration such as `10m` client-ip with that timeout."""
+    if word == "none":
+        return None
+    if word == "client-ip":
+        return word
+    return {"by": "client-ip", "timeout": duration_text(_notation(parse_duration, word))}
+
+
+def fallback_spec(words: Sequence[str]) -> str | Json:
+    """`reject`, `drop`, or the backends that serve while no other can; commas separate them, too."""
+    single = [part for word in words for part in word.split(",") if part]
+    if len(single) == 1 and single[0] in ("reject", "drop"):
+        return single[0]
+    if not single or "reject" in single or "drop" in single:
+        hint = "either reject, or drop, or the addresses of backends"
+        raise CliError(f"{' '.join(words)!r} is no fallback", hint=hint, code=USAGE)
+    return {"backends": backend_specs(single)}
+
+
+def _backend_spec(backend: Backend) -> str | Json:
+    spec: dict[str, Any] = {"address": backend.address}
+    if backend.port is not None:
+        spec["port"] = backend.port
+    if backend.weight != 1:
+        spec["weight"] = backend.weight
+    return backend.address if len(spec) == 1 else spec
+
+
+def _is_backend(word: str) -> bool:
+    try:
+        parse_backend(word.partition("@")[0])
+    except NotationError:
+        return False
+    return True
+
+
+def _notation(parse: Callable[[str], T], word: str) -> T:
+    try:
+        return parse(word)
+    except NotationError as err:
+        raise CliError(err.what, hint=err.hint, code=USAGE) from None

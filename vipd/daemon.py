@@ -1,0 +1,189 @@
+"""The composition root: settings in, objects wired, signals answered. Nothing else makes these objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from vipd import __version__
+from vipd.api.peers import Permission, bind_socket
+from vipd.api.server import Served, application
+from vipd.api.views import time_text
+from vipd.catalog import merge
+from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.host_record import HostRecord
+from vipd.hostnet import HostSettings
+from vipd.model import Family
+from vipd.process import run
+from vipd.reconciler import Reconciler
+from vipd.selection import SelectionPolicy
+from vipd.settings import Settings
+from vipd.sources.files import FileSource
+from vipd.sources.store import StoreSource
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start: what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The wired objects of one daemon."""
+
+    settings: Settings
+    files: FileSource
+    store: StoreSource
+    dataplane: IptablesDataplane
+    reconciler: Reconciler
+
+    async def rescan(self) -> None:
+        """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
+        await asyncio.to_thread(self.files.scan)
+        self.store.reload()
+
+
+def check(settings: Settings) -> int:
+    """Print every problem of the declarations that these settings lead to; 1 when there is any."""
+    files, store = sources(settings)
+    files.scan()
+    units = {**files.units(), **store.units()}
+    merged = merge(units)
+    problems = [str(problem) for found in merged.problems.values() for problem in found]
+    problems += [*files.faults(), *store.faults()]
+    for problem in problems:
+        print(problem, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
+    if not problems:
+        print(f"ok: {len(merged.services)} services")  # noqa: T201
+    return 1 if problems else 0
+
+
+async def once(settings: Settings) -> int:
+    """Apply the declarations once. 1 when that failed, or when a declaration has problems."""
+    with state_lock(settings):
+        parts = await wire(settings)
+        applied = await parts.reconciler.step()
+        return 0 if applied and not parts.reconciler.problems else 1
+
+
+async def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT. The rules stay when it ends."""
+    with state_lock(settings):
+        parts = await wire(settings)
+        stop = asyncio.Event()
+        async with _listening(parts), asyncio.TaskGroup() as tasks:
+            work = [
+                tasks.create_task(parts.reconciler.run(), name="reconcile"),
+                tasks.create_task(_watch(parts), name="watch files"),
+            ]
+            _on_signals(parts, stop, tasks)
+            parts.reconciler.wake()
+            log.info("vipd %s serves %s", __version__, settings.socket)
+            await stop.wait()
+            for task in work:
+                task.cancel()
+        log.info("stopped; the rules stay in the kernel")
+        return 0
+
+
+def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
+    """The sources that the settings name, the store loaded."""
+    store = StoreSource(settings.state_dir / "services.yaml")
+    store.load()
+    return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
+
+
+async def wire(settings: Settings) -> Parts:
+    """All objects, every source having delivered, nothing written to the kernel yet."""
+    files, store = sources(settings)
+    await asyncio.to_thread(files.scan)
+    for fault in (*files.faults(), *store.faults()):
+        log.error("%s", fault)
+    record = HostRecord(settings.state_dir)
+    dataplane = await IptablesDataplane.start(settings, record, run)
+    host = HostSettings(record) if settings.manage_sysctls else None
+    policy = SelectionPolicy({family: settings.masquerade_for(family) for family in Family})
+    reconciler = Reconciler((files, store), dataplane, host, policy, lambda: datetime.now(UTC))
+    return Parts(settings, files, store, dataplane, reconciler)
+
+
+@contextlib.contextmanager
+def state_lock(settings: Settings) -> Iterator[None]:
+    """Hold the state directory: two daemons on one would undo each other. Raises StartError."""
+    path = settings.state_dir / "lock"
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror}; hint: run as root, or set state_dir") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    except BlockingIOError:
+        raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.asynccontextmanager
+async def _listening(parts: Parts) -> AsyncIterator[None]:
+    """The API's socket, answering."""
+    settings = parts.settings
+    about = {
+        "version": __version__,
+        "pid": os.getpid(),
+        "started": time_text(datetime.now(UTC)),
+        "settings": settings.model_dump(mode="json"),
+    }
+    served = Served(
+        parts.reconciler, parts.dataplane, (parts.files, parts.store), parts.store, parts.rescan, about
+    )
+    try:
+        listener = bind_socket(settings.socket, settings.socket_group)
+    except OSError as error:
+        raise StartError(f"{settings.socket}: {error.strerror or error}") from None
+    runner = web.AppRunner(application(served, Permission(settings.admin_group)), access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener, shutdown_timeout=STOP_SECONDS).start()
+        yield
+    finally:
+        await runner.cleanup()
+        settings.socket.unlink(missing_ok=True)
+
+
+async def _watch(parts: Parts) -> None:
+    """Wake the reconciler whenever a file's content has changed."""
+    async for _ in parts.files.changes():
+        if await asyncio.to_thread(parts.files.scan):
+            parts.reconciler.wake()
+
+
+def _on_signals(parts: Parts, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+    """SIGTERM and SIGINT stop; SIGHUP reads everything anew and looks at the kernel again."""
+
+    async def reload() -> None:
+        log.info("reloading")
+        await parts.rescan()
+        parts.dataplane.forget()
+        parts.reconciler.wake()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.create_task(reload(), name="reload"))

@@ -1,0 +1,1 @@
+"""Turning forwardings into kernel rules. One room per dataplane behind the protocol in `base`."""

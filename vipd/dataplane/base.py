@@ -1,0 +1,50 @@
+"""What the reconciler asks of a dataplane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from vipd.model import Endpoint, Forwarding, ForwardingKey
+
+
+class ApplyError(RuntimeError):
+    """The kernel's rules could not be read or written: what was tried and what the tool said."""
+
+    def __init__(self, what: str, why: str, hint: str = "") -> None:
+        super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
+        self.what, self.why, self.hint = what, why, hint
+
+
+class DataplanePlan(Protocol):
+    """Work as a value: false when there is none, and printable as a difference of rules."""
+
+    def __bool__(self) -> bool: ...
+
+    def __str__(self) -> str: ...
+
+
+class Dataplane(Protocol):
+    """Programs forwardings into the kernel.
+
+    Level-triggered: whatever was there before, `apply(plan())` makes the kernel equal to the forwardings
+    given so far. After a failed apply the next plan is made from what the kernel really holds.
+    """
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone. Touches nothing outside the process."""
+
+    async def plan(self) -> DataplanePlan:
+        """What has to be written now. Reads the kernel when its state is not known; raises ApplyError."""
+
+    async def apply(self, plan: DataplanePlan) -> None:
+        """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been done."""
+
+    def forget(self) -> None:
+        """Trust nothing that is known about the kernel: the next plan reads it."""
+
+    def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
+        """The kernel names by which a forwarding and its endpoints are found."""
+
+    def versions(self) -> dict[str, str]:
+        """The tools in use, by family, as they name themselves."""

@@ -1,0 +1,1 @@
+"""The iptables dataplane: kube-proxy's chain architecture through iptables-restore. See README.md."""

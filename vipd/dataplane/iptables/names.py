@@ -1,0 +1,70 @@
+"""Chain names: prefix, kind, hash; equal to kube-proxy's when the prefix is KUBE (contract 1.1).
+
+A user chain's name has at most 28 characters (29 is refused by both iptables variants): prefix <= 7, `-SVC-`
+is 5, hash 16. The longest fixed name, `-EXTERNAL-SERVICES`, is 18.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import NamedTuple
+
+from vipd.model import Endpoint, ForwardingKey
+
+NAME_LIMIT = 28
+
+Rules = tuple[str, ...]
+"""A chain's rules in order, each without its leading `-A CHAIN`."""
+
+
+class ChainId(NamedTuple):
+    """A chain in its table."""
+
+    table: str
+    name: str
+
+
+FIXED_KINDS = {
+    "nat": ("SERVICES", "PREROUTING", "POSTROUTING", "NODEPORTS", "MARK-MASQ", "MARK-OFF-CLUSTER"),
+    "filter": ("SERVICES", "FORWARD"),
+}
+"""The chains that exist once, by table."""
+
+HASHED_KINDS = ("SVC", "SEP", "SVL", "EXT", "FW")
+
+
+def hashed(text: str) -> str:
+    """The first 16 characters of base32(SHA-256(text)): 80 bits, so 10 bytes of the digest."""
+    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()
+
+
+class Names:
+    """The names that one chain prefix gives, and the recognition of our own chains by them."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        kinds = "|".join(HASHED_KINDS)
+        self._hashed_name = re.compile(rf"^{prefix}-(?:{kinds})-[A-Z2-7]{{16}}$")
+        self._fixed = {table: {f"{prefix}-{kind}" for kind in FIXED_KINDS[table]} for table in FIXED_KINDS}
+
+    def fixed(self, kind: str) -> str:
+        """`VIPD-SERVICES` and the like."""
+        return f"{self.prefix}-{kind}"
+
+    def service(self, key: ForwardingKey) -> str:
+        """The chain that balances one service port."""
+        return f"{self.prefix}-SVC-{hashed(key.service_port + key.protocol)}"
+
+    def endpoint(self, key: ForwardingKey, endpoint: Endpoint) -> str:
+        """The chain that translates to one endpoint of one service port."""
+        return f"{self.prefix}-SEP-{hashed(f'{key.service_port}{key.protocol}{endpoint}')}"
+
+    def owns(self, chain: ChainId) -> bool:
+        """Whether a chain is ours. The canary chains of others under the same prefix are not."""
+        return self.is_fixed(chain) or bool(chain.table == "nat" and self._hashed_name.match(chain.name))
+
+    def is_fixed(self, chain: ChainId) -> bool:
+        """Whether a chain is one of those that exist once."""
+        return chain.name in self._fixed.get(chain.table, ())

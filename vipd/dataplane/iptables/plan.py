@@ -1,0 +1,225 @@
+"""From what is wanted and what is installed to the restores that close the gap. Pure.
+
+Make before break, in an order in which no packet finds a service half-programmed (guarantee G1):
+refusals that become needed, new and changed leaf chains, the one restore that makes them reachable, chains
+that nothing reaches any more, refusals no longer needed. A refusal and a translation may stand side by side:
+a translated packet no longer has the address that the refusal matches.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.ruleset import Wanted
+
+BATCH_FORWARDINGS = 250
+"""Forwardings per restore in a large load: iptables-nft-restore 1.8.9 is quadratic in chains per call;
+7.3 s against more than 100 s in one piece for 10,000 services (performance.md)."""
+
+BATCH_DELETIONS = 2000
+"""Chains per restore that only deletes."""
+
+
+@dataclass(slots=True)
+class Installed:
+    """What the kernel is known to hold in one family."""
+
+    chains: dict[ChainId, Rules] = field(default_factory=dict)
+    """Our own chains."""
+    builtins: dict[ChainId, Rules] = field(default_factory=dict)
+    """Built-in chains: their rules, whoever made them."""
+    missing_tables: tuple[str, ...] = ()
+    """`FAMILY TABLE` of tables that do not exist yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One chain before and after; None where it does not exist."""
+
+    chain: ChainId
+    before: Rules | None
+    after: Rules | None
+    builtin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Restores to run in order. False when the kernel is as wanted; as text, the difference of the rules."""
+
+    restores: tuple[str, ...] = ()
+    """Complete inputs for `iptables-restore --noflush`."""
+    changes: tuple[Change, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __str__(self) -> str:
+        return "".join(f"{line}\n" for change in self.changes for line in _difference(change))
+
+    def settle(self, installed: Installed) -> None:
+        """Record in `installed` that this plan was written."""
+        for change in self.changes:
+            holder = installed.builtins if change.builtin else installed.chains
+            if change.after is None:
+                holder.pop(change.chain, None)
+            else:
+                holder[change.chain] = change.after
+
+
+def make_plan(wanted: Wanted, installed: Installed, names: Names) -> Plan:
+    """The plan that makes `installed` equal to `wanted`, in as few restores as is safe."""
+    chains = installed.chains
+    groups = tuple(changed for group in wanted.leaves if (changed := _changed(group, chains)))
+    shared = _changed(wanted.shared, chains)
+    gone = tuple(sorted(chain for chain in wanted.gone if chain in chains))
+    jumps = tuple(_jump_changes(wanted.jumps, installed.builtins, names))
+    written = [item for group in (*groups, shared) for item in group.items()]
+    changes = (
+        *(Change(chain, chains.get(chain), rules) for chain, rules in written),
+        *(Change(chain, chains[chain], None) for chain in gone),
+        *(jump.change for jump in jumps),
+    )
+    return Plan(_Steps(groups, shared, gone, jumps, chains).restores(), changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _JumpChange:
+    change: Change
+    lines: tuple[str, ...]
+    """Deletions of our old jumps, then insertions at the head."""
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The parts of a plan, laid out as restore inputs."""
+
+    groups: Sequence[Mapping[ChainId, Rules]]
+    shared: Mapping[ChainId, Rules]
+    gone: Sequence[ChainId]
+    jumps: Sequence[_JumpChange]
+    installed: Mapping[ChainId, Rules]
+
+    def restores(self) -> tuple[str, ...]:
+        nat = _table("nat", self.shared)
+        jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
+        deletions = [_delete(part) for part in _parts(self._gone_in("nat"), BATCH_DELETIONS)]
+        before, after = self._refusals_before(), self._refusals_after()
+        if len(self.groups) <= BATCH_FORWARDINGS:
+            # One process for the usual small change; each block is a transaction of its own all the same.
+            reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
+            return _nonempty(["".join([before, reachable, *deletions, after])])
+        batches = [_write("nat", _joined(part), ()) for part in _parts(self.groups, BATCH_FORWARDINGS)]
+        return _nonempty([before, *batches, _write("nat", nat, jumps), *deletions, after])
+
+    def _refusals_before(self) -> str:
+        """Filter chains with what they gain, and still with what they will lose."""
+        gaining = {
+            chain: (*rules, *self._lost(chain, rules))
+            for chain, rules in _table("filter", self.shared).items()
+            if chain not in self.installed or not set(rules) <= set(self.installed[chain])
+        }
+        return _write("filter", gaining, self._jump_lines("filter", wanted=True))
+
+    def _refusals_after(self) -> str:
+        """Filter chains in their final form, where the first one was not final yet."""
+        losing = {
+            chain: rules
+            for chain, rules in _table("filter", self.shared).items()
+            if self._lost(chain, rules) or set(rules) == set(self.installed.get(chain, ()))
+        }
+        last = self._jump_lines("filter", wanted=False)
+        return _write("filter", losing, last) + _delete(self._gone_in("filter"))
+
+    def _lost(self, chain: ChainId, rules: Rules) -> Rules:
+        return tuple(rule for rule in self.installed.get(chain, ()) if rule not in set(rules))
+
+    def _jump_lines(self, table: str, wanted: bool) -> tuple[str, ...]:
+        return tuple(
+            line
+            for jump in self.jumps
+            if jump.change.chain.table == table and jump.wanted is wanted
+            for line in jump.lines
+        )
+
+    def _gone_in(self, table: str) -> list[ChainId]:
+        return [chain for chain in self.gone if chain.table == table]
+
+
+def _changed(wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
+    return {chain: rules for chain, rules in wanted.items() if installed.get(chain) != rules}
+
+
+def _jump_changes(
+    wanted: Mapping[ChainId, Rules], builtins: Mapping[ChainId, Rules], names: Names
+) -> Iterator[_JumpChange]:
+    """Our jumps that are missing, doubled, stale or not at the head of their built-in chain."""
+    for builtin in sorted(wanted.keys() | builtins.keys()):
+        rules, jumps = builtins.get(builtin, ()), wanted.get(builtin, ())
+        ours = [rule for rule in rules if names.owns(ChainId(builtin.table, jump_target(rule)))]
+        if tuple(ours) == jumps and rules[: len(jumps)] == jumps:
+            continue
+        after = (*jumps, *(rule for rule in rules if rule not in ours))
+        lines = (
+            *(f"-D {builtin.name} {rule}" for rule in ours),
+            *(f"-I {builtin.name} {place} {rule}" for place, rule in enumerate(jumps, 1)),
+        )
+        yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
+
+
+def jump_target(rule: str) -> str:
+    """The chain or target that a rule jumps to; empty when it has none."""
+    head, jump, tail = rule.rpartition("-j ")
+    return tail.split(" ", 1)[0] if jump and (not head or head.endswith(" ")) else ""
+
+
+def _write(table: str, chains: Mapping[ChainId, Rules], extra: Sequence[str]) -> str:
+    """A block that writes whole chains, then runs other lines. Empty when there is nothing to do."""
+    if not chains and not extra:
+        return ""
+    declared = [f":{chain.name} - [0:0]" for chain in chains]
+    added = [f"-A {chain.name} {rule}" for chain, rules in chains.items() for rule in rules]
+    return "\n".join([f"*{table}", *declared, *added, *extra, "COMMIT", ""])
+
+
+def _delete(chains: Sequence[ChainId]) -> str:
+    """A block that removes chains; all are emptied first, as they may refer to each other."""
+    if not chains:
+        return ""
+    emptied = [f":{chain.name} - [0:0]" for chain in chains]
+    removed = [f"-X {chain.name}" for chain in chains]
+    return "\n".join([f"*{chains[0].table}", *emptied, *removed, "COMMIT", ""])
+
+
+def _table(table: str, chains: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
+    return {chain: rules for chain, rules in chains.items() if chain.table == table}
+
+
+def _joined(groups: Iterable[Mapping[ChainId, Rules]]) -> Mapping[ChainId, Rules]:
+    return {chain: rules for group in groups for chain, rules in group.items()}
+
+
+T = TypeVar("T")
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _nonempty(restores: Iterable[str]) -> tuple[str, ...]:
+    return tuple(restore for restore in restores if restore)
+
+
+def _difference(change: Change) -> Iterator[str]:
+    """The change as lines of a diff, in the spelling of iptables-save."""
+    table, name = change.chain
+    yield f"{table} {name}" + (
+        " (new)" if change.before is None else " (removed)" if change.after is None else ""
+    )
+    lines = difflib.ndiff(list(change.before or ()), list(change.after or ()))
+    yield from (f"{line[0]} -A {name} {line[2:]}" for line in lines if line[0] in "+-")

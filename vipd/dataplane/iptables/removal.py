@@ -1,0 +1,104 @@
+"""Removing every rule of a chain prefix, whoever wrote it and with whichever iptables variant.
+
+Needs no daemon, settings or store: our chains are known by their names alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.compile import RuleOptions
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.plan import Plan, make_plan
+from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.saved import read_saved
+from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
+from vipd.model import Family
+from vipd.process import Runner
+
+TABLES = ("nat", "filter")
+VARIANTS = ("nft", "legacy")
+LEGACY_TABLES = {
+    Family.IPV4: Path("/proc/net/ip_tables_names"),
+    Family.IPV6: Path("/proc/net/ip6_tables_names"),
+}
+"""The legacy tables of this network namespace. Asking iptables-legacy itself would create them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Rules of ours that one iptables variant holds, and the plan that removes them."""
+
+    tools: Tools
+    family: Family
+    plan: Plan
+
+
+async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]:
+    """Rules under these prefixes in both families, of both variants. Raises ApplyError."""
+    found = []
+    for variant in VARIANTS:
+        for family in Family:
+            try:
+                tools = await find_tools(family, variant, run)
+            except ApplyError:
+                continue  # a variant that is not installed has written nothing
+            text = "".join([await save(tools, table, run) for table in _tables(variant, family)])
+            for prefix in prefixes:
+                if plan := _removal(text, prefix, family):
+                    found.append(Leftover(tools, family, plan))
+    return found
+
+
+async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
+    """Run the plans. Raises ApplyError."""
+    for leftover in leftovers:
+        for text in leftover.plan.restores:
+            await restore(leftover.tools, text, run)
+
+
+async def remove_empty_tables(tables: Iterable[str], run: Runner) -> list[str]:
+    """Delete nft tables (`FAMILY TABLE`) that vipd's first write made, if nobody else put a rule in since.
+
+    Without the nft program they stay: empty base chains that do nothing. Returns those deleted.
+    """
+    deleted: list[str] = []
+    for name in tables:
+        family, table = name.split()
+        kind = "ip" if family == str(Family.IPV4) else "ip6"
+        try:
+            listed = await run(["nft", "list", "table", kind, table], "")
+        except FileNotFoundError:
+            return deleted
+        if listed.code == 0 and _only_empty_base_chains(listed.output):
+            finished = await run(["nft", "delete", "table", kind, table], "")
+            deleted += [f"{kind} {table}"] if finished.code == 0 else []
+    return deleted
+
+
+def _removal(saved: str, prefix: str, family: Family) -> Plan:
+    names = Names(prefix)
+    installed = read_saved(saved, names)
+    return make_plan(Ruleset(RuleOptions(family, prefix)).whole(installed.chains), installed, names)
+
+
+def _tables(variant: str, family: Family) -> Iterable[str]:
+    if variant != "legacy":
+        return TABLES
+    try:
+        present = LEGACY_TABLES[family].read_text().split()
+    except OSError:
+        return ()
+    return [table for table in TABLES if table in present]
+
+
+def _only_empty_base_chains(listing: str) -> bool:
+    """Whether a listed table holds nothing but built-in chains that accept everything."""
+    bodies = [line.strip() for line in listing.splitlines() if line.startswith("\t\t")]
+    chains = [line for line in listing.splitlines() if line.startswith("\tchain ")]
+    return len(bodies) == len(chains) and all(
+        body.startswith("type ") and body.endswith("policy accept;") for body in bodies
+    )

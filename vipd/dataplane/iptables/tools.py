@@ -1,0 +1,85 @@
+"""Which iptables programs this host has, and running them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.model import Family
+from vipd.process import Finished, Runner
+
+LOCK_WAIT_SECONDS = 5
+RANDOM_FULLY_SINCE = (1, 6, 2)
+BROKEN_BEFORE = (1, 8, 3)
+"""1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
+
+_VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The programs for one family."""
+
+    restore: str
+    save: str
+    version_text: str
+    version: tuple[int, ...]
+
+    @property
+    def random_fully(self) -> bool:
+        """Whether MASQUERADE knows --random-fully."""
+        return self.version >= RANDOM_FULLY_SINCE
+
+
+async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
+    """The iptables programs of a family; `variant` is auto, nft or legacy. Raises ApplyError."""
+    stem = "iptables" if family is Family.IPV4 else "ip6tables"
+    base = stem if variant == "auto" else f"{stem}-{variant}"
+    try:
+        said = await run([base, "--version"], "")
+    except FileNotFoundError:
+        hint = "apt install iptables" if variant == "auto" else "set iptables_variant: auto"
+        raise ApplyError(f"{base} cannot be run", "there is no such program", hint) from None
+    match = _VERSION.search(said.output)
+    if not match:
+        raise ApplyError(f"{base} --version is not understood", (said.output + said.errors).strip())
+    version = tuple(int(part) for part in match.groups()[:3])
+    if (1, 8, 0) <= version < BROKEN_BEFORE:
+        raise ApplyError(
+            f"{said.output.strip()} is unusable", "it duplicates rules", "install 1.8.3 or later"
+        )
+    return Tools(f"{base}-restore", f"{base}-save", said.output.strip(), version)
+
+
+async def save(tools: Tools, table: str, run: Runner) -> str:
+    """The rules of one table as text. Raises ApplyError."""
+    finished = await run([tools.save, "-t", table], "")
+    _check(finished, f"{tools.save} -t {table}")
+    return finished.output
+
+
+async def restore(tools: Tools, text: str, run: Runner) -> None:
+    """Apply a restore input without flushing what it does not name. Raises ApplyError."""
+    finished = await run([tools.restore, "--noflush", "-w", str(LOCK_WAIT_SECONDS)], text)
+    _check(finished, tools.restore, text)
+
+
+def _check(finished: Finished, what: str, text: str = "") -> None:
+    if finished.code == 0:
+        return
+    why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
+    line = re.search(r"line:? (\d+)", finished.errors)
+    lines = text.splitlines()
+    if line and 0 < int(line[1]) <= len(lines):
+        why = f"{why} (line {line[1]}: {lines[int(line[1]) - 1]})"
+    raise ApplyError(f"{what} failed with exit code {finished.code}", why, _hint(finished))
+
+
+def _hint(finished: Finished) -> str:
+    said = finished.errors.lower()
+    if "permission" in said or "must be root" in said:
+        return "vipd needs root, or CAP_NET_ADMIN (legacy: CAP_NET_RAW too)"
+    if finished.code == 4 and "lock" in said:
+        return "another program holds the xtables lock; vipd tries again"
+    return ""

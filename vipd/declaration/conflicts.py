@@ -1,0 +1,40 @@
+"""What two services cannot both have: a frontend, a name. Across one file or many. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vipd.declaration.problems import Problem
+from vipd.model import Frontend, Service
+
+
+def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
+    """Every frontend and every name that an earlier service has already, in time linear in the frontends.
+
+    The problem stands at the later service; the earlier one keeps what it claims, also against a third.
+    """
+    names: dict[str, Service] = {}
+    owners: dict[Frontend, Service] = {}
+    problems: list[Problem] = []
+    for service in services:
+        namesake = names.setdefault(service.name, service)
+        if namesake is not service and not _default_name(service):
+            what = f"the name {service.name} is already taken by the service at {namesake.origin}"
+            problems.append(_problem(service, what, "give each service its own name"))
+        for frontend in service.frontends():
+            owner = owners.setdefault(frontend, service)
+            if owner is not service:
+                what = f"{service.name}: {frontend} already belongs to {owner.name} at {owner.origin}"
+                problems.append(_problem(service, what, "one address, port and protocol can serve once"))
+    return tuple(problems)
+
+
+def _default_name(service: Service) -> bool:
+    """Whether the name is the first frontend's: then the clash of that frontend tells it all."""
+    frontends = service.frontends()
+    return bool(frontends) and service.name == str(frontends[0])
+
+
+def _problem(service: Service, what: str, hint: str) -> Problem:
+    origin = service.origin
+    return Problem(origin.path or origin.source, origin.line, "", what, hint)

@@ -1,0 +1,175 @@
+"""Reading typed values from a tree's nodes: each function returns the value, or None after reporting why not.
+
+Nodes that are `Unreadable` were reported before and give None in silence. Paths are the dotted places that
+problems name, like `services[2].backends[0].port`. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from vipd.declaration import nodes
+from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
+from vipd.declaration.notation import NotationError, shown
+from vipd.declaration.problems import Problem
+
+T = TypeVar("T")
+
+
+class Placed(NamedTuple, Generic[T]):
+    """A value with the place it was declared at."""
+
+    value: T
+    line: int
+    path: str
+
+    def earlier(self, line: int) -> str:
+        """How a problem at `line` names this place: `backends[0]`, with the line when it is another one."""
+        return f"{self.path} on line {self.line}" if self.line != line else self.path
+
+
+class Report:
+    """Collects the problems of one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+
+    def add(self, line: int, path: str, what: str, hint: str = "") -> None:
+        """One more problem."""
+        self.problems.append(Problem(self.file, line, path, what, hint))
+
+    def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
+        """`node` is not what the language wants at `path`."""
+        if not isinstance(node, Unreadable):
+            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint)
+
+
+def kind(node: Node) -> str:
+    """What a node is, for messages: `a list`, `null`, `the integer 5`, `"tpc"`."""
+    if isinstance(node, nodes.Mapping):
+        return "a mapping"
+    if not isinstance(node, Scalar):
+        return "a list"
+    meaning = nodes.other_meaning(node)
+    if meaning == "null":
+        return "null"
+    if not meaning:
+        return shown(node.text)
+    return f"{_cut(node.text)} ({meaning})"
+
+
+def _cut(text: str) -> str:
+    return shown(text)[1:-1]
+
+
+def did_you_mean(text: str, known: Collection[str]) -> str:
+    """A hint at the nearest known word, else at all of them."""
+    close = difflib.get_close_matches(text.lower()[:64], known, 1)
+    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
+
+
+def known_keys(
+    report: Report, node: Node, path: str, known: Collection[str], unsupported: Collection[str] = ()
+) -> Iterator[tuple[str, Node]]:
+    """The known keys of a mapping in written order with their values; every other key is reported."""
+    if not isinstance(node, nodes.Mapping):
+        report.wrong_type(node, path, f"a mapping with the keys {', '.join(known)}")
+        return
+    for key, value in node.items.items():
+        if key in known:
+            yield key, value
+            continue
+        line, place = node.key_lines[key], f"{path}.{key}" if path else key
+        if key in unsupported:
+            report.add(line, path, f"{key} is not supported by this version", f"remove {place}")
+        else:
+            report.add(line, path, f"unknown key {shown(key)}", did_you_mean(key, known))
+
+
+def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:
+    """The items of a list with their paths, or the node itself when it is a single value."""
+    if isinstance(node, Sequence):
+        return [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
+    return [(path, node)]
+
+
+def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> str | None:
+    """A scalar that every YAML reader takes for text."""
+    if not isinstance(node, Scalar):
+        report.wrong_type(node, path, wanted)
+        return None
+    meaning = nodes.other_meaning(node)
+    if not meaning:
+        return node.text
+    if meaning == "null":
+        report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
+    else:
+        report.wrong_type(node, path, wanted, f"if text is meant, put it in quotes: {shown(node.text)}")
+    return None
+
+
+def read_integer(report: Report, node: Node, path: str, low: int, high: int) -> int | None:
+    """A plain decimal integer from `low` to `high`."""
+    value = nodes.integer(node) if isinstance(node, Scalar) else None
+    if value is None:
+        report.wrong_type(node, path, f"an integer from {low} to {high}", _integer_hint(node))
+        return None
+    if not low <= value <= high:
+        report.add(node.line, path, f"{value} is out of range", f"write an integer from {low} to {high}")
+        return None
+    return value
+
+
+def _integer_hint(node: Node) -> str:
+    if not isinstance(node, Scalar) or nodes.null(node):
+        return ""
+    if not node.plain and nodes.integer(Scalar(0, node.text, plain=True)) is not None:
+        return f"write {node.text} without quotes"
+    return "write it in plain decimal"
+
+
+def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T]) -> T | None:
+    """One of a few words."""
+    wanted = f"one of {', '.join(choices)}"
+    text = _scalar_text(report, node, path, wanted)
+    if text is None:
+        return None
+    if text not in choices:
+        report.add(node.line, path, f"must be {wanted}, not {kind(node)}", _choice_hint(text, choices))
+        return None
+    return choices[text]
+
+
+def _choice_hint(text: str, choices: Collection[str]) -> str:
+    close = difflib.get_close_matches(text.lower()[:64], choices, 1)
+    return f'did you mean "{close[0]}"?' if close else ""
+
+
+def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | None:
+    """The text of a scalar that is not null, whatever else it might mean."""
+    if not isinstance(node, Scalar):
+        report.wrong_type(node, path, wanted)
+        return None
+    if nodes.null(node):
+        report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
+        return None
+    return node.text
+
+
+def read_notation(report: Report, node: Node, path: str, parse: Callable[[str], T], wanted: str) -> T | None:
+    """A scalar in one of the short forms of `notation`; `parse` raises `NotationError`."""
+    text = _scalar_text(report, node, path, wanted)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except NotationError as error:
+        meaning = nodes.other_meaning(node)  # type: ignore[arg-type]
+        if meaning and meaning != "an integer":
+            report.wrong_type(node, path, wanted, error.hint)
+        else:
+            report.add(node.line, path, error.what, error.hint)
+        return None

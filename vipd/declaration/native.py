@@ -1,0 +1,93 @@
+"""The vipd/v1 declaration: YAML or JSON text in, a `Declaration` out, with every problem at once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vipd.declaration.conflicts import find_conflicts
+from vipd.declaration.fields import Report, did_you_mean
+from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, null, tree_of
+from vipd.declaration.notation import shown
+from vipd.declaration.policy_reader import Policy, read_policy
+from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.service_reader import read_service
+from vipd.declaration.yaml_tree import read_tree
+from vipd.model import Origin, Service
+
+__all__ = [
+    "API_VERSION",
+    "format_declaration",
+    "format_service",
+    "parse_declaration",
+    "parse_service",
+    "service_to_spec",
+]
+
+DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
+
+
+def parse_declaration(text: str, path: str, source: str = "file") -> Declaration:
+    """Read every document of a file. Never raises; no text, or only comments, declares no service.
+
+    `path` names the file in problems and origins, `source` the kind of origin. Problems come in line order.
+    Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
+    """
+    tree = read_tree(text, path)
+    report = Report(path)
+    services: list[Service] = []
+    for document in tree.documents:
+        services += _read_document(report, document, Origin(source, path))
+    problems = [*tree.problems, *report.problems, *find_conflicts(services)]
+    # What stands in `defaults` or behind an alias is read again for each service that uses it.
+    problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
+    return Declaration(tuple(services), tuple(problems))
+
+
+def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
+    """Read one service from decoded JSON by the same rules. Problems stand at the origin's line."""
+    report = Report(origin.path or origin.source)
+    service = read_service(report, tree_of(spec, origin.line), "", Policy(), origin)
+    return service, tuple(report.problems)
+
+
+def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
+    if not isinstance(node, Mapping):
+        report.wrong_type(node, "", f"a mapping with the keys {', '.join(DOCUMENT_KEYS)}")
+        return []
+    if not _right_version(report, node):
+        return []
+    for key, line in node.key_lines.items():
+        if key not in DOCUMENT_KEYS:
+            report.add(line, "", f"unknown key {shown(key)}", did_you_mean(key, DOCUMENT_KEYS))
+    defaults = node.items.get("defaults")
+    policy = Policy() if defaults is None else read_policy(report, defaults, "defaults")
+    services = node.items.get("services")
+    if services is None or null(services):
+        return []
+    if not isinstance(services, Sequence):
+        report.wrong_type(services, "services", "a list", "start each service with a dash")
+        return []
+    return _read_services(report, services, policy, origin)
+
+
+def _right_version(report: Report, node: Mapping) -> bool:
+    """Whether to read on: a document of another language would only give problems that mislead."""
+    version = node.items.get("apiVersion")
+    if version is None:
+        report.add(node.line, "", "apiVersion is missing", f"write apiVersion: {API_VERSION}")
+        return True
+    if isinstance(version, Scalar) and version.text == API_VERSION:
+        return True
+    report.wrong_type(version, "apiVersion", API_VERSION)
+    return False
+
+
+def _read_services(report: Report, services: Sequence, policy: Policy, origin: Origin) -> list[Service]:
+    found = []
+    for index, item in enumerate(services.items):
+        place = replace(origin, line=item.line)
+        service = read_service(report, item, f"services[{index}]", policy, place)
+        if service is not None:
+            found.append(service)
+    return found

@@ -1,0 +1,129 @@
+"""The tree that declarations are read from: nodes that know their line, whatever text or JSON they came from.
+
+A scalar stays text; what a plain one means is asked here, by the decimal and lower-case rules that all YAML
+readers agree on. What some of them would take for something else has a name, so that messages can explain it.
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+MAX_DEPTH = 32
+"""Deepest nesting that is read; declarations and Kubernetes manifests need a dozen levels."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A value at a 1-based line (0: the value has no line)."""
+
+    line: int
+
+
+@dataclass(slots=True, eq=False)
+class Scalar(Node):
+    """Text as written; `plain` when without quotes, so that it may mean a number, a boolean or null."""
+
+    text: str
+    plain: bool
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Node):
+    """A list."""
+
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Mapping(Node):
+    """Keys and values in written order, each key once, with the line of each key."""
+
+    items: dict[str, Node] = field(default_factory=dict)
+    key_lines: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Unreadable(Node):
+    """Stands for a value whose problem is already reported; readers pass over it in silence."""
+
+
+def tree_of(value: object, line: int = 0, depth: int = MAX_DEPTH) -> Node:
+    """The same tree from decoded JSON, every node at `line`. Strings count as quoted.
+
+    What lies deeper than `depth` is cut off: no declaration reaches there without a problem higher up.
+    """
+    if depth == 0:
+        return Unreadable(line)
+    if isinstance(value, dict):
+        items = {str(key): tree_of(item, line, depth - 1) for key, item in value.items()}
+        return Mapping(line, items, dict.fromkeys(items, line))
+    if isinstance(value, list | tuple):
+        return Sequence(line, [tree_of(item, line, depth - 1) for item in value])
+    if isinstance(value, str):
+        return Scalar(line, value, plain=False)
+    return Scalar(line, _plain_text(value), plain=True)
+
+
+def _plain_text(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return hex(value)  # int to decimal text raises beyond 4300 digits
+    # JSON's decoder lets Infinity and NaN through; these are their YAML names.
+    return str(value).replace("inf", ".inf").replace("nan", ".nan")
+
+
+def null(node: Node) -> bool:
+    """Whether the value is null: nothing, `~` or `null`, without quotes."""
+    return isinstance(node, Scalar) and node.plain and node.text in _NULLS
+
+
+def integer(scalar: Scalar) -> int | None:
+    """The value of a plain decimal integer, else None."""
+    if scalar.plain and _DECIMAL.fullmatch(scalar.text):
+        return int(scalar.text)
+    return None
+
+
+def other_meaning(scalar: Scalar) -> str:
+    """What YAML readers take a plain scalar for when it is not text: "a boolean in YAML 1.1". "" for text."""
+    if not scalar.plain:
+        return ""
+    if scalar.text in _NULLS:
+        return "null"
+    return next(
+        (meaning for pattern, meaning in _meanings(scalar.text) if pattern.fullmatch(scalar.text)), ""
+    )
+
+
+def _meanings(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """The patterns worth trying: only the first is safe from slow matching on long text."""
+    return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
+
+
+_LONGEST_NUMBER = 64
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_MEANINGS = tuple(
+    (re.compile(pattern), meaning)
+    for pattern, meaning in (
+        (r"-?(?:0|[1-9][0-9]*)", "an integer"),
+        (r"true|True|TRUE|false|False|FALSE", "a boolean"),
+        (r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)", "a boolean in YAML 1.1"),
+        (r"[-+]?0o?[0-7_]+", "an octal number in YAML"),
+        (r"[-+]?0[0-9]+", "a number with a leading zero"),
+        (r"[-+]?0x[0-9a-fA-F_]+", "a hexadecimal number in YAML"),
+        (r"[-+]?0b[01_]+", "a binary number in YAML 1.1"),
+        (r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", "a base-60 number in YAML 1.1"),
+        (r"[-+]?[0-9]+_[0-9_]*", "a number with digit groups in YAML 1.1"),
+        (r"\+[0-9]+", "a number with a plus sign in YAML"),
+        (r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?", "a floating-point number in YAML"),
+        (r"[-+]?[0-9][0-9_]*\.(?:[eE][-+]?[0-9]+)?", "a floating-point number in YAML"),
+        (r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "a floating-point number in YAML"),
+        (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt \t].*)?", "a date in YAML 1.1"),
+    )
+)

@@ -1,0 +1,178 @@
+"""What a service may not say though each word of it is right: useless addresses, twins, loops. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv6Address
+
+from vipd.declaration.fields import Placed, Report
+from vipd.model import Backend, Family, ServicePort, family_of, socket_text
+
+_SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
+
+VIP_REFUSALS = {
+    "unspecified": "a service needs one definite address",
+    "loopback": "loopback addresses never leave a host: choose an address of its own for the service",
+    "multicast": "a service needs a unicast address",
+    "link-local": "link-local addresses are not routed: choose another one",
+    "broadcast": "a service needs a unicast address",
+}
+"""Kinds of addresses that cannot be a service's, with the hint."""
+
+BACKEND_REFUSALS = {
+    "unspecified": "write the address that the backend listens on",
+    "loopback": "DNAT to loopback needs the sysctl route_localnet, which vipd never sets: let the backend "
+    "listen on another address of this host",
+    "multicast": "a backend needs a unicast address",
+    "link-local": "link-local IPv6 addresses need an interface: use a routed address",
+    "broadcast": "a backend needs a unicast address",
+}
+"""The same for backends; there link-local counts for IPv6 only."""
+
+
+def address_kind(address: str) -> str:
+    """`unspecified`, `loopback`, `multicast`, `link-local` or `broadcast` of a canonical address, else ""."""
+    if ":" in address:
+        return _ipv6_kind(address)
+    first = address.partition(".")[0]
+    if first not in _SPECIAL_OCTETS:
+        return ""
+    if first == "127":
+        return "loopback"
+    if first == "169":
+        return "link-local" if address.startswith("169.254.") else ""
+    if first in {"0", "255"}:
+        return {"0.0.0.0": "unspecified", "255.255.255.255": "broadcast"}.get(address, "")  # noqa: S104
+    return "multicast"
+
+
+def _ipv6_kind(address: str) -> str:
+    parsed = IPv6Address(address)
+    if parsed.is_unspecified:
+        return "unspecified"
+    if parsed.is_loopback:
+        return "loopback"
+    if parsed.is_multicast:
+        return "multicast"
+    return "link-local" if parsed.is_link_local else ""
+
+
+def check_vip(report: Report, address: Placed[str]) -> bool:
+    """Whether the address can be a service's; reports why not."""
+    kind = address_kind(address.value)
+    if kind:
+        report.add(address.line, address.path, f"{address.value} is {_a(kind)} address", VIP_REFUSALS[kind])
+    return not kind
+
+
+def check_backend_address(report: Report, backend: Placed[Backend]) -> bool:
+    """Whether the address can be a backend's; reports why not."""
+    address = backend.value.address
+    kind = address_kind(address)
+    if not kind or (kind == "link-local" and ":" not in address):
+        return True
+    report.add(backend.line, backend.path, f"{address} is {_a(kind)} address", BACKEND_REFUSALS[kind])
+    return False
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def unique_addresses(report: Report, addresses: Iterable[Placed[str]]) -> list[Placed[str]]:
+    """The addresses without repetitions, which are reported."""
+    first: dict[str, Placed[str]] = {}
+    for address in addresses:
+        earlier = first.setdefault(address.value, address)
+        if earlier is not address:
+            what = f"{address.value} is already {earlier.earlier(address.line)}"
+            report.add(address.line, address.path, what, "remove one of them")
+    return list(first.values())
+
+
+def unique_ports(report: Report, ports: Iterable[Placed[ServicePort]]) -> list[Placed[ServicePort]]:
+    """The ports without those whose number and protocol repeat; these and repeated names are reported."""
+    numbers: dict[str, Placed[ServicePort]] = {}
+    names: dict[str, Placed[ServicePort]] = {}
+    kept = []
+    for port in ports:
+        twin = numbers.setdefault(str(port.value), port)
+        if twin is not port:
+            what = f"{port.value} is already {twin.earlier(port.line)}"
+            report.add(port.line, port.path, what, "remove one of them")
+            continue
+        kept.append(port)
+        if not port.value.name:
+            continue
+        namesake = names.setdefault(port.value.name, port)
+        if namesake is not port:
+            what = f'the name "{port.value.name}" is already taken by {namesake.earlier(port.line)}'
+            report.add(port.line, port.path, what, "give each port of a service its own name")
+    return kept
+
+
+def check_backends(
+    report: Report,
+    backends: Sequence[Placed[Backend]],
+    addresses: Sequence[Placed[str]],
+    ports: Sequence[Placed[ServicePort]],
+) -> None:
+    """Report backends of a family the service lacks, twins, and backends that are the service itself."""
+    own = {address.value for address in addresses}
+    families = {family_of(address) for address in own}
+    seen = {backend.value.address for backend in backends}
+    if len(families) < 2:
+        _check_families(report, backends, families)
+    if len(seen) < len(backends):
+        _check_twins(report, backends, [port.value for port in ports])
+    if not seen.isdisjoint(own):
+        _check_loops(report, backends, own, [port.value for port in ports])
+
+
+def _check_families(report: Report, backends: Sequence[Placed[Backend]], families: set[Family]) -> None:
+    for backend in backends:
+        family = family_of(backend.value.address)
+        if families and family not in families:
+            what = (
+                f"{backend.value.address} is {_name(family)}, but the service has no {_name(family)} address"
+            )
+            hint = f"add an {_name(family)} address to the service, or remove the backend"
+            report.add(backend.line, backend.path, what, hint)
+
+
+def _name(family: Family) -> str:
+    return "IPv6" if family is Family.IPV6 else "IPv4"
+
+
+def _resolved(backend: Backend, port: ServicePort) -> int:
+    """The port that a backend is reached at for a service port: its own, else the target, else the same."""
+    return backend.port or port.target or port.port
+
+
+def _check_twins(report: Report, backends: Sequence[Placed[Backend]], ports: Sequence[ServicePort]) -> None:
+    first: dict[tuple[str, str, int], Placed[Backend]] = {}
+    for backend in backends:
+        reached = [(backend.value.address, str(port), _resolved(backend.value, port)) for port in ports]
+        earlier = next((first[key] for key in reached if key in first), None)
+        if earlier is None:
+            first.update(dict.fromkeys(reached, backend))
+            continue
+        twin = next(key for key in reached if key in first)
+        what = f"{socket_text(twin[0], twin[2])} is already {earlier.earlier(backend.line)}"
+        report.add(backend.line, backend.path, what, "list it once; for a larger share give it a weight")
+
+
+def _check_loops(
+    report: Report, backends: Sequence[Placed[Backend]], own: set[str], ports: Sequence[ServicePort]
+) -> None:
+    frontends = {(port.port, port.protocol) for port in ports}
+    for backend in backends:
+        if backend.value.address not in own:
+            continue
+        looping = [p for p in ports if (_resolved(backend.value, p), p.protocol) in frontends]
+        if looping:
+            reached = socket_text(backend.value.address, _resolved(backend.value, looping[0]))
+            what = f"{reached}/{looping[0].protocol} is the service itself: a loop"
+            report.add(
+                backend.line, backend.path, what, "name the address and port that the server listens on"
+            )

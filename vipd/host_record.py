@@ -1,0 +1,70 @@
+"""What vipd has done to this host, on disk before it is done, so that cleanup can undo it after any crash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vipd.durable import write_durably
+
+FILE_NAME = "host-changes.json"
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was done."""
+
+    sysctls: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Path below /proc/sys -> {"was": before, "set": by vipd}."""
+    tables: list[str] = field(default_factory=list)
+    """`FAMILY TABLE` of iptables tables that did not exist before."""
+    prefixes: list[str] = field(default_factory=list)
+    """Chain prefixes that were written."""
+
+
+class HostRecord:
+    """The record of one state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE_NAME
+
+    def read(self) -> Changes:
+        """What is recorded; nothing when there is no record, or none that can be read."""
+        try:
+            found = json.loads(self._path.read_text())
+            return Changes(found["sysctls"], found["tables"], found["prefixes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return Changes()
+
+    def sysctl(self, name: str, was: str, now: str) -> None:
+        """A kernel setting is about to be changed. The first value seen is the one to go back to."""
+        changes = self.read()
+        if name not in changes.sysctls:
+            changes.sysctls[name] = {"was": was, "set": now}
+            self._write(changes)
+
+    def rules(self, prefix: str, new_tables: list[str]) -> None:
+        """Chains of a prefix are about to be written, and these tables to come into being."""
+        changes = self.read()
+        tables = [table for table in new_tables if table not in changes.tables]
+        if tables or prefix not in changes.prefixes:
+            changes.tables += tables
+            changes.prefixes += [prefix] if prefix not in changes.prefixes else []
+            self._write(changes)
+
+    def forget_prefix(self, prefix: str) -> None:
+        """Every chain of a prefix has been removed."""
+        changes = self.read()
+        if prefix in changes.prefixes:
+            changes.prefixes.remove(prefix)
+            self._write(changes)
+
+    def clear(self) -> None:
+        """Everything has been undone."""
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, changes: Changes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        text = {"sysctls": changes.sysctls, "tables": changes.tables, "prefixes": changes.prefixes}
+        write_durably(self._path, json.dumps(text, indent=1).encode())

@@ -1,0 +1,17 @@
+"""Why a text of rules cannot be traced."""
+
+from __future__ import annotations
+
+
+class RulesetError(ValueError):
+    """A text that the kernel would refuse, or that does not hold together. `text` is the offending line."""
+
+    def __init__(self, text: str, why: str, hint: str = "") -> None:
+        message = f"{why}: {text}" if text else why
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.text = text
+        self.why = why
+
+
+class UnknownRule(RulesetError):
+    """A rule whose meaning the tracer does not know. `text` is the rule as it was read."""

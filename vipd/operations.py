@@ -1,0 +1,227 @@
+"""What the API's changes mean: from a request to the store's next content. Pure.
+
+Every function takes the snapshot (all services) and what is stored, and returns an `Outcome` or raises
+`RefusedError`. Nothing is changed until the caller saves `Outcome.stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from vipd.declaration.formatting import service_to_spec
+from vipd.declaration.native import parse_service
+from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
+from vipd.declaration.problems import Problem
+from vipd.model import Backend, Origin, Service
+
+Services = Mapping[str, Service]
+Action = Literal["created", "changed", "removed", "unchanged"]
+Kind = Literal["malformed", "not-found", "conflict", "owned", "invalid"]
+
+FROM_CLI = Origin("cli")
+
+
+class RefusedError(Exception):
+    """A change that is not made: what, why, hint."""
+
+    def __init__(
+        self, kind: Kind, what: str, why: str = "", hint: str = "", problems: Iterable[Problem | str] = ()
+    ) -> None:
+        super().__init__(what)
+        self.kind, self.what, self.why, self.hint = kind, what, why, hint
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change comes to: the services to store, and what happened to each that was named."""
+
+    stored: Services
+    results: Mapping[str, Action] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to store."""
+        return any(action != "unchanged" for action in self.results.values())
+
+
+def spec_of(service: Service) -> dict[str, object]:
+    """A service as one item of a declaration, its name included."""
+    return {"name": service.name, **service_to_spec(service)}
+
+
+def find(snapshot: Services, target: str) -> Service:
+    """The service of a name, or of a frontend like `10.96.0.10:53/udp`. Raises RefusedError."""
+    if target in snapshot:
+        return snapshot[target]
+    try:
+        frontend = parse_frontend(target)
+    except NotationError:
+        frontend = None
+    for service in snapshot.values() if frontend else ():
+        if frontend in service.frontends():
+            return service
+    raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
+
+
+def add(snapshot: Services, stored: Services, spec: object) -> Outcome:
+    """A new service. The same one again is unchanged; another under its name or frontend is a conflict."""
+    service = _parse(spec)
+    known = snapshot.get(service.name)
+    if known == service:
+        return Outcome(stored, {service.name: "unchanged"})
+    if known is not None:
+        hint = f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+        raise RefusedError(
+            "conflict", f"service {known.name} is there already and differs", _owner(known), hint
+        )
+    _check_frontends(snapshot, service)
+    return Outcome({**stored, service.name: service}, {service.name: "created"})
+
+
+def change(snapshot: Services, stored: Services, target: str, fields: object) -> Outcome:
+    """Set the given fields of a service; null clears one."""
+    service = _owned_by_cli(find(snapshot, target))
+    if not isinstance(fields, Mapping):
+        raise RefusedError("malformed", "the service must be a mapping of fields")
+    if fields.get("name", service.name) != service.name:
+        raise RefusedError("conflict", "a service cannot be renamed", "", "remove it and add it anew")
+    spec = {**spec_of(service), **fields}
+    changed = _parse({key: value for key, value in spec.items() if value is not None})
+    _check_frontends(snapshot, changed)
+    return _replaced(stored, service, changed)
+
+
+def set_weight(snapshot: Services, stored: Services, target: str, backend: str, weight: object) -> Outcome:
+    """Set the weight of one backend."""
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
+        raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
+
+    def weighted(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        chosen = _backend(target, backends, backend)
+        return tuple(replace(b, weight=weight) if b is chosen else b for b in backends)
+
+    return _change_backends(snapshot, stored, target, weighted)
+
+
+def add_backends(snapshot: Services, stored: Services, target: str, specs: object) -> Outcome:
+    """Add backends to a service; those that are there with the same weight stay as they are."""
+    service = find(snapshot, target)
+    added = _parse({**spec_of(service), "backends": specs, "fallback": None})
+
+    def extended(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        new = tuple(b for b in added.backends if b not in backends)
+        for backend in new:
+            if str(backend) in map(str, backends):
+                hint = f"vipctl set {service.name}/{backend} --weight {backend.weight}"
+                raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
+        return backends + new
+
+    return _change_backends(snapshot, stored, target, extended)
+
+
+def remove_backends(snapshot: Services, stored: Services, target: str, names: object) -> Outcome:
+    """Remove backends, named `ADDR` or `ADDR:PORT`, from a service."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RefusedError("malformed", "backends must be a list of addresses")
+
+    def shortened(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        leaving = [_backend(target, backends, name) for name in names]
+        return tuple(b for b in backends if b not in leaving)
+
+    return _change_backends(snapshot, stored, target, shortened)
+
+
+def remove(snapshot: Services, stored: Services, target: str) -> Outcome:
+    """Remove a service."""
+    service = _owned_by_cli(find(snapshot, target))
+    rest = {name: other for name, other in stored.items() if name != service.name}
+    return Outcome(rest, {service.name: "removed"})
+
+
+def apply(snapshot: Services, stored: Services, specs: object, prune: bool) -> Outcome:
+    """Make the store hold these services, all or none of them; `prune`: and no others."""
+    if not isinstance(specs, list):
+        raise RefusedError("malformed", "services must be a list")
+    wanted = {service.name: service for service in map(_parse, specs)}
+    if len(wanted) != len(specs):
+        raise RefusedError("invalid", "two of the services have the same name")
+    kept = {} if prune else {name: s for name, s in stored.items() if name not in wanted}
+    others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != "cli"}
+    for service in wanted.values():
+        if service.name in others:
+            _owned_by_cli(others[service.name])
+        _check_frontends(others, service)
+        others[service.name] = service
+    results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in wanted.items()}
+    results.update({name: "removed" for name in stored if name not in wanted and name not in kept})
+    return Outcome({**kept, **wanted}, results)
+
+
+def _change_backends(
+    snapshot: Services,
+    stored: Services,
+    target: str,
+    edit: Callable[[tuple[Backend, ...]], tuple[Backend, ...]],
+) -> Outcome:
+    service = _owned_by_cli(find(snapshot, target))
+    edited = replace(service, backends=edit(service.backends))
+    # Through the parser again, so that what the store will read at the next start is what was checked.
+    return _replaced(stored, service, _parse(spec_of(edited)))
+
+
+def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
+    return Outcome({**stored, after.name: after}, {after.name: _compare(before, after)})
+
+
+def _compare(before: Service | None, after: Service) -> Action:
+    return "created" if before is None else "unchanged" if before == after else "changed"
+
+
+def _parse(spec: object) -> Service:
+    if isinstance(spec, Mapping):
+        spec = {key: value for key, value in spec.items() if value is not None}
+    service, problems = parse_service(spec, FROM_CLI)
+    if problems or service is None:
+        raise RefusedError("invalid", "the service is not valid", "", "", problems)
+    return service
+
+
+def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
+    try:
+        wanted = parse_backend(name)
+    except NotationError as error:
+        raise RefusedError("invalid", error.what, "", error.hint) from None
+    for backend in backends:
+        if (backend.address, backend.port) == (wanted.address, wanted.port):
+            return backend
+    raise RefusedError(
+        "not-found", f"{target} has no backend {name}", "", f"vipctl describe {target} shows them"
+    )
+
+
+def _owned_by_cli(service: Service) -> Service:
+    if service.origin.source != "cli":
+        hint = f"edit {service.origin.path}, line {service.origin.line}"
+        raise RefusedError(
+            "owned", f"service {service.name} is not vipctl's to change", _owner(service), hint
+        )
+    return service
+
+
+def _owner(service: Service) -> str:
+    return f"it is owned by {service.origin.owner}"
+
+
+def _check_frontends(snapshot: Services, service: Service) -> None:
+    claimed = set(service.frontends())
+    for other in snapshot.values():
+        if other.name == service.name:
+            continue
+        for frontend in claimed.intersection(other.frontends()):
+            hint = f"vipctl describe {other.name}"
+            raise RefusedError(
+                "conflict", f"{frontend} is served by {other.name} already", _owner(other), hint
+            )

@@ -1,0 +1,185 @@
+"""Makes the kernel equal to what the sources declare. The whole path of data is in `step`.
+
+Level-triggered: a step always means the whole snapshot, and costs what changed. It is woken by sources and by
+the API, gathers whatever came meanwhile, and after a failure tries again with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from vipd.catalog import Merged, Unit, merge
+from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.declaration.problems import Problem
+from vipd.hostnet import HostSettings
+from vipd.model import Forwarding, ForwardingKey, Service
+from vipd.selection import SelectionPolicy, choose
+from vipd.sources.base import Source
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How the reconciling goes."""
+
+    applies: int = 0
+    failures: int = 0
+    last_apply: datetime | None = None
+    last_seconds: float = 0.0
+    fault: str = ""
+    """Why the last step failed; empty when it did not."""
+    warnings: tuple[str, ...] = ()
+    wanted: int = 0
+    """Counts the wishes for a step."""
+    done: int = 0
+    """The last wish that a good step has fulfilled."""
+    tried: int = field(default=0)
+    """The last wish that any step has taken up."""
+
+    @property
+    def state(self) -> str:
+        """`starting`, `in-sync`, `pending` or `failed`."""
+        if self.fault:
+            return "failed"
+        if not self.done:
+            return "starting"
+        return "in-sync" if self.done == self.wanted else "pending"
+
+
+class Reconciler:
+    """Owns the snapshot and the only loop that writes to the kernel."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        dataplane: Dataplane,
+        host: HostSettings | None,
+        policy: SelectionPolicy,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._sources, self._dataplane, self._host = sources, dataplane, host
+        self._policy, self._clock = policy, clock
+        self._woken = asyncio.Event()
+        self._stepped = asyncio.Condition()
+        self._one_at_a_time = asyncio.Lock()
+        self.progress = Progress()
+        self.services: Mapping[str, Service] = {}
+        self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
+        self.problems: Mapping[str, tuple[Problem, ...]] = {}
+
+    def wake(self) -> int:
+        """Ask for a step; the number returned is for `settled`."""
+        self.progress.wanted += 1
+        self._woken.set()
+        return self.progress.wanted
+
+    async def settled(self, wish: int, timeout: float) -> bool:
+        """Wait until a step took up a wish: True when the kernel is as wished, else False."""
+        async with self._stepped:
+            try:
+                await asyncio.wait_for(
+                    self._stepped.wait_for(lambda: self.progress.tried >= wish), timeout=timeout
+                )
+            except TimeoutError:
+                return False
+        return self.progress.done >= wish
+
+    async def run(self) -> None:
+        """Step when woken, for ever; after a failure also without being woken."""
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await asyncio.wait_for(self._woken.wait(), timeout=pause if self.progress.fault else None)
+            except TimeoutError:
+                log.info("trying again after: %s", self.progress.fault)
+            pause = FIRST_RETRY_SECONDS if await self.step() else min(pause * 2, LONGEST_RETRY_SECONDS)
+
+    async def step(self) -> bool:
+        """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
+        async with self._one_at_a_time:
+            self._woken.clear()
+            wish, began = self.progress.wanted, self._clock()
+            try:
+                merged = merge(self._units())
+                self._adopt(merged)
+                self._dataplane.update(self._select(merged.services))
+                self._prepare_host()
+                plan = await self._dataplane.plan()
+                if plan:
+                    await self._dataplane.apply(plan)
+                self._succeeded(wish, began, wrote=bool(plan))
+            except ApplyError as error:
+                self._failed(wish, str(error))
+            except Exception as error:
+                log.exception("reconciling failed")
+                self._failed(
+                    wish, f"{type(error).__name__}: {error}; hint: this is a fault in vipd, see the log"
+                )
+        async with self._stepped:
+            self._stepped.notify_all()
+        return not self.progress.fault
+
+    async def difference(self) -> str:
+        """What a step would write now, having looked at the kernel afresh; empty when in sync."""
+        async with self._one_at_a_time:
+            self._dataplane.forget()
+            try:
+                return str(await self._dataplane.plan())
+            finally:
+                self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
+
+    def _units(self) -> dict[str, Unit]:
+        return {name: unit for source in self._sources for name, unit in source.units().items()}
+
+    def _adopt(self, merged: Merged) -> None:
+        """Tell the sources which of their versions serve, and the log what is wrong."""
+        for source in self._sources:
+            source.accepted(merged.chosen)
+        for unit, problems in merged.problems.items():
+            if problems != self.problems.get(unit):
+                for problem in problems:
+                    log.error("%s", problem)
+        self.problems = merged.problems
+
+    def _select(self, services: Mapping[str, Service]) -> dict[ForwardingKey, Forwarding | None]:
+        """The forwardings that differ from those of the last step."""
+        before, changes = self.services, dict[ForwardingKey, Forwarding | None]()
+        for name in before.keys() - services.keys():
+            changes.update({f.key: None for f in self.forwardings.pop(name)})
+        for name, service in services.items():
+            if before.get(name) is service:
+                continue
+            old = {f.key: f for f in self.forwardings.get(name, ())}
+            self.forwardings[name] = new = choose(service, self._policy)
+            changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
+            changes.update({f.key: f for f in new if old.get(f.key) != f})
+        self.services = services
+        return changes
+
+    def _prepare_host(self) -> None:
+        if self._host is None:
+            return
+        families = sorted({f.key.family for part in self.forwardings.values() for f in part})
+        self.progress.warnings = self._host.prepare(families)
+
+    def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
+        progress, now = self.progress, self._clock()
+        if wrote or not progress.done:
+            progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
+            progress.applies += wrote
+            log.info("%d services in the kernel after %.3f s", len(self.services), progress.last_seconds)
+        progress.fault, progress.done, progress.tried = "", wish, wish
+
+    def _failed(self, wish: int, fault: str) -> None:
+        if fault != self.progress.fault:
+            log.error("%s", fault)
+        self.progress.fault, self.progress.tried = fault, wish
+        self.progress.failures += 1

@@ -1,0 +1,209 @@
+"""The daemon's settings: `/etc/vipd/vipd.yaml`, then `VIPD_*` environment, then flags; the later wins.
+
+Every fault is reported at once (`SettingsError.problems`). Lists may be given as `a, b` in the environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from vipd.model import Family, Masquerade, family_of
+
+DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
+ENVIRONMENT_PREFIX = "VIPD_"
+NOT_SETTINGS = {"VIPD_CONFIG", "VIPD_VENV"}
+"""Environment names under our prefix that mean something else."""
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used, with every problem as one line of text."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _listed(value: object) -> object:
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
+
+
+Network = Annotated[str, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
+
+
+class Settings(BaseSettings):
+    """Everything that the daemon can be told, each with its default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, str_strip_whitespace=True
+    )
+
+    services_dir: Path = Path("/etc/vipd/services.d")
+    """Directory of declarations: *.yaml, *.yml, *.json."""
+    state_dir: Path = Path("/var/lib/vipd")
+    """What vipctl added, the last good version of each file, and what must be undone on cleanup."""
+    socket: Path = Path("/run/vipd/vipd.sock")
+    """The API's UNIX socket."""
+    socket_group: str = "vipd"
+    """Group that may connect and read; ignored while no such group exists."""
+    admin_group: str = "vipd-admin"
+    """Group that may change services besides root; ignored while no such group exists."""
+    dataplane: Literal["iptables"] = "iptables"
+    iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
+    """Which iptables binaries to use; auto: those that `iptables` itself is."""
+    chain_prefix: str = Field("VIPD", pattern=r"^[A-Z][A-Z0-9]{0,6}$")
+    """Start of every chain name; at most 7 characters, so that a hashed name fits iptables' 28."""
+    force_chain_prefix: bool = False
+    """Use the prefix KUBE although a kube-proxy's canary chain is on this host."""
+    mark_bit: int = Field(14, ge=0, le=31)
+    """Bit of the packet mark that asks for masquerade (14: 0x4000, as kube-proxy)."""
+    flow_mark_bit: int = Field(13, ge=0, le=31)
+    """Bit of the connection mark by which FORWARD knows the flows that vipd translated."""
+    cluster_cidrs: Networks = ()
+    """Networks whose hosts get replies back without masquerade."""
+    masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
+    random_fully: bool | None = None
+    """Whether MASQUERADE picks ports at random; unset: when iptables can (1.6.2 and later)."""
+    localhost_node_ports: bool | None = None
+    """Whether node ports match 127.0.0.0/8 too; unset: with prefix KUBE only. Never sets route_localnet."""
+    accept_forwarded: bool = True
+    """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
+    manage_sysctls: bool = True
+    """Turn on IP forwarding when there are services, and put it back on cleanup."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """`load_settings` layers file, environment and flags itself, to name each in an error."""
+        return (init_settings,)
+
+    @field_validator("services_dir", "state_dir", "socket")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        if not value.is_absolute():
+            raise ValueError("must be an absolute path")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.masquerade == "off-cluster" and not self.cluster_cidrs:
+            raise ValueError("masquerade: off-cluster needs cluster_cidrs; hint: name them, or use forwarded")
+        return self
+
+    def masquerade_for(self, family: Family) -> Masquerade:
+        """What `masquerade` means for one family: auto is off-cluster where that family has cluster CIDRs."""
+        if self.masquerade != "auto":
+            return Masquerade(self.masquerade)
+        return Masquerade.OFF_CLUSTER if self.cluster_cidrs_of(family) else Masquerade.FORWARDED
+
+    def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
+        """The cluster networks of one family."""
+        return tuple(cidr for cidr in self.cluster_cidrs if family_of(cidr) is family)
+
+
+def load_settings(
+    config: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from a file, `VIPD_*` of `environment` and flags, in rising order of precedence.
+
+    A missing default file is no fault; a missing file that was named is. `environment` None means: none.
+    Raises SettingsError with all problems.
+    """
+    file_values = read_settings_file(config) if config else {}
+    values: dict[str, object] = {**file_values, **_from_environment(environment or {}), **(flags or {})}
+    try:
+        return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
+    except ValidationError as error:
+        raise SettingsError([_say(item, config, file_values) for item in error.errors()]) from None
+
+
+def read_settings_file(path: Path) -> dict[str, object]:
+    """The mapping in a settings file (YAML or JSON); raises SettingsError when it cannot be one."""
+    try:
+        return read_settings_text(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
+
+
+def read_settings_text(text: str, place: str) -> dict[str, object]:
+    """The mapping that a settings text is; `place` names it in errors. Raises SettingsError."""
+    try:
+        loaded = _UniqueKeyLoader(text).get_single_data()
+    except yaml.YAMLError as error:
+        raise SettingsError([f"{place}: is not YAML: {' '.join(str(error).split())}"]) from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError([f"{place}: must be a mapping of settings, not {type(loaded).__name__}"])
+    return {str(key): value for key, value in loaded.items()}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
+    """`KEY=VALUE` flags as settings, the value read as in the settings file. Raises SettingsError."""
+    values: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise SettingsError([f"--set {assignment}: must be KEY=VALUE"])
+        values.update(read_settings_text(f"{key.strip()}: {value}", f"--set {assignment}"))
+    return values
+
+
+def unknown_environment(environment: Mapping[str, str]) -> list[str]:
+    """Names under VIPD_ that are no setting, so that a typing slip is not silent."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields} | NOT_SETTINGS
+    return sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True)
+    source.env_vars = {name.lower(): value for name, value in environment.items()}
+    return dict(source())
+
+
+def _say(error: Any, config: Path | None, file_values: Mapping[str, object]) -> str:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    where = f"{config}: " if config and (name in file_values or not name) else ""
+    message = re.sub(r"^Value error, ", "", error["msg"])
+    if error["type"] == "extra_forbidden":
+        message = "unknown setting; hint: vipd.yaml(5) lists them"
+    return f"{where}{name}: {message}" if name else f"{where}{message}"
