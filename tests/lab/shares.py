@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import erfc, exp, factorial, gamma, sqrt
+from math import erfc, exp, factorial, gamma, pow, sqrt
 
 
 def chi_square_p(observed: Mapping[str, int], weights: Mapping[str, int]) -> float:
@@ -29,5 +29,5 @@ def upper_tail(statistic: float, degrees: int) -> float:
     half = statistic / 2
     if degrees % 2 == 0:
         return exp(-half) * sum(half**i / factorial(i) for i in range(degrees // 2))
-    series = sum(half ** (i + 0.5) / gamma(i + 1.5) for i in range((degrees - 1) // 2))
+    series = sum(pow(half, i + 0.5) / gamma(i + 1.5) for i in range((degrees - 1) // 2))
     return erfc(sqrt(half)) + exp(-half) * series

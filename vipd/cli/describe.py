@@ -36,7 +36,7 @@ COLUMNS = (
 
 _STATES = {
     "ok": "ok",
-    "no-backends": "no backends: new flows are refused",
+    "no-backends": "no backends",
     "pending": "pending: not in the kernel yet",
 }
 _MASQUERADE = {
@@ -66,7 +66,7 @@ def describe(targets: tuple[str, ...], form: str) -> int:
 
 def _lines(view: Json, on: Screen) -> Iterator[str]:
     for label, text in _facts(view, on):
-        yield f"{on.paint(label.ljust(_LABEL), 'bold')} {text}"
+        yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
     for forwarding in view["forwardings"]:
         yield ""
         yield from _forwarding_lines(forwarding, on)
@@ -82,7 +82,10 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield "Affinity", _affinity(view["forwardings"])
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
-    yield "Status", on.paint(_STATES.get(state, state), STATE_COLOURS.get(state, ""))
+    text = _STATES.get(state, state)
+    if state == "no-backends":
+        text += ": new flows are " + ("dropped" if fallback(view) == "drop" else "refused")
+    yield "Status", on.paint(text, STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state == "pending" else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:

@@ -16,8 +16,6 @@ from vipd.api.client import Json
 API_VERSION = "vipd/v1"
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
-_NARROWEST = 12
-"""A column is never cut below this width: less would say nothing."""
 
 
 class Cell(NamedTuple):
@@ -28,10 +26,10 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A table's column. One that `shrinks` may be cut in its middle to fit the screen."""
+    """A table's column. To fit the screen its texts may be cut to `least` columns; 0 means never."""
 
     title: str
-    shrinks: bool = False
+    least: int = 0
     right: bool = False
 
 
@@ -43,7 +41,7 @@ class Screen(NamedTuple):
 
     def paint(self, text: str, colour: str) -> str:
         """`text` in that colour, if this screen shows colours."""
-        return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and colour else text
+        return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and colour and text else text
 
 
 def screen() -> Screen:
@@ -76,18 +74,19 @@ def table(
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
-    shrinkable = [i for i, column in enumerate(columns) if column.shrinks]
-    while sum(widths) > room and shrinkable:
-        widest = max(shrinkable, key=lambda i: widths[i])
-        if widths[widest] <= _NARROWEST:
+    spare = {i: widths[i] - column.least for i, column in enumerate(columns) if column.least}
+    for _ in range(sum(widths) - room):
+        widest = max(spare, key=lambda i: spare[i], default=None)
+        if widest is None or spare[widest] <= 0:
             return
+        spare[widest] -= 1
         widths[widest] -= 1
 
 
 def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], on: Screen) -> str:
     parts: list[str] = []
     for i, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        text = shortened(cell.text, width) if column.shrinks else cell.text
+        text = shortened(cell.text, width) if column.least else cell.text
         painted = on.paint(text, cell.colour)
         padding = " " * (width - len(text))
         last = i == len(row) - 1
@@ -129,7 +128,7 @@ def document(content: Json, form: str) -> str:
     # Imported here because of all that is printed only YAML needs it, and it costs as much as click.
     import yaml
 
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=False).rstrip("\n")
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=None).rstrip("\n")
 
 
 def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

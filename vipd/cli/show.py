@@ -15,11 +15,11 @@ from vipd.cli.output import Cell, Column, document, duration, output_option, scr
 STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow"}
 
 COLUMNS = (
-    Column("NAME", shrinks=True),
-    Column("VIP", shrinks=True),
+    Column("NAME", least=16),
+    Column("VIP", least=22),
     Column("READY", right=True),
     Column("AFFINITY"),
-    Column("OWNER", shrinks=True),
+    Column("OWNER", least=8),
     Column("STATUS"),
 )
 WIDE_COLUMNS = (

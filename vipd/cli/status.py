@@ -49,7 +49,7 @@ def status(form: str) -> int:
 
 def _lines(answer: Json, on: Screen) -> Iterator[str]:
     for label, text in _facts(answer, on):
-        yield f"{on.paint(label.ljust(_LABEL), 'bold')} {text}"
+        yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
     yield ""
     yield from _source_lines(answer["sources"], on)
     problems = [problem for source in answer["sources"] for problem in source["problems"]]

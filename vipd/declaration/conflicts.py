@@ -24,7 +24,9 @@ def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
         for frontend in service.frontends():
             owner = owners.setdefault(frontend, service)
             if owner is not service:
-                what = f"{service.name}: {frontend} already belongs to {owner.name} at {owner.origin}"
+                claimant = "" if _default_name(service) else f"{service.name}: "
+                holder = "the service" if _default_name(owner) else owner.name
+                what = f"{claimant}{frontend} already belongs to {holder} at {owner.origin}"
                 problems.append(_problem(service, what, "one address, port and protocol can serve once"))
     return tuple(problems)
 

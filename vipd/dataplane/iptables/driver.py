@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.iptables.compile import KUBE_PREFIX, RuleOptions
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.names import TABLES, Names
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved, recognise
@@ -17,7 +17,6 @@ from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 from vipd.process import Runner
 from vipd.settings import Settings
 
-TABLES = ("nat", "filter")
 KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
 
 
@@ -145,12 +144,11 @@ class IptablesDataplane:
         return plan
 
     async def _observe(self, family: Family, tools: Tools) -> Installed:
-        saved = {table: await save(tools, table, self._run) for table in TABLES}
-        text = "".join(saved.values())
+        text = await save(tools, self._run)
         if self._settings.chain_prefix == KUBE_PREFIX and not self._settings.force_chain_prefix:
             _refuse_beside_kube_proxy(text, family)
         installed = read_saved(text, self._names)
-        installed.missing_tables = tuple(f"{family} {table}" for table, said in saved.items() if not said)
+        installed.missing_tables = tuple(f"{family} {table}" for table in TABLES if f"*{table}\n" not in text)
         return installed
 
     async def _apply_family(self, state: _FamilyState, plan: Plan) -> None:

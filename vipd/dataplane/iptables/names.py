@@ -26,6 +26,9 @@ class ChainId(NamedTuple):
     name: str
 
 
+TABLES = ("nat", "filter")
+"""The tables that vipd writes to."""
+
 FIXED_KINDS = {
     "nat": ("SERVICES", "PREROUTING", "POSTROUTING", "NODEPORTS", "MARK-MASQ", "MARK-OFF-CLUSTER"),
     "filter": ("SERVICES", "FORWARD"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.compile import RuleOptions
@@ -19,13 +18,7 @@ from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.model import Family
 from vipd.process import Runner
 
-TABLES = ("nat", "filter")
 VARIANTS = ("nft", "legacy")
-LEGACY_TABLES = {
-    Family.IPV4: Path("/proc/net/ip_tables_names"),
-    Family.IPV6: Path("/proc/net/ip6_tables_names"),
-}
-"""The legacy tables of this network namespace. Asking iptables-legacy itself would create them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]
                 tools = await find_tools(family, variant, run)
             except ApplyError:
                 continue  # a variant that is not installed has written nothing
-            text = "".join([await save(tools, table, run) for table in _tables(variant, family)])
+            text = await save(tools, run)
             for prefix in prefixes:
                 if plan := _removal(text, prefix, family):
                     found.append(Leftover(tools, family, plan))
@@ -83,16 +76,6 @@ def _removal(saved: str, prefix: str, family: Family) -> Plan:
     names = Names(prefix)
     installed = read_saved(saved, names)
     return make_plan(Ruleset(RuleOptions(family, prefix)).whole(installed.chains), installed, names)
-
-
-def _tables(variant: str, family: Family) -> Iterable[str]:
-    if variant != "legacy":
-        return TABLES
-    try:
-        present = LEGACY_TABLES[family].read_text().split()
-    except OSError:
-        return ()
-    return [table for table in TABLES if table in present]
 
 
 def _only_empty_base_chains(listing: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.names import TABLES, ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
 
 _PROBABILITY = re.compile(r"--probability (\d\.\d+)")
@@ -19,8 +19,8 @@ def read_saved(text: str, names: Names) -> Installed:
     rules: dict[ChainId, list[str]] = {}
     table = ""
     for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:].strip()
+        if line.startswith("*") or table not in TABLES:
+            table = line[1:].strip() if line.startswith("*") else ""
         elif line.startswith(":"):
             name, policy = line[1:].split(" ", 2)[:2]
             chain = ChainId(table, name)

@@ -52,10 +52,14 @@ async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
     return Tools(f"{base}-restore", f"{base}-save", said.output.strip(), version)
 
 
-async def save(tools: Tools, table: str, run: Runner) -> str:
-    """The rules of one table as text. Raises ApplyError."""
-    finished = await run([tools.save, "-t", table], "")
-    _check(finished, f"{tools.save} -t {table}")
+async def save(tools: Tools, run: Runner) -> str:
+    """The rules of every table that exists, as text. Raises ApplyError.
+
+    Without `-t` because with it iptables-nft-save shows a table that does not exist, and
+    iptables-legacy-save brings one into being.
+    """
+    finished = await run([tools.save], "")
+    _check(finished, tools.save)
     return finished.output
 
 

@@ -5,7 +5,7 @@ A negated condition (`!` before the option) keeps `negated`; `accepts` takes it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -177,7 +177,7 @@ class Always:
     """A match that only labels or counts: `-m comment`, `-m nfacct`."""
 
     kind: str
-    text: str = field(default="")
+    text: str = ""
 
     def accepts(self, packet: Passing) -> bool:
         """Always."""

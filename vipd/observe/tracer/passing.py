@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from vipd.model import Family, socket_text
-from vipd.observe.tracer.trace import Host, Packet, Step
+from vipd.observe.tracer.trace import Arrival, Host, Packet, Step
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58, "ipv6-icmp": 58, "sctp": 132}
 """Names that a rule may use instead of an IANA protocol number."""
@@ -78,6 +78,8 @@ class Passing:
     icmp_type: int | None
     recent: frozenset[str]
     """Lists that hold the packet's source."""
+    from_here: bool
+    """A process of this host sent it."""
     in_interface: str = ""
     out_interface: str = ""
     mark: int = 0
@@ -86,7 +88,7 @@ class Passing:
     backend: str | None = None
     masqueraded: bool = False
     probability: float = 1.0
-    path: Path | None = field(default=None)
+    path: Path | None = None
 
     @classmethod
     def first(cls, packet: Packet, host: Host) -> Passing:
@@ -101,6 +103,7 @@ class Passing:
             port=packet.port,
             icmp_type=icmp if packet.port is None else None,
             recent=host.pinned,
+            from_here=packet.arriving is Arrival.LOCAL,
         )
 
     @property

@@ -86,10 +86,9 @@ class Redirect:
         The kernel takes the first address of the incoming interface, which the tracer is not told.
         """
         place = packet.locality
-        from_here = not packet.in_interface
-        return _redirected(
-            packet, place.loopback if from_here or place.primary is None else place.primary, self.port
-        )
+        if packet.from_here or place.primary is None:
+            return _redirected(packet, place.loopback, self.port)
+        return _redirected(packet, place.primary, self.port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, Spawn, Vipctl
+from tests.cli.documents import DNS, STATUS, WEB, changed
+from tests.cli.fake_daemon import FakeDaemon
+from vipd.cli.main import FAMILIES, VERBS
+
+HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email", "vipd.settings")
+
+NOBODY = 65534
+
+
+def test_help_shows_every_verb_in_its_family(vipctl: Vipctl) -> None:
+    ended = vipctl()
+    assert ended.code == 0
+    assert ended.out == vipctl("-h").out == vipctl("--help").out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    sections = ended.out.partition("Services:")[2]
+    for family, verbs in FAMILIES.items():
+        section = sections if family == "Services" else sections.partition(f"\n{family}:")[2]
+        listed = [line.split()[0] for line in section.partition("\n\n")[0].strip().splitlines()]
+        assert listed == list(verbs)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(vipctl: Vipctl, verb: str) -> None:
+    if find_spec(f"vipd.cli.{VERBS[verb].module}") is None:
+        pytest.skip(f"vipd.cli.{VERBS[verb].module} is not in this tree")
+    ended = vipctl(verb, "-h")
+    assert ended.code == 0
+    assert f"vipctl {verb}" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    assert ended.out == vipctl(verb, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["lits"], "did you mean list"),
+        (["delete", "dns"], "did you mean remove?"),
+        (["zzz"], "vipctl -h lists the verbs"),
+        (["list", "--no-header"], "vipctl list -h"),
+        (["list", "-o", "xml"], "vipctl list -h"),
+        (["add"], "vipctl add -h"),
+        (["remove"], "vipctl remove -h"),
+    ],
+)
+def test_wrong_usage_exits_2_with_a_way_out(vipctl: Vipctl, words: list[str], hint: str) -> None:
+    ended = vipctl(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("vipctl: ")
+    assert f"; hint: {hint}" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_no_daemon(vipctl: Vipctl, tmp_path: Path) -> None:
+    ended = vipctl("list")
+    assert (ended.code, ended.out) == (4, "")
+    assert ended.err == (
+        f"vipctl: cannot reach vipd at {tmp_path}/vipd.sock: No such file or directory; "
+        "hint: systemctl status vipd, or give another socket with --socket\n"
+    )
+
+
+def test_a_socket_that_nobody_serves_any_more(vipctl: Vipctl, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "vipd.sock"))
+    ended = vipctl("status")
+    assert ended.code == 4
+    assert "Connection refused; hint: systemctl status vipd" in ended.err
+
+
+def test_somebody_else_listens(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answers["GET /v1/status"] = (200, [])  # type: ignore[assignment]  what the API never answers
+    ended = vipctl("status")
+    assert ended.code == 4
+    assert "no answer of vipd" in ended.err
+
+
+def test_permission_denied_names_the_group() -> None:
+    """As root, another user is turned away; else this user is, from a socket of mode 0."""
+    with tempfile.TemporaryDirectory(prefix="vipd-test-") as place, socket.socket(socket.AF_UNIX) as server:
+        path = Path(place, "s")
+        server.bind(str(path))
+        server.listen()
+        path.chmod(0)
+        Path(place).chmod(stat.S_IRWXU | stat.S_IXGRP | stat.S_IXOTH)
+        root = os.geteuid() == 0
+        ended = subprocess.run(
+            [sys.executable, "-m", "vipd.cli.main", "--socket", str(path), "list"],
+            env={"PYTHONPATH": str(ROOT)},
+            user=NOBODY if root else None,
+            extra_groups=[] if root else None,
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        group = path.group()
+    assert ended.returncode == 4, ended.stderr
+    assert "Permission denied; hint: run it as root, or as a member of the group " + group in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (400, "malformed", 1),
+        (403, "forbidden", 4),
+        (404, "not-found", 3),
+        (409, "owned", 1),
+        (500, "internal", 1),
+        (503, "unavailable", 1),
+    ],
+)
+def test_refusals_have_the_daemons_words_and_a_code(
+    vipctl: Vipctl, daemon: FakeDaemon, status: int, kind: str, code: int
+) -> None:
+    daemon.refuse("DELETE /v1/services/dns", status, kind, "no", why="because", hint="do that")
+    ended = vipctl("remove", "dns")
+    assert ended.code == code
+    assert ended.err == "vipctl: no: because; hint: do that\n"
+
+
+def test_problems_come_as_lines_before_the_message(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.refuse("POST /v1/reload", 422, "invalid", "2 problems", problems=["a.yaml:1: x", "b.yaml:2: y"])
+    ended = vipctl("reload")
+    assert ended.code == 1
+    assert ended.err == "a.yaml:1: x\nb.yaml:2: y\nvipctl: 2 problems\n"
+
+
+def test_the_socket_may_be_named_before_or_after_the_verb(daemon: FakeDaemon, vipctl: Vipctl) -> None:
+    daemon.answer("GET /v1/version", {"version": "9.9"})
+    assert "vipd 9.9" in vipctl("version").out
+    assert "vipd ?" in vipctl("version", "--socket", "/nowhere").out
+    assert "vipd 9.9" in vipctl("--socket", "/nowhere", "version", "--socket", str(daemon.socket)).out
+
+
+def test_the_environment_names_the_socket(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.answer("GET /v1/version", {"version": "9.9"})
+    out, err = spawn("version").communicate(timeout=20)
+    assert b"vipd 9.9" in out, err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["list", "-o", "json"],
+        ["describe", "dns"],
+        ["status"],
+        ["version"],
+        ["add", "10.96.0.10:53/udp", "10.244.0.5"],
+        ["add-backend", "dns", "10.244.0.5"],
+        ["reload"],
+    ],
+)
+def test_verbs_that_ask_the_daemon_import_nothing_of_it(daemon: FakeDaemon, words: list[str]) -> None:
+    daemon.answer("GET /v1/services", {"services": [DNS, WEB]})
+    daemon.answer("GET /v1/services/dns", {"service": DNS})
+    daemon.answer("GET /v1/status", STATUS)
+    daemon.answer("GET /v1/version", {"version": "9.9"})
+    for request in ("services", "services/dns/backends", "reload"):
+        daemon.answer(f"POST /v1/{request}", changed(("created", "dns")))
+    program = (
+        "import sys; from vipd.cli.main import run; code = run(sys.argv[1:]); "
+        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "--socket", str(daemon.socket), *words],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.splitlines()[-1:] == ["loaded: [] 0"], ended.stderr
+
+
+def test_a_reader_that_goes_away_ends_it_in_silence(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.answer("GET /v1/services", {"services": [DNS] * 3000})
+    process = spawn("list", "-o", "json")
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"{"
+    process.stdout.close()
+    assert process.wait(20) == -signal.SIGPIPE
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+
+
+def test_output_that_cannot_be_written_is_an_error(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.answer("GET /v1/services", {"services": [DNS]})
+    with open("/dev/full", "wb") as full:
+        process = spawn("list", stdout=full.fileno())
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err == b"vipctl: cannot write the output: No space left on device\n"
+
+
+def test_interrupt_has_no_traceback(tmp_path: Path, spawn: Spawn) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "vipd.sock"))
+        mute.listen()
+        process = spawn("list")
+        connection, _ = mute.accept()
+        with connection:
+            connection.recv(1000)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, b"")
+    assert err.strip() == b"vipctl: interrupted"
+
+
+def on_terminal(spawn: Spawn, *words: str, **environment: str) -> str:
+    """What a command line prints on a terminal of 80 columns."""
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = spawn(*words, stdout=terminal, **environment)
+    os.close(terminal)
+    printed = b""
+    try:
+        while part := os.read(master, 65536):
+            printed += part
+    except OSError:
+        pass  # EIO: the last writer has closed the terminal
+    finally:
+        os.close(master)
+    process.wait(20)
+    return printed.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_of_80_columns_holds_the_list(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.answer("GET /v1/services", {"services": [WEB, DNS]})
+    lines = on_terminal(spawn, "list", NO_COLOR="").splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert "10.96.0.10:53/udp +1" in lines[2]
+    assert "kube-syst…" not in lines[2] or len(lines[2].split()[0]) >= 16
+
+
+def test_colour_is_for_terminals_without_no_color(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.answer("GET /v1/services", {"services": [DNS]})
+    assert "\033[32mok\033[0m" in on_terminal(spawn, "list")
+    assert "\033" not in on_terminal(spawn, "list", NO_COLOR="")
+    assert "\033" not in on_terminal(spawn, "list", TERM="dumb")
+    assert b"\033" not in spawn("list").communicate(timeout=20)[0]

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Vipctl
+from tests.cli.documents import changed
+from tests.cli.fake_daemon import FakeDaemon
+
+STORED = "; stored in /var/lib/vipd/services.yaml; survives reboot"
+
+
+def test_add_as_in_the_manual(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "10.96.0.10:53/udp")))
+    ended = vipctl("add", "10.96.0.10:53/udp", "10.244.0.5", "10.244.2.21")
+    assert ended == (0, f"created 10.96.0.10:53/udp (2 backends){STORED}\n", "")
+    spec = {"address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5", "10.244.2.21"]}
+    assert daemon.last.body == {"service": spec}
+    assert daemon.last.query == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        (
+            ["[fd00::0A]:53/udp", "[fd00::5]:5353@2", "fd00::6@3", "fd00::7"],
+            {
+                "address": "fd00::a",
+                "ports": ["53/udp"],
+                "backends": [
+                    {"address": "fd00::5", "port": 5353, "weight": 2},
+                    {"address": "fd00::6", "weight": 3},
+                    "fd00::7",
+                ],
+            },
+        ),
+        (
+            ["10.0.0.1:80/tcp", "--target", "8080", "--name", "web", "--affinity", "10m"],
+            {
+                "name": "web",
+                "address": "10.0.0.1",
+                "ports": [{"port": 80, "protocol": "tcp", "target": 8080}],
+                "affinity": {"by": "client-ip", "timeout": "10m"},
+            },
+        ),
+        (
+            ["10.0.0.1:80/tcp", "--affinity", "none", "--masquerade", "auto", "--fallback", "drop"],
+            {"address": "10.0.0.1", "ports": ["80/tcp"], "fallback": "drop"},
+        ),
+        (
+            ["10.0.0.1:80/tcp", "--affinity", "client-ip", "--masquerade", "always", "--fallback"]
+            + ["10.0.9.1,10.0.9.2", "--fallback", "10.0.9.3:81"],
+            {
+                "address": "10.0.0.1",
+                "ports": ["80/tcp"],
+                "affinity": "client-ip",
+                "masquerade": "always",
+                "fallback": {"backends": ["10.0.9.1", "10.0.9.2", {"address": "10.0.9.3", "port": 81}]},
+            },
+        ),
+    ],
+)
+def test_add_sends_a_spec(vipctl: Vipctl, daemon: FakeDaemon, words: list[str], spec: dict[str, Any]) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "x")))
+    assert vipctl("add", *words).code == 0
+    assert daemon.last.body == {"service": spec}
+
+
+def test_add_without_backends_says_what_that_means(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "dns")))
+    ended = vipctl("add", "10.96.0.10:53/udp", "--name", "dns")
+    assert ended.out == f"created dns (10.96.0.10:53/udp, no backends: new flows are refused){STORED}\n"
+
+
+def test_the_same_again_is_unchanged(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("unchanged", "10.96.0.10:53/udp")))
+    ended = vipctl("add", "10.96.0.10:53/udp", "10.244.0.5")
+    assert ended == (0, "unchanged 10.96.0.10:53/udp (1 backend)\n", "")
+
+
+def test_stored_but_not_in_the_kernel_fails(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    answer = changed(("created", "dns"), applied=False, message="iptables-restore: exit code 4")
+    daemon.answer("POST /v1/services", answer)
+    ended = vipctl("add", "10.96.0.10:53/udp")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == (
+        "vipctl: dns: stored in /var/lib/vipd/services.yaml, but not in the kernel yet: "
+        "iptables-restore: exit code 4; hint: vipd goes on trying; vipctl status shows how it goes\n"
+    )
+    as_json = vipctl("add", "10.96.0.10:53/udp", "--json")
+    assert as_json.code == 1
+    assert json.loads(as_json.out)["applied"] is False
+
+
+def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "dns"), applied=False))
+    ended = vipctl("add", "10.96.0.10:53/udp", "10.0.0.1", "--dry-run")
+    assert ended == (0, "created dns (1 backend); dry run: nothing was done\n", "")
+    assert daemon.last.query == "dry_run=1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["10.96.0.10/udp"],
+        ["10.96.0.10:53/upd"],
+        ["10.96.0.300:53/udp"],
+        ["fd00::10:53/udp"],
+        ["10.96.0.10:53/udp", "10.244.0.5@70000"],
+        ["10.96.0.10:53/udp", "backend-1"],
+        ["10.96.0.10:53/udp", "--affinity", "soon"],
+        ["10.96.0.10:53/udp", "--fallback", "drop,10.0.0.1"],
+        ["10.96.0.10:53/udp", "--masquerade", "sometimes"],
+        ["10.96.0.10:53/udp", "--target", "0"],
+    ],
+)
+def test_words_in_no_known_form_are_wrong_usage(vipctl: Vipctl, daemon: FakeDaemon, words: list[str]) -> None:
+    ended = vipctl("add", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "; hint: " in ended.err
+    assert daemon.requests == []
+
+
+@pytest.mark.parametrize(
+    ("word", "path"),
+    [
+        ("dns/10.244.0.5", "dns/backends/10.244.0.5"),
+        ("kube-system/kube-dns/10.244.0.5:53", "kube-system%2Fkube-dns/backends/10.244.0.5%3A53"),
+        ("10.96.0.10:53/udp/10.244.0.5", "10.96.0.10%3A53%2Fudp/backends/10.244.0.5"),
+        ("[fd00::10]:53/udp/[fd00::5]:53", "%5Bfd00%3A%3A10%5D%3A53%2Fudp/backends/%5Bfd00%3A%3A5%5D%3A53"),
+        ("[fd00::10]:53/udp/fd00::0005", "%5Bfd00%3A%3A10%5D%3A53%2Fudp/backends/fd00%3A%3A5"),
+    ],
+)
+def test_set_weight_finds_the_backend_after_the_last_slash(
+    vipctl: Vipctl, daemon: FakeDaemon, word: str, path: str
+) -> None:
+    vipctl("set", word, "--weight", "5")
+    assert daemon.last.method == "PATCH"
+    assert daemon.last.path == f"/v1/services/{path}"
+    assert daemon.last.body == {"weight": 5}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kube-system/kube-dns", "--weight", "5"],
+        ["10.96.0.10:53/udp", "--weight", "5"],
+        ["/10.0.0.1", "--weight", "5"],
+        ["dns/10.0.0.1@2", "--weight", "5"],
+        ["dns/10.0.0.1", "--weight", "5", "--affinity", "none"],
+        ["dns/10.0.0.1", "--weight", "-1"],
+        ["dns"],
+    ],
+)
+def test_set_needs_one_thing_to_set(vipctl: Vipctl, daemon: FakeDaemon, words: list[str]) -> None:
+    assert vipctl("set", *words).code == 2
+    assert daemon.requests == []
+
+
+def test_set_sends_only_what_was_named(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("PATCH /v1/services/kube-system/kube-dns", changed(("changed", "kube-system/kube-dns")))
+    ended = vipctl("set", "kube-system/kube-dns", "--affinity", "none", "--masquerade", "auto")
+    assert ended.out == f"changed kube-system/kube-dns (affinity, masquerade){STORED}\n"
+    assert daemon.last.body == {"service": {"affinity": None, "masquerade": None}}
+
+
+def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
+    daemon.answer("DELETE /v1/services/10.0.0.1:80/tcp", changed(("removed", "10.0.0.1:80/tcp")))
+    ended = vipctl("remove", "a", "nope", "10.0.0.1:80/tcp")
+    assert ended.code == 3
+    assert ended.out == f"removed a{STORED}\nremoved 10.0.0.1:80/tcp{STORED}\n"
+    assert ended.err == "vipctl: no service nope; hint: vipctl list shows them\n"
+
+
+def test_remove_several_is_one_json_document(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
+    daemon.answer("DELETE /v1/services/b", changed(("removed", "b"), applied=False, message="later"))
+    ended = vipctl("remove", "a", "b", "-o", "json")
+    document = json.loads(ended.out)
+    assert (document["changed"], document["applied"], document["message"]) == (True, False, "later")
+    assert [result["name"] for result in document["results"]] == ["a", "b"]
+    assert ended.code == 1
+
+
+def test_add_and_remove_backends(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services/dns/backends", changed(("changed", "dns")))
+    ended = vipctl("add-backend", "dns", "10.244.3.9", "10.244.3.10@2")
+    assert ended.out == f"changed dns (with 10.244.3.9, 10.244.3.10@2){STORED}\n"
+    assert daemon.last.body == {"backends": ["10.244.3.9", {"address": "10.244.3.10", "weight": 2}]}
+    daemon.answer("DELETE /v1/services/dns/backends", changed(("changed", "dns")))
+    ended = vipctl("remove-backend", "dns", "10.244.3.9:53", "[fd00::05]:53")
+    assert ended.out == f"changed dns (without 10.244.3.9:53, [fd00::5]:53){STORED}\n"
+    assert daemon.last.body == {"backends": ["10.244.3.9:53", "[fd00::5]:53"]}
+    assert vipctl("remove-backend", "dns", "10.244.3.9@2").code == 2
+
+
+def test_quiet_prints_nothing(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
+    assert vipctl("remove", "a", "-q") == (0, "", "")

@@ -1,0 +1,304 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.declaration.strategies import services
+from vipd.declaration.native import (
+    format_declaration,
+    format_service,
+    parse_declaration,
+    parse_service,
+    service_to_spec,
+)
+from vipd.declaration.problems import Declaration
+from vipd.model import Affinity, Backend, Masquerade, Origin, Protocol, Refusal, Service, ServicePort
+
+HERE = Path(__file__).parent
+BROKEN = sorted((HERE / "broken").glob("*.yaml"))
+VALID = sorted((HERE / "valid").iterdir())
+DNS = Service("dns", ("10.96.0.10",), (ServicePort(53, Protocol.UDP),), (Backend("10.244.0.5"),))
+TEXT = format_declaration([DNS])
+
+
+def read(path: Path) -> Declaration:
+    return parse_declaration(path.read_bytes().decode("utf-8", "surrogateescape"), path.name)
+
+
+def only(text: str) -> Service:
+    declaration = parse_declaration(text, "x.yaml")
+    assert declaration.problems == ()
+    (service,) = declaration.services
+    return service
+
+
+def one(rest: str) -> Service:
+    return only(f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: 53/udp\n{rest}")
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+def test_every_fault_of_a_broken_declaration_is_told(path: Path) -> None:
+    told = "".join(f"{problem}\n" for problem in read(path).problems)
+    assert told == path.with_suffix(".expected").read_text()
+    assert told
+
+
+def test_each_broken_declaration_has_its_expectation() -> None:
+    assert len(BROKEN) >= 45
+    assert {path.stem for path in BROKEN} == {p.stem for p in (HERE / "broken").glob("*.expected")}
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.name)
+def test_valid_declarations_have_no_problem_and_survive_formatting(path: Path) -> None:
+    declaration = read(path)
+    assert declaration.problems == ()
+    assert (
+        parse_declaration(format_declaration(declaration.services), "again").services == declaration.services
+    )
+
+
+def test_every_field_of_a_service_is_read() -> None:
+    (service,) = read(HERE / "valid" / "kube-dns.yaml").services
+    assert service == Service(
+        "kube-system/kube-dns",
+        ("10.96.0.10", "fd00::10"),
+        (
+            ServicePort(53, Protocol.UDP, "dns"),
+            ServicePort(53, Protocol.TCP),
+            ServicePort(9153, Protocol.TCP, "metrics"),
+        ),
+        (
+            Backend("10.244.0.5"),
+            Backend("10.244.2.21", None, 2),
+            Backend("fd00:1::5"),
+            Backend("fd00:1::6", 5353, 0),
+        ),
+        Affinity(600),
+        None,
+        Refusal.REJECT,
+        (Backend("10.244.9.9"),),
+    )
+    assert service.origin == Origin("file", "kube-dns.yaml", 5)
+
+
+def test_short_forms_and_default_names() -> None:
+    names = [service.name for service in read(HERE / "valid" / "short.yaml").services]
+    v6 = "[1:2:3:4:5:6:7:8]:1/sctp"
+    assert names == ["[fd00::10]:53/tcp", "10.96.0.10:53/udp", "web", "10.96.0.21:80/tcp", v6]
+
+
+def test_no_text_declares_nothing() -> None:
+    assert parse_declaration("", "x.yaml") == Declaration()
+
+
+def test_a_service_overrides_defaults() -> None:
+    text = """apiVersion: vipd/v1
+defaults: {affinity: client-ip, masquerade: always, fallback: {backends: [10.9.9.9, "fd00::9"]}}
+services:
+  - {name: a, address: 10.96.0.1, ports: 53}
+  - {name: b, address: 10.96.0.2, ports: 53, affinity: none, masquerade: auto, fallback: drop}
+  - {name: c, address: "fd00::3", ports: 53}
+"""
+    declaration = parse_declaration(text, "x.yaml")
+    assert declaration.ok
+    a, b, c = declaration.services
+    assert (a.affinity, a.masquerade) == (Affinity(), Masquerade.ALWAYS)
+    assert a.fallback == (Backend("10.9.9.9"),)
+    assert (b.affinity, b.masquerade, b.refusal, b.fallback) == (None, None, Refusal.DROP, ())
+    assert c.fallback == (Backend("fd00::9"),)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "timeout"),
+    [("client-ip", 10800), ("{by: client-ip}", 10800), ("{by: client-ip, timeout: 1d}", 86400)],
+)
+def test_affinity_forms(affinity: str, timeout: int) -> None:
+    assert one(f"    affinity: {affinity}\n").affinity == Affinity(timeout)
+
+
+def test_what_can_be_read_is_kept_beside_the_problems() -> None:
+    text = TEXT.replace("10.244.0.5", "nowhere")
+    declaration = parse_declaration(text, "x.yaml")
+    assert not declaration.ok
+    assert [service.name for service in declaration.services] == ["dns"]
+
+
+def test_a_torn_file_does_not_half_declare_its_last_document() -> None:
+    assert parse_declaration(TEXT + "  - address: [", "x.yaml").services == ()
+
+
+def test_a_spec_has_the_canonical_short_form() -> None:
+    service = Service(
+        "web",
+        ("10.96.0.1", "fd00::1"),
+        (ServicePort(80, Protocol.TCP), ServicePort(53, Protocol.UDP, "dns", 5353)),
+        (Backend("10.0.0.5"), Backend("10.0.0.6", 8080), Backend("10.0.0.7", None, 0)),
+        Affinity(90),
+        Masquerade.OFF_CLUSTER,
+        fallback=(Backend("10.0.0.9"),),
+    )
+    assert service_to_spec(service) == {
+        "name": "web",
+        "address": ["10.96.0.1", "fd00::1"],
+        "ports": ["80/tcp", {"name": "dns", "port": 53, "protocol": "udp", "target": 5353}],
+        "backends": ["10.0.0.5", {"address": "10.0.0.6", "port": 8080}, {"address": "10.0.0.7", "weight": 0}],
+        "affinity": {"by": "client-ip", "timeout": "90s"},
+        "masquerade": "off-cluster",
+        "fallback": {"backends": ["10.0.0.9"]},
+    }
+
+
+def test_the_text_of_one_service() -> None:
+    assert format_service(DNS) == (
+        "  - name: dns\n    address: 10.96.0.10\n    ports: [53/udp]\n    backends:\n      - 10.244.0.5\n"
+    )
+
+
+def test_a_service_that_the_language_cannot_say_is_not_written_wrongly() -> None:
+    both = Service("x", ("10.0.0.1",), DNS.ports, refusal=Refusal.DROP, fallback=DNS.backends)
+    with pytest.raises(ValueError, match="cannot say both drop and fallback"):
+        format_service(both)
+
+
+def test_json_obeys_the_same_rules() -> None:
+    origin = Origin("cli")
+    spec = {
+        "address": "10.96.0.10",
+        "ports": ["53/udp", {"port": "54"}],
+        "backends": ["10.96.0.10"],
+        "nmae": None,
+    }
+    service, problems = parse_service(spec, origin)
+    assert service is not None
+    assert service.origin == origin
+    assert [str(problem) for problem in problems] == [
+        'cli: ports[1].port: must be an integer from 1 to 65535, not "54"; write 54 without quotes',
+        'cli: unknown key "nmae"; did you mean "name"?',
+        "cli: backends[0]: 10.96.0.10:53/udp is the service itself: a loop; "
+        + "name the address and port that the server listens on",
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec", [None, 5, "x", [], {}, {"address": {"a": []}, "ports": [[[]]]}, 10**5000, 1e999], ids=range(8)
+)
+def test_json_of_any_shape_gives_problems(spec: object) -> None:
+    service, problems = parse_service(spec, Origin("cli"))
+    assert service is None
+    assert problems
+
+
+def test_json_of_any_depth_gives_problems() -> None:
+    spec: object = []
+    for _ in range(100_000):
+        spec = [spec]
+    assert parse_service({"address": spec, "ports": spec}, Origin("cli"))[1]
+
+
+@given(st.lists(services(), max_size=4, unique_by=lambda service: service.name))
+def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -> None:
+    text = format_declaration(declared)
+    declaration = parse_declaration(text, "x.yaml")
+    assert list(declaration.services) == declared
+    clashes = {problem.what.partition("already")[1] for problem in declaration.problems}
+    assert clashes <= {"already"}, text
+
+
+@given(services())
+def test_a_spec_is_read_back_as_the_same_service(service: Service) -> None:
+    spec = json.loads(json.dumps(service_to_spec(service)))
+    assert parse_service(spec, service.origin) == (service, ())
+    assert yaml.safe_load(format_service(service)) == [spec]
+
+
+def never_raises(text: str) -> None:
+    declaration = parse_declaration(text, "x.yaml")
+    lines = [problem.line for problem in declaration.problems]
+    assert lines == sorted(lines)
+    for problem in declaration.problems:
+        assert str(problem).isprintable()
+    if declaration.ok:
+        again = parse_declaration(format_declaration(declaration.services), "y.yaml")
+        assert again == Declaration(declaration.services)
+
+
+@given(st.text())
+def test_any_text_gives_a_declaration(text: str) -> None:
+    never_raises(text)
+
+
+@given(st.text("apiVers:/v1 \n-[]{}&*!<'\"#,?|>%@`~0123456789.x", max_size=200))
+def test_any_yaml_like_text_gives_a_declaration(text: str) -> None:
+    never_raises("apiVersion: vipd/v1\nservices:\n" + text)
+
+
+WORDS = st.sampled_from(
+    """name address ports backends affinity masquerade fallback check
+    port protocol target weight by type timeout node_port""".split()  # noqa: SIM905 - a list is no clearer
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 70000)
+    | st.floats()
+    | st.text(max_size=8)
+    | WORDS
+    | st.sampled_from(
+        [
+            "10.96.0.10",
+            "fd00::10",
+            "53/udp",
+            "10.244.0.5:80@2",
+            "client-ip",
+            "none",
+            "drop",
+            "3h",
+            "::1",
+            "auto",
+        ]
+    )
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=6)
+    ),
+    max_leaves=25,
+)
+
+
+def as_json(tree: object) -> str:
+    return json.dumps({"apiVersion": "vipd/v1", "services": tree})
+
+
+def as_yaml(tree: object) -> str:
+    return yaml.safe_dump({"apiVersion": "vipd/v1", "services": tree}, allow_unicode=True)
+
+
+@given(TREES, st.sampled_from([as_json, as_yaml]))
+def test_any_structure_gives_a_declaration(tree: object, write: Callable[[object], str]) -> None:
+    never_raises(write(tree))
+    never_raises(write([tree]))
+    service, problems = parse_service(tree, Origin("cli"))
+    assert service is not None or problems
+
+
+SEED = (HERE / "valid" / "kube-dns.yaml").read_text() + "---\n" + (HERE / "valid" / "short.yaml").read_text()
+PIECES = re.split(r"([\s,:\[\]{}]+)", SEED)
+NOISE = st.sampled_from(
+    ["", "no", "53:22", "010", "~", "{", "]", "- ", "\n", "\n  ", "&a ", "*a", "!x ", "<<", "\x00", "é"]
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, len(PIECES) - 1), NOISE | st.sampled_from(PIECES)), max_size=4))
+def test_any_mutation_of_a_valid_declaration_gives_a_declaration(edits: list[tuple[int, str]]) -> None:
+    pieces = list(PIECES)
+    for index, piece in edits:
+        pieces[index] = piece
+    never_raises("".join(pieces))

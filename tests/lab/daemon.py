@@ -1,0 +1,165 @@
+"""The real daemon in a lab's host namespace, with its own directories, and vipctl beside it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import yaml
+
+from tests.lab.flow import Process, finish
+from tests.lab.node import Node
+
+START_SECONDS = 15.0
+STOP_SECONDS = 10.0
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket, written here anew so that the product's client is not judged by itself."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("vipd", timeout=START_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket's path instead of a port."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Daemon:
+    """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
+
+    def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
+        self.host = host
+        # Not the test's own directory: a socket's path must be shorter than 108 bytes.
+        self._directory = tempfile.TemporaryDirectory(prefix="vipd-lab-")
+        self.directory = Path(self._directory.name)
+        self.services_dir = self.directory / "services.d"
+        self.services_dir.mkdir()
+        self.socket = self.directory / "vipd.sock"
+        self.config = self.directory / "vipd.yaml"
+        self._process: Process | None = None
+        self._log: IO[str] | None = None
+        paths = {
+            "services_dir": str(self.services_dir),
+            "state_dir": str(self.directory / "state"),
+            "socket": str(self.socket),
+        }
+        self.config.write_text(yaml.safe_dump({**paths, **settings}))
+        if declaration:
+            self.write(declaration)
+
+    @property
+    def log(self) -> str:
+        """What the daemon has said."""
+        path = self.directory / "log"
+        return path.read_text() if path.exists() else ""
+
+    def write(self, declaration: str, name: str = "services.yaml") -> None:
+        """Replace one file of declarations by these `services:`, in one step as an editor does."""
+        new = self.services_dir / f".{name}.new"
+        new.write_text(f"apiVersion: vipd/v1\nservices:\n{declaration}")
+        new.rename(self.services_dir / name)
+
+    def declare(self, declaration: str, name: str = "services.yaml") -> None:
+        """Replace one file of declarations; returns once its rules are in the kernel."""
+        self.write(declaration, name)
+        self.vipctl("reload")
+        self.wait_in_sync()
+
+    def start(self) -> None:
+        """Start the daemon; returns once the rules are in the kernel."""
+        assert self._process is None, "the daemon runs already"
+        self._log = (self.directory / "log").open("a")
+        self._process = self.host.start(
+            sys.executable, "-m", "vipd", "--config", str(self.config), stderr=self._log
+        )
+        self.wait_in_sync()
+
+    def stop(self) -> None:
+        """End it by SIGTERM; raises AssertionError unless it ends well."""
+        assert self._end(signal.SIGTERM) == 0, f"vipd did not stop well; its log:\n{self.log}"
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
+        """Return once the daemon says that its rules are in the kernel; AssertionError after `timeout`."""
+        end = time.monotonic() + timeout
+        state = "silent"
+        while time.monotonic() < end:
+            assert self._process is None or self._process.poll() is None, f"vipd ended; its log:\n{self.log}"
+            try:
+                state = self.status()["state"]
+            except OSError:
+                state = "silent"
+            if state == "in-sync":
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"vipd is {state} after {timeout} s; its log:\n{self.log}")
+
+    def status(self) -> dict[str, Any]:
+        """Its status; raises OSError while it does not listen."""
+        return self.get("status")
+
+    def get(self, what: str) -> dict[str, Any]:
+        """What the API answers to GET /v1/`what`."""
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request("GET", f"/v1/{what}")
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        return answer
+
+    def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run vipctl in the daemon's namespace; raises AssertionError when it fails, unless told not to."""
+        verb, *rest = arguments
+        where = ("--config", str(self.config)) if verb == "cleanup" else ("--socket", str(self.socket))
+        return self.host.run(sys.executable, "-m", "vipd.cli.main", verb, *rest, *where, check=check)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None, "the daemon does not run"
+        process, self._process = self._process, None
+        os.kill(process.pid, number)
+        try:
+            code = process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finish(process)
+        if self._log:
+            self._log.close()
+        return code
+
+    def __enter__(self) -> Daemon:
+        try:
+            self.start()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            print(self.log)
+        self._close()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            self._end(signal.SIGTERM)
+        self._directory.cleanup()
