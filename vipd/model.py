@@ -95,11 +95,13 @@ class Frontend(NamedTuple):
     """One address, port and protocol that clients connect to. Globally unique among services."""
 
     address: str
+    """Empty for a port of this host itself: a node port or a health port."""
     port: int
     protocol: Protocol
 
     def __str__(self) -> str:
-        return f"{socket_text(self.address, self.port)}/{self.protocol}"
+        place = socket_text(self.address, self.port) if self.address else f"node port {self.port}"
+        return f"{place}/{self.protocol}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,38 @@ class ServicePort:
     protocol: Protocol
     name: str = ""
     target: int | None = None
+    node_port: int | None = None
+    """Port on this host's own addresses that leads here too."""
 
     def __str__(self) -> str:
         return f"{self.port}/{self.protocol}"
+
+
+class BackendState(StrEnum):
+    """What is declared of a backend's readiness (contract 4)."""
+
+    UP = "up"
+    DRAIN = "drain"
+    """Takes new flows only where nothing that is up can: Kubernetes' serving and terminating."""
+    DOWN = "down"
+
+
+class Policy(StrEnum):
+    """Which backends some traffic may go to."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+    """Only those on this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAddress:
+    """An address for clients from outside: an external IP, or a load balancer's ingress IP."""
+
+    address: str
+    load_balancer: bool = False
+    allow_from: tuple[str, ...] | None = None
+    """Networks that may use it; None: as the service says; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +154,11 @@ class Backend:
     port: int | None = None
     weight: int = 1
     """0..65535. 0 means: no new flows."""
+    state: BackendState = BackendState.UP
+    node: str = ""
+    """The host that it runs on; empty when not said."""
+    zones: tuple[str, ...] = ()
+    """Zones whose clients it should serve; empty: all."""
 
     def __str__(self) -> str:
         return self.address if self.port is None else socket_text(self.address, self.port)
@@ -149,11 +185,25 @@ class Service:
     refusal: Refusal = Refusal.REJECT
     fallback: tuple[Backend, ...] = ()
     """Backends that serve only while no other one can."""
+    external_addresses: tuple[ExternalAddress, ...] = ()
+    allow_from: tuple[str, ...] = ()
+    """Networks that may use the external addresses; empty: all."""
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    health_port: int | None = None
+    """TCP port on which this host says whether it has a ready local backend."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
+    def all_addresses(self) -> tuple[str, ...]:
+        """Every address that the service claims, those for inside first."""
+        return (*self.addresses, *(external.address for external in self.external_addresses))
+
     def frontends(self) -> tuple[Frontend, ...]:
-        """Every frontend of the service, in declared order."""
-        return tuple(Frontend(a, p.port, p.protocol) for a in self.addresses for p in self.ports)
+        """Every frontend of the service, in declared order; ports of the host itself come last."""
+        addressed = [Frontend(a, p.port, p.protocol) for a in self.all_addresses() for p in self.ports]
+        on_host = [Frontend("", p.node_port, p.protocol) for p in self.ports if p.node_port]
+        health = [Frontend("", self.health_port, Protocol.TCP)] if self.health_port else []
+        return (*addressed, *on_host, *health)
 
 
 class ForwardingKey(NamedTuple):
@@ -187,8 +237,9 @@ class Forwarding:
     """What a dataplane is asked to do for one service port in one family: the seam of the program.
 
     A dataplane knows nothing of sources, health or the reason for a weight; all that is decided before.
-    `endpoints` take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5);
-    none means: reject at once. `resting` are known backends that take none now.
+    Endpoints take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5).
+    `endpoints` are those for traffic under the cluster policy, `local_endpoints` those under the local one;
+    each is empty when no traffic can use it. `resting` are known backends that take no new flow now.
     """
 
     key: ForwardingKey
@@ -199,11 +250,42 @@ class Forwarding:
     affinity_timeout: int | None = None
     refusal: Refusal = Refusal.REJECT
     resting: tuple[Endpoint, ...] = ()
+    local_endpoints: tuple[Endpoint, ...] = ()
+    served: bool = True
+    """Some endpoint could serve somewhere, here or on another host: decides between refusing and dropping."""
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    external_addresses: tuple[ExternalAddress, ...] = ()
+    """Each with the networks that may use it (never None here)."""
+    allow_host: bool = False
+    """An address of this host lies in the networks that external addresses are limited to."""
+    node_port: int | None = None
+    health_port: int | None = None
 
-    def shares(self) -> dict[Endpoint, float]:
-        """The part of new flows that each endpoint takes, 0..1, summing to 1."""
-        total = sum(e.weight for e in self.endpoints)
-        return {e: e.weight / total for e in self.endpoints}
+    @property
+    def externally_accessible(self) -> bool:
+        """Whether anything but the service's own addresses leads here."""
+        return bool(self.node_port or self.external_addresses)
+
+    def endpoints_under(self, policy: Policy) -> tuple[Endpoint, ...]:
+        """The endpoints for traffic under a policy."""
+        return self.local_endpoints if policy is Policy.LOCAL else self.endpoints
+
+    def reachable(self) -> tuple[Endpoint, ...]:
+        """Every endpoint that some new flow can get to from this host, in order, each once."""
+        if not self.local_endpoints:
+            return self.endpoints
+        return tuple(sorted({*self.endpoints, *self.local_endpoints}, key=str))
+
+    def known(self) -> int:
+        """How many endpoints are known at all, ready or not."""
+        return len({e[:2] for e in (*self.endpoints, *self.local_endpoints, *self.resting)})
+
+    def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
+        """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""
+        endpoints = self.endpoints_under(policy or self.internal_policy)
+        total = sum(e.weight for e in endpoints)
+        return {e: e.weight / total for e in endpoints}
 
 
 def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:

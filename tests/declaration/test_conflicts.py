@@ -20,8 +20,10 @@ def test_protocols_of_one_port_do_not_clash() -> None:
 def test_the_later_service_is_told_where_the_earlier_one_stands() -> None:
     earlier, later = service("a", "10.0.0.1", 3), service("b", "10.0.0.1", 1, TCP, UDP, path="b.yaml")
     assert told(earlier, later) == [
-        "b.yaml:1: b: 10.0.0.1:53/udp already belongs to a at a.yaml:3; "
-        + "one address, port and protocol can serve once"
+        (
+            "b.yaml:1: b: 10.0.0.1:53/udp already belongs to a at a.yaml:3; "
+            "one address, port and protocol can serve once"
+        )
     ]
 
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.declaration.strategies import services
+from tests.declaration.strategies import PATIENT, services
 from vipd.declaration.native import (
     format_declaration,
     format_service,
@@ -179,8 +179,10 @@ def test_json_obeys_the_same_rules() -> None:
     assert [str(problem) for problem in problems] == [
         'cli: ports[1].port: must be an integer from 1 to 65535, not "54"; write 54 without quotes',
         'cli: unknown key "nmae"; did you mean "name"?',
-        "cli: backends[0]: 10.96.0.10:53/udp is the service itself: a loop; "
-        + "name the address and port that the server listens on",
+        (
+            "cli: backends[0]: 10.96.0.10:53/udp is the service itself: a loop; "
+            "name the address and port that the server listens on"
+        ),
     ]
 
 
@@ -200,15 +202,17 @@ def test_json_of_any_depth_gives_problems() -> None:
     assert parse_service({"address": spec, "ports": spec}, Origin("cli"))[1]
 
 
+@PATIENT
 @given(st.lists(services(), max_size=4, unique_by=lambda service: service.name))
 def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -> None:
     text = format_declaration(declared)
     declaration = parse_declaration(text, "x.yaml")
     assert list(declaration.services) == declared
-    clashes = {problem.what.partition("already")[1] for problem in declaration.problems}
-    assert clashes <= {"already"}, text
+    # Each service is valid by itself; only frontends drawn twice may clash.
+    assert all("already belongs to" in problem.what for problem in declaration.problems)
 
 
+@PATIENT
 @given(services())
 def test_a_spec_is_read_back_as_the_same_service(service: Service) -> None:
     spec = json.loads(json.dumps(service_to_spec(service)))
@@ -227,11 +231,13 @@ def never_raises(text: str) -> None:
         assert again == Declaration(declaration.services)
 
 
+@PATIENT
 @given(st.text())
 def test_any_text_gives_a_declaration(text: str) -> None:
     never_raises(text)
 
 
+@PATIENT
 @given(st.text("apiVers:/v1 \n-[]{}&*!<'\"#,?|>%@`~0123456789.x", max_size=200))
 def test_any_yaml_like_text_gives_a_declaration(text: str) -> None:
     never_raises("apiVersion: vipd/v1\nservices:\n" + text)
@@ -280,6 +286,7 @@ def as_yaml(tree: object) -> str:
     return yaml.safe_dump({"apiVersion": "vipd/v1", "services": tree}, allow_unicode=True)
 
 
+@PATIENT
 @given(TREES, st.sampled_from([as_json, as_yaml]))
 def test_any_structure_gives_a_declaration(tree: object, write: Callable[[object], str]) -> None:
     never_raises(write(tree))
@@ -295,7 +302,7 @@ NOISE = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(PATIENT, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, len(PIECES) - 1), NOISE | st.sampled_from(PIECES)), max_size=4))
 def test_any_mutation_of_a_valid_declaration_gives_a_declaration(edits: list[tuple[int, str]]) -> None:
     pieces = list(PIECES)

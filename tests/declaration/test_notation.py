@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.declaration.strategies import PATIENT
 from vipd.declaration.notation import (
     NotationError,
     duration_text,
@@ -65,6 +66,7 @@ REFUSED: list[tuple[Callable[[str], object], str, str, str]] = [
     (parse_address, "10.0.0.256", "not an IPv4 address", "0..255"),
     (parse_address, "10.0.0.1/24", "prefix", "10.0.0.1"),
     (parse_address, "fe80::1%eth0", "zone id", "fe80::1"),
+    (parse_address, "\n%eth0", "zone id", "leave out the part from % on"),
     (parse_address, "::ffff:10.0.0.1", "IPv4-mapped", "10.0.0.1"),
     (parse_address, "web-1.example.com", "a name", "write the address"),
     (parse_address, "10.0.0.1\n", "not an IP address", "write"),
@@ -79,7 +81,7 @@ REFUSED: list[tuple[Callable[[str], object], str, str, str]] = [
     (parse_backend, "10.0.0.1@65536", "out of range", "0 to 65535"),
     (parse_backend, "10.0.0.1@", "not a weight", "0 to 65535"),
     (parse_backend, "10.0.0.1@01", "leading zero", "decimal"),
-    (parse_backend, "[fd00::1]", "no port", "[fd00::1]:53"),
+    (parse_backend, "[fd00::1]", "no port", "alone: fd00::1"),
     (parse_backend, "[fd00::1", "closing bracket", "[fd00::10]:53"),
     (parse_backend, "[10.0.0.1]:80", "not IPv6", "brackets"),
     (parse_port, "53/UDP", "not a protocol", "write udp"),
@@ -106,7 +108,8 @@ def test_refusals_say_what_and_hint(parse: Callable[[str], object], text: str, w
     assert len(refusal.value.what) < 200
 
 
-@given(st.text(max_size=40) | st.from_regex(r"[\[\]0-9a-f:.@/%stcpud]{0,30}", fullmatch=True))
+@PATIENT
+@given(st.text(max_size=40) | st.text("[]0123456789abcdef:.@/%stpu", max_size=30))
 def test_any_text_is_read_or_refused_by_name(text: str) -> None:
     for parse in (parse_address, parse_backend, parse_port, parse_frontend, parse_duration):
         assert told(parse, text).isprintable()
@@ -120,6 +123,7 @@ def told(parse: Callable[[str], object], text: str) -> str:
         return str(refusal)
 
 
+@PATIENT
 @given(st.ip_addresses(), st.none() | st.integers(1, 65535), st.integers(0, 65535))
 def test_canonical_spelling_is_read_back(
     address: IPv4Address | IPv6Address, port: int | None, weight: int
@@ -132,6 +136,7 @@ def test_canonical_spelling_is_read_back(
         assert parse_address(address.exploded.upper()) == str(address)
 
 
+@PATIENT
 @given(st.integers(1, 10**9))
 def test_durations_are_written_as_they_are_read(seconds: int) -> None:
     assert parse_duration(duration_text(seconds)) == seconds

@@ -167,8 +167,17 @@ def _split_brackets(text: str) -> tuple[str, str]:
     if ":" not in address:
         raise NotationError(f"{shown(text)} has brackets around what is not IPv6", "leave the brackets out")
     if not rest.startswith(":"):
-        raise NotationError(f"{shown(text)} has brackets but no port", f"write {address} or [{address}]:53")
+        hint = f"write a port after the brackets, or the address alone{_spelled(address)}"
+        raise NotationError(f"{shown(text)} has brackets but no port", hint)
     return address, rest[1:]
+
+
+def _spelled(text: str) -> str:
+    """How a hint ends that spells out an address: `: fd00::5`. Empty when the text is none."""
+    try:
+        return f": {parse_address(text)}"
+    except NotationError:
+        return ""
 
 
 def _refuse_address(text: str) -> NoReturn:
@@ -177,9 +186,9 @@ def _refuse_address(text: str) -> NoReturn:
     if not text:
         raise NotationError("the address is empty", "write an IPv4 or IPv6 address")
     if "%" in text:
-        raise NotationError(f"{name} has a zone id", f"leave out the part from % on: {bare}")
+        raise NotationError(f"{name} has a zone id", f"leave out the part from % on{_spelled(bare)}")
     if "/" in text:
-        raise NotationError(f"{name} has a prefix or protocol", f"write the address alone: {bare}")
+        raise NotationError(f"{name} has a prefix or protocol", f"write the address alone{_spelled(bare)}")
     if "[" in text or "]" in text:
         raise NotationError(f"{name} has brackets", "write the address alone, without brackets or a port")
     if _IPV4_LIKE.fullmatch(text):
