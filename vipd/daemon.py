@@ -22,11 +22,9 @@ from vipd.api.views import time_text
 from vipd.catalog import merge
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.host_record import HostRecord
-from vipd.hostnet import HostSettings
-from vipd.model import Family
+from vipd.hostnet import HostNet
 from vipd.process import run
 from vipd.reconciler import Reconciler
-from vipd.selection import SelectionPolicy
 from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
@@ -114,9 +112,8 @@ async def wire(settings: Settings) -> Parts:
         log.error("%s", fault)
     record = HostRecord(settings.state_dir)
     dataplane = await IptablesDataplane.start(settings, record, run)
-    host = HostSettings(record) if settings.manage_sysctls else None
-    policy = SelectionPolicy({family: settings.masquerade_for(family) for family in Family})
-    reconciler = Reconciler((files, store), dataplane, host, policy, lambda: datetime.now(UTC))
+    surroundings = HostNet(settings, record)
+    reconciler = Reconciler((files, store), dataplane, surroundings, lambda: datetime.now(UTC))
     return Parts(settings, files, store, dataplane, reconciler)
 
 

@@ -1,13 +1,16 @@
-"""What the host itself must do so that clients behind it reach backends: forward packets."""
+"""What vipd asks of the host itself: that it forwards packets, and its addresses."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from vipd.host_record import HostRecord
 from vipd.model import Family
+from vipd.selection import SelectionPolicy
+from vipd.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -17,20 +20,35 @@ FORWARDING = {
     # Turning this on makes the kernel ignore router advertisements on interfaces with accept_ra=1.
     Family.IPV6: "net/ipv6/conf/all/forwarding",
 }
+LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+"""Without it a packet outside of the TCP window counts as INVALID and is not translated, so that somebody
+resets the connection (contract 7.6). kube-proxy drops every INVALID packet that is forwarded, also other
+people's; this mends the flows instead, also those that end on this host."""
 
 
-class HostSettings:
-    """Turns on forwarding for the families in use."""
+class HostNet:
+    """This host's addresses, and the kernel settings that the families in use need."""
 
-    def __init__(self, record: HostRecord, root: Path = SYSCTLS) -> None:
+    def __init__(self, settings: Settings, record: HostRecord, root: Path = SYSCTLS) -> None:
+        self._settings = settings
         self._record = record
         self._root = root
 
-    def prepare(self, families: Iterable[Family]) -> tuple[str, ...]:
-        """Make sure that the host forwards these families; returns a warning for each that it will not."""
-        return tuple(warning for family in families if (warning := self._turn_on(FORWARDING[family])))
+    async def policy(self) -> SelectionPolicy:
+        """What settings and host say now. Raises OSError when the addresses cannot be read."""
+        named = self._settings.host_addresses
+        return SelectionPolicy.of(self._settings, await host_addresses() if named is None else named)
 
-    def _turn_on(self, name: str) -> str:
+    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
+        """Make sure that the host forwards these families; returns a warning for each thing that failed."""
+        if not self._settings.manage_sysctls or not families:
+            return ()
+        otherwise = "clients behind this host will fail"
+        warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
+        warnings.append(self._turn_on(LIBERAL, "large transfers may be reset"))
+        return tuple(filter(None, warnings))
+
+    def _turn_on(self, name: str, otherwise: str) -> str:
         path, setting = self._root / name, name.replace("/", ".")
         try:
             was = path.read_text().strip()
@@ -39,7 +57,7 @@ class HostSettings:
             self._record.sysctl(name, was, "1")
             path.write_text("1")
         except OSError as error:
-            return f"{setting} cannot be set to 1: {error.strerror}; clients behind this host will fail"
+            return f"{setting} cannot be set to 1: {error.strerror}; {otherwise}"
         log.info("%s set to 1; it was %s", setting, was)
         return ""
 
@@ -53,3 +71,14 @@ def restore_sysctls(record: HostRecord, root: Path = SYSCTLS) -> list[str]:
             path.write_text(change["was"])
             undone.append(f"{name.replace('/', '.')} = {change['was']}")
     return undone
+
+
+async def host_addresses() -> frozenset[str]:
+    """Every address of this host in its network namespace, loopback included. Raises OSError."""
+    # Imported on use: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
+    from pyroute2 import AsyncIPRoute
+
+    async with AsyncIPRoute() as netlink:
+        found = [dict(message["attrs"]) async for message in await netlink.addr("dump")]
+    addresses = (attributes.get("IFA_LOCAL") or attributes.get("IFA_ADDRESS") for attributes in found)
+    return frozenset(str(ipaddress.ip_address(address)) for address in addresses if address)

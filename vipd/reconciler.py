@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from vipd.catalog import Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
-from vipd.hostnet import HostSettings
-from vipd.model import Forwarding, ForwardingKey, Service
+from vipd.model import Family, Forwarding, ForwardingKey, Service
 from vipd.selection import SelectionPolicy, choose
 from vipd.sources.base import Source
 
@@ -54,6 +54,16 @@ class Progress:
         return "in-sync" if self.done == self.wanted else "pending"
 
 
+class Surroundings(Protocol):
+    """This host, besides its rules."""
+
+    async def policy(self) -> SelectionPolicy:
+        """What settings and host say now; the host's addresses may have changed. Raises OSError."""
+
+    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
+        """Make the host fit for forwarding these families; returns a warning for each thing that failed."""
+
+
 class Reconciler:
     """Owns the snapshot and the only loop that writes to the kernel."""
 
@@ -61,12 +71,12 @@ class Reconciler:
         self,
         sources: Sequence[Source],
         dataplane: Dataplane,
-        host: HostSettings | None,
-        policy: SelectionPolicy,
+        surroundings: Surroundings,
         clock: Callable[[], datetime],
     ) -> None:
-        self._sources, self._dataplane, self._host = sources, dataplane, host
-        self._policy, self._clock = policy, clock
+        self._sources, self._dataplane = sources, dataplane
+        self._surroundings, self._clock = surroundings, clock
+        self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
@@ -108,9 +118,10 @@ class Reconciler:
             self._woken.clear()
             wish, began = self.progress.wanted, self._clock()
             try:
+                policy = await self._surroundings.policy()
                 merged = merge(self._units())
                 self._adopt(merged)
-                self._dataplane.update(self._select(merged.services))
+                self._dataplane.update(self._select(merged.services, policy))
                 self._prepare_host()
                 plan = await self._dataplane.plan()
                 if plan:
@@ -149,26 +160,30 @@ class Reconciler:
                     log.error("%s", problem)
         self.problems = merged.problems
 
-    def _select(self, services: Mapping[str, Service]) -> dict[ForwardingKey, Forwarding | None]:
+    def _select(
+        self, services: Mapping[str, Service], policy: SelectionPolicy
+    ) -> dict[ForwardingKey, Forwarding | None]:
         """The forwardings that differ from those of the last step."""
         before, changes = self.services, dict[ForwardingKey, Forwarding | None]()
+        same_policy = policy == self._policy
+        if not same_policy:
+            self._policy = policy
+            self._dataplane.host_changed(policy.host.addresses)
         for name in before.keys() - services.keys():
             changes.update({f.key: None for f in self.forwardings.pop(name)})
         for name, service in services.items():
-            if before.get(name) is service:
+            if same_policy and before.get(name) is service:
                 continue
             old = {f.key: f for f in self.forwardings.get(name, ())}
-            self.forwardings[name] = new = choose(service, self._policy)
+            self.forwardings[name] = new = choose(service, policy)
             changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
             changes.update({f.key: f for f in new if old.get(f.key) != f})
         self.services = services
         return changes
 
     def _prepare_host(self) -> None:
-        if self._host is None:
-            return
-        families = sorted({f.key.family for part in self.forwardings.values() for f in part})
-        self.progress.warnings = self._host.prepare(families)
+        families = {f.key.family for part in self.forwardings.values() for f in part}
+        self.progress.warnings = self._surroundings.prepare(families)
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
         progress, now = self.progress, self._clock()

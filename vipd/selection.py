@@ -2,42 +2,109 @@
 
 The seam between what is declared and what a dataplane does: one `Forwarding` for each port of a service in
 each of its address families. It covers all of the service's addresses of that family, because kube-proxy's
-chains do (contract 1.5): affinity is then shared by them.
+chains do (contract 1.5): affinity is then shared by them. The choice of endpoints is contract section 4's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from vipd.model import (
     Backend,
+    BackendState,
     Endpoint,
+    ExternalAddress,
     Family,
     Forwarding,
     ForwardingKey,
     Masquerade,
+    Policy,
     Service,
     ServicePort,
     family_of,
     port_names,
 )
 
+if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
+    from vipd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What selection must know about this host."""
+
+    addresses: frozenset[str] = frozenset()
+    node_name: str = ""
+    zone: str = ""
+    node_names_only: bool = False
+    """Local means the node's name alone, as for kube-proxy; else an address on this host counts too."""
+
+    def runs(self, backend: Backend) -> bool:
+        """Whether a backend is on this host."""
+        if backend.node and self.node_name:
+            return backend.node == self.node_name
+        return not self.node_names_only and backend.address in self.addresses
+
+    def within(self, networks: Iterable[str]) -> bool:
+        """Whether one of this host's addresses lies in one of the networks."""
+        parsed = [ipaddress.ip_network(network) for network in networks]
+        own = [ipaddress.ip_address(address) for address in self.addresses] if parsed else []
+        return any(address in network for address in own for network in parsed)
+
 
 @dataclass(frozen=True, slots=True)
 class SelectionPolicy:
-    """What the daemon's settings say where a service is silent."""
+    """What the daemon's settings and the host say where a service is silent."""
 
     masquerade: Mapping[Family, Masquerade]
+    host: Host = Host()
+
+    @classmethod
+    def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
+        """What these settings say on a host with these addresses."""
+        host = Host(
+            frozenset(host_addresses), settings.node_name, settings.zone, settings.compat == "kube-proxy"
+        )
+        return cls({family: settings.masquerade_for(family) for family in Family}, host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A backend that could serve one port in one family."""
+
+    backend: Backend
+    endpoint: Endpoint
+    local: bool
+
+    @property
+    def ready(self) -> bool:
+        return self.backend.state is BackendState.UP and self.endpoint.weight > 0
+
+    @property
+    def last_resort(self) -> bool:
+        """Serving, but on its way out."""
+        return self.backend.state is BackendState.DRAIN and self.endpoint.weight > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The endpoints for traffic under each policy, and whether any could serve anywhere."""
+
+    cluster: tuple[_Candidate, ...]
+    local: tuple[_Candidate, ...]
+    served: bool
 
 
 def choose(service: Service, policy: SelectionPolicy) -> tuple[Forwarding, ...]:
     """Every forwarding of a service.
 
-    Backends of weight 0 take no new flows. When none is left the fallback's backends serve; without those
-    the flow meets the service's refusal.
+    Backends of weight 0 take no new flows. When none can serve anywhere the fallback's backends do; without
+    those the flow meets the service's refusal.
     """
-    families = sorted({family_of(address) for address in service.addresses})
+    families = sorted({family_of(address) for address in service.all_addresses()})
     names = port_names(service.ports)
     return tuple(
         _forwarding(service, port, ForwardingKey(service.name, name, port.protocol, family), policy)
@@ -49,26 +116,83 @@ def choose(service: Service, policy: SelectionPolicy) -> tuple[Forwarding, ...]:
 def _forwarding(
     service: Service, port: ServicePort, key: ForwardingKey, policy: SelectionPolicy
 ) -> Forwarding:
-    known = _endpoints(service.backends, port, key.family)
-    serving = tuple(e for e in known if e.weight)
-    resting = tuple(e for e in known if not e.weight)
-    fallback = _endpoints(service.fallback, port, key.family)
-    endpoints, idle = (serving, fallback) if serving else (tuple(e for e in fallback if e.weight), ())
+    host = policy.host
+    known = _candidates(service.backends, port, key.family, host)
+    spare = _candidates(service.fallback, port, key.family, host)
+    external = _external(service, key.family)
+    chosen = _choose_endpoints(known, service, bool(port.node_port or external), host)
+    if spare and not chosen.served:
+        chosen = _choose_endpoints(spare, service, bool(port.node_port or external), host)
+    used = {candidate.endpoint for candidate in (*chosen.cluster, *chosen.local)}
     return Forwarding(
         key=key,
         addresses=tuple(a for a in service.addresses if family_of(a) is key.family),
         port=port.port,
-        endpoints=endpoints,
+        endpoints=_endpoints(chosen.cluster),
         masquerade=service.masquerade or policy.masquerade[key.family],
         affinity_timeout=service.affinity.timeout if service.affinity else None,
         refusal=service.refusal,
-        resting=resting + tuple(e._replace(weight=0) for e in idle),
+        resting=tuple(c.endpoint for c in (*known, *spare) if c.endpoint not in used),
+        local_endpoints=_endpoints(chosen.local),
+        served=chosen.served,
+        internal_policy=service.internal_policy,
+        external_policy=service.external_policy if port.node_port or external else Policy.CLUSTER,
+        external_addresses=external,
+        allow_host=host.within(network for e in external for network in e.allow_from or ()),
+        node_port=port.node_port,
+        health_port=service.health_port,
     )
 
 
-def _endpoints(backends: tuple[Backend, ...], port: ServicePort, family: Family) -> tuple[Endpoint, ...]:
+def _choose_endpoints(
+    candidates: tuple[_Candidate, ...], service: Service, accessible: bool, host: Host
+) -> _Chosen:
+    """Contract 4: ready ones; if there are none, those on their way out; each policy for itself.
+
+    Whatever is accessible from outside needs the cluster's endpoints too, for clients on this host.
+    """
+    local_internal = service.internal_policy is Policy.LOCAL
+    local_external = accessible and service.external_policy is Policy.LOCAL
+    ready = tuple(c for c in candidates if c.ready)
+    leaving = tuple(c for c in candidates if c.last_resort)
+    cluster = () if local_internal and not accessible else _near(ready, host) or leaving
+    local = _on_host(ready) or _on_host(leaving) if local_internal or local_external else ()
+    return _Chosen(cluster, local, served=bool(ready or leaving))
+
+
+def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
+    """Those for this host's zone, if every ready backend has zones and one has this; else all of them."""
+    near = tuple(c for c in ready if host.zone in c.backend.zones)
+    return near if host.zone and near and all(c.backend.zones for c in ready) else ready
+
+
+def _on_host(candidates: tuple[_Candidate, ...]) -> tuple[_Candidate, ...]:
+    return tuple(c for c in candidates if c.local)
+
+
+def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
+    """The external addresses of one family, each with the networks of that family that may use it."""
+    found = []
+    for external in service.external_addresses:
+        if family_of(external.address) is family:
+            allowed = service.allow_from if external.allow_from is None else external.allow_from
+            networks = tuple(network for network in allowed if family_of(network) is family)
+            found.append(replace(external, allow_from=networks))
+    return tuple(found)
+
+
+def _candidates(
+    backends: tuple[Backend, ...], port: ServicePort, family: Family, host: Host
+) -> tuple[_Candidate, ...]:
+    """The backends of one family, sorted by their text as kube-proxy sorts endpoints."""
     default = port.target or port.port
     found = [
-        Endpoint(b.address, b.port or default, b.weight) for b in backends if family_of(b.address) is family
+        _Candidate(b, Endpoint(b.address, b.port or default, b.weight), host.runs(b))
+        for b in backends
+        if family_of(b.address) is family
     ]
-    return tuple(sorted(found, key=str))
+    return tuple(sorted(found, key=lambda candidate: str(candidate.endpoint)))
+
+
+def _endpoints(candidates: tuple[_Candidate, ...]) -> tuple[Endpoint, ...]:
+    return tuple(candidate.endpoint for candidate in candidates)

@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -48,8 +49,18 @@ def _network(value: object) -> str:
         raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
 
 
+def _address(value: object) -> str:
+    try:
+        return str(ipaddress.ip_address(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: an address such as 192.0.2.1") from None
+
+
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
+
+Address = Annotated[str, BeforeValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -74,6 +85,8 @@ class Settings(BaseSettings):
     """Which iptables binaries to use; auto: those that `iptables` itself is."""
     chain_prefix: str = Field("VIPD", pattern=r"^[A-Z][A-Z0-9]{0,6}$")
     """Start of every chain name; at most 7 characters, so that a hashed name fits iptables' 28."""
+    compat: Literal["none", "kube-proxy"] = "none"
+    """kube-proxy: its exact rules, also where vipd does better by default (docs/architecture.md)."""
     force_chain_prefix: bool = False
     """Use the prefix KUBE although a kube-proxy's canary chain is on this host."""
     mark_bit: int = Field(14, ge=0, le=31)
@@ -85,6 +98,16 @@ class Settings(BaseSettings):
     masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
     random_fully: bool | None = None
     """Whether MASQUERADE picks ports at random; unset: when iptables can (1.6.2 and later)."""
+    node_name: str = Field(default_factory=gethostname)
+    """This host, as backends' `node` and Kubernetes' nodeName call it."""
+    zone: str = ""
+    """This host's zone, as backends' `zone` calls it."""
+    host_addresses: Addresses | None = None
+    """This host's own addresses; unset: read from the kernel."""
+    node_port_addresses: Networks = ()
+    """Networks whose addresses on this host answer on node ports; unset: all of this host's addresses."""
+    allowed_addresses: Networks = ()
+    """Networks in which services may claim addresses; unset: any, but never this host's own."""
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8 too; unset: with prefix KUBE only. Never sets route_localnet."""
     accept_forwarded: bool = True
@@ -122,6 +145,19 @@ class Settings(BaseSettings):
     def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
         """The cluster networks of one family."""
         return tuple(cidr for cidr in self.cluster_cidrs if family_of(cidr) is family)
+
+    def node_addresses(self, family: Family, host_addresses: frozenset[str]) -> tuple[str, ...] | None:
+        """The host's addresses that answer on node ports; None for all.
+
+        As for kube-proxy that is when no network of the family is named, or the one of every address.
+        """
+        networks = [ipaddress.ip_network(n) for n in self.node_port_addresses if family_of(n) is family]
+        if not networks or any(network.prefixlen == 0 for network in networks):
+            return None
+        own = [ipaddress.ip_address(address) for address in host_addresses]
+        return tuple(
+            str(address) for address in sorted(own, key=_order) if any(address in n for n in networks)
+        )
 
 
 def load_settings(
@@ -198,6 +234,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True)
     source.env_vars = {name.lower(): value for name, value in environment.items()}
     return dict(source())
+
+
+def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int, int]:
+    return address.version, int(address)
 
 
 def _say(error: Any, config: Path | None, file_values: Mapping[str, object]) -> str:

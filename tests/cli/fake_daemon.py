@@ -34,7 +34,7 @@ class FakeDaemon:
     """Answers by `METHOD /path`, percent-decoded; else not found. `requests` records what came."""
 
     socket: Path
-    answers: dict[str, tuple[int, Json]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, Json | None]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     chunked: bool = False
 
@@ -49,7 +49,7 @@ class FakeDaemon:
     def last(self) -> Request:
         return self.requests[-1]
 
-    def handle(self, request: Request) -> tuple[int, Json]:
+    def handle(self, request: Request) -> tuple[int, Json | None]:
         self.requests.append(request)
         found = self.answers.get(f"{request.method} {unquote(request.path)}")
         if found is not None:

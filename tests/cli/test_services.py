@@ -50,8 +50,11 @@ def test_add_as_in_the_manual(vipctl: Vipctl, daemon: FakeDaemon) -> None:
             {"address": "10.0.0.1", "ports": ["80/tcp"], "fallback": "drop"},
         ),
         (
-            ["10.0.0.1:80/tcp", "--affinity", "client-ip", "--masquerade", "always", "--fallback"]
-            + ["10.0.9.1,10.0.9.2", "--fallback", "10.0.9.3:81"],
+            [
+                "10.0.0.1:80/tcp",
+                *("--affinity", "client-ip", "--masquerade", "always"),
+                *("--fallback", "10.0.9.1,10.0.9.2", "--fallback", "10.0.9.3:81"),
+            ],
             {
                 "address": "10.0.0.1",
                 "ports": ["80/tcp"],
@@ -176,12 +179,13 @@ def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> N
 
 
 def test_remove_several_is_one_json_document(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
+    daemon.answer("DELETE /v1/services/a", changed(("unchanged", "a")))
     daemon.answer("DELETE /v1/services/b", changed(("removed", "b"), applied=False, message="later"))
-    ended = vipctl("remove", "a", "b", "-o", "json")
+    daemon.answer("DELETE /v1/services/c", changed(("unchanged", "c")))
+    ended = vipctl("remove", "a", "b", "c", "-o", "json")
     document = json.loads(ended.out)
     assert (document["changed"], document["applied"], document["message"]) == (True, False, "later")
-    assert [result["name"] for result in document["results"]] == ["a", "b"]
+    assert [result["name"] for result in document["results"]] == ["a", "b", "c"]
     assert ended.code == 1
 
 

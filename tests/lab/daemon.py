@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+from urllib.parse import quote
 
 import yaml
 
@@ -48,13 +50,14 @@ class Daemon:
         self.directory = Path(self._directory.name)
         self.services_dir = self.directory / "services.d"
         self.services_dir.mkdir()
+        self.state_dir = self.directory / "state"
         self.socket = self.directory / "vipd.sock"
         self.config = self.directory / "vipd.yaml"
         self._process: Process | None = None
         self._log: IO[str] | None = None
         paths = {
             "services_dir": str(self.services_dir),
-            "state_dir": str(self.directory / "state"),
+            "state_dir": str(self.state_dir),
             "socket": str(self.socket),
         }
         self.config.write_text(yaml.safe_dump({**paths, **settings}))
@@ -125,11 +128,29 @@ class Daemon:
             connection.close()
         return answer
 
+    def endpoints(self, target: str) -> list[str]:
+        """`ADDR:PORT` of every backend of a service; empty while there is no such service."""
+        answer = self.get(f"services/{quote(target, safe='')}")
+        forwardings = answer["service"]["forwardings"] if "service" in answer else []
+        return [endpoint["endpoint"] for forwarding in forwardings for endpoint in forwarding["endpoints"]]
+
+    def wait_until(self, question: Callable[[], object], answer: object, timeout: float = 5.0) -> None:
+        """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while (found := question()) != answer:
+            assert time.monotonic() < end, (
+                f"{found!r} after {timeout} s, not {answer!r}; the log:\n{self.log}"
+            )
+            time.sleep(0.05)
+
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run vipctl in the daemon's namespace; raises AssertionError when it fails, unless told not to."""
-        verb, *rest = arguments
-        where = ("--config", str(self.config)) if verb == "cleanup" else ("--socket", str(self.socket))
-        return self.host.run(sys.executable, "-m", "vipd.cli.main", verb, *rest, *where, check=check)
+        command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))
+        return self.host.run(*command, *arguments, check=check)
+
+    def cleanup(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `vipctl cleanup`, which asks no daemon and so must be told where the record is."""
+        return self.vipctl("cleanup", "--state-dir", str(self.state_dir), *options, check=check)
 
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None, "the daemon does not run"

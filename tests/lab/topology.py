@@ -30,6 +30,13 @@ UPLINK = {4: "192.0.2.2", 6: "fd00:99::2"}
 """The host's own addresses: the source of flows that a process on the host makes."""
 
 STARTING_SYSCTLS = (
+    # Every refusal is to be seen at once, and replies are to keep to the paths that are laid out here.
+    "net.ipv4.icmp_ratelimit=0",
+    "net.ipv6.icmp.ratelimit=0",
+    "net.ipv4.conf.all.send_redirects=0",
+    "net.ipv4.conf.default.send_redirects=0",
+    "net.ipv6.conf.all.accept_redirects=0",
+    "net.ipv6.conf.default.accept_redirects=0",
     # A new namespace takes IPv4 settings over from the machine; these make it the same on every machine.
     "net.ipv4.ip_forward=0",
     "net.ipv4.conf.all.rp_filter=0",
@@ -49,6 +56,9 @@ class Wiring:
     backends: int = 3
     backend_routes: bool = True
     """Backends reach other networks through the host. Without, only masqueraded flows get replies."""
+    backends_apart: bool = False
+    """Backends reach each other through the host too, as pods do on many Kubernetes networks, not by the
+    bridge alone: a reply from one to another then passes where it can be translated back."""
     host_route: bool = True
     """The host has a default route, so that its own processes can try any address."""
     bridge_netfilter: bool = False
@@ -141,7 +151,11 @@ class Lab:
         if self.wiring.port_hairpin:
             ip("-n", host, "link", "set", backend.name, "type", "bridge_slave", "hairpin", "on")
         ip("-n", own, "link", "set", "lo", "up")
-        add_addresses(own, "eth0", f"{backend.ipv4}/24", f"{backend.ipv6}/64")
+        v4_length, v6_length = (32, 128) if self.wiring.backends_apart else (24, 64)
+        add_addresses(own, "eth0", f"{backend.ipv4}/{v4_length}", f"{backend.ipv6}/{v6_length}")
+        if self.wiring.backends_apart:
+            for gateway in HOST_TOWARDS_BACKENDS.values():
+                ip("-n", own, "route", "add", gateway, "dev", "eth0")
         if self.wiring.backend_routes:
             ip("-n", own, "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[4])
             ip("-n", own, "-6", "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[6])

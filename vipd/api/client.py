@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
 
-DEFAULT_TIMEOUT = 60.0
-"""Seconds. A change answers after its rules are in the kernel: seconds for thousands of services."""
+DEFAULT_TIMEOUT = 90.0
+"""Seconds. A change answers after its rules are in the kernel, and the daemon waits a minute for that."""
 
 Json = dict[str, Any]
 """A JSON object of the API; docs/api.md says what stands in it."""

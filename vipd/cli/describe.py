@@ -36,7 +36,6 @@ COLUMNS = (
 
 _STATES = {
     "ok": "ok",
-    "no-backends": "no backends",
     "pending": "pending: not in the kernel yet",
 }
 _MASQUERADE = {
@@ -82,14 +81,17 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield "Affinity", _affinity(view["forwardings"])
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
-    text = _STATES.get(state, state)
-    if state == "no-backends":
-        text += ": new flows are " + ("dropped" if fallback(view) == "drop" else "refused")
-    yield "Status", on.paint(text, STATE_COLOURS.get(state, ""))
+    yield "Status", on.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state == "pending" else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:
         yield "  Message", status["message"]
+
+
+def _state(state: str, ready: int) -> str:
+    if state == "no-backends":
+        return "some frontends have no backends" if ready else "no backends"
+    return _STATES.get(state, state)
 
 
 def _labelled(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -129,12 +131,13 @@ def _masquerade(forwardings: Sequence[Json]) -> list[str]:
 
 def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
     heading = ", ".join(forwarding["frontends"])
-    yield f"{on.paint(heading, 'bold')}  chain {forwarding['chain']}"
+    yield on.paint(heading, "bold") + (f"  chain {forwarding['chain']}" if forwarding["chain"] else "")
     endpoints = forwarding["endpoints"]
-    if not endpoints:
-        yield "  no backends"
-        return
-    yield from table(COLUMNS, [_endpoint_row(endpoint) for endpoint in endpoints], on, indent="  ")
+    if not any(endpoint["ready"] for endpoint in endpoints):
+        fate = "dropped" if forwarding.get("refusal") == "drop" else "refused"
+        yield f"  no backend is ready: new flows are {fate}"
+    if endpoints:
+        yield from table(COLUMNS, [_endpoint_row(endpoint) for endpoint in endpoints], on, indent="  ")
 
 
 def _endpoint_row(endpoint: Json) -> list[str | Cell]:
@@ -142,7 +145,7 @@ def _endpoint_row(endpoint: Json) -> list[str | Cell]:
     return [
         endpoint["endpoint"],
         str(endpoint["weight"]),
-        f"{100 * endpoint['share']:.1f}",
+        f"{100 * (endpoint['share'] or 0):.1f}",
         Cell("yes", "green") if ready else Cell("no", "red"),
         endpoint["chain"] or "-",
         endpoint["reason"],

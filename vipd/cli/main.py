@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -179,6 +180,10 @@ def main() -> NoReturn:
     """The entry point of `vipctl`."""
     # `vipctl list | head` ends like any Unix program does whose reader has gone.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        # A locale without some character gets a mark in its place, not an error in the middle of a table.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
 
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
-from vipd.dataplane.iptables.compile import RuleOptions
+from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
-from vipd.model import Family, Service, family_of
+from vipd.model import Family, Policy, Service, family_of
 from vipd.selection import SelectionPolicy, choose
 from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
 
@@ -48,15 +48,17 @@ def render(
 ) -> None:
     """Print the rules that FILEs compile to, as one input for iptables-restore.
 
-    They hold vipd's own chains and the jumps to them from the built-in ones, so that an empty network namespace
-    that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for standard input.
+    They hold vipd's own chains and the jumps to them from the built-in ones, so that an empty network
+    namespace that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for
+    standard input.
     """
     settings = _settings(settings_file, assignments)
     services = read_inputs(files).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
-    policy = SelectionPolicy({each: settings.masquerade_for(each) for each in Family})
+    addresses = _host_addresses(settings, services)
+    policy = SelectionPolicy.of(settings, addresses)
     forwardings = [forwarding for service in services for forwarding in choose(service, policy)]
-    options = RuleOptions.of(settings, chosen, random_fully=True)
+    options = RuleOptions.of(settings, chosen, random_fully=True, host_addresses=frozenset(addresses))
     sys.stdout.write(render_rules(forwardings, options, (table,) if table else TABLES))
 
 
@@ -66,6 +68,22 @@ def _settings(file: str | None, assignments: Sequence[str]) -> Settings:
         return load_settings(Path(file) if file else default, parse_assignments(assignments))
     except SettingsError as error:
         raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
+
+
+def _host_addresses(settings: Settings, services: Sequence[Service]) -> Collection[str]:
+    """The host's addresses as set; read from the kernel only where the rules depend on them."""
+    if settings.host_addresses is not None:
+        return settings.host_addresses
+    local = any(Policy.LOCAL in (s.internal_policy, s.external_policy) for s in services)
+    limited = any(s.allow_from or any(e.allow_from for e in s.external_addresses) for s in services)
+    if not (local or limited or settings.node_port_addresses):
+        return ()
+    # Imported on use: asyncio and netlink are slow to import.
+    import asyncio
+
+    from vipd.hostnet import host_addresses
+
+    return asyncio.run(host_addresses())
 
 
 def _family_of(services: Sequence[Service]) -> Family:

@@ -9,7 +9,6 @@ import click
 
 from vipd import __version__
 from vipd.api.client import Json
-from vipd.cli.changes import change_options, tell_all
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
 from vipd.cli.output import (
@@ -108,11 +107,20 @@ def _section(title: str, lines: Sequence[str], colour: str, on: Screen) -> Itera
 
 
 @click.command()
-@change_options
-def reload(dry_run: bool, quiet: bool, form: str) -> int:
-    """Make the daemon read its files again, and apply them."""
-    answer = connect().change("POST", "reload", dry_run=dry_run)
-    return tell_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@output_option("text", "json", "yaml")
+@socket_option
+def reload(quiet: bool, form: str) -> int:
+    """Make the daemon read all its sources again, and apply them."""
+    answer = connect().change("POST", "reload")
+    if form != "text":
+        print(document(answer, form))
+    if not answer["applied"]:
+        what = "sources were read, but the kernel does not have their rules yet"
+        raise CliError(what, str(answer.get("message") or ""), "vipctl status shows how it goes")
+    if form == "text" and not quiet:
+        print("reloaded: the kernel has the rules of every source")
+    return OK
 
 
 @click.command()

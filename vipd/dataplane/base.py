@@ -40,6 +40,9 @@ class Dataplane(Protocol):
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been done."""
 
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """This host's own addresses are these from now on."""
+
     def forget(self) -> None:
         """Trust nothing that is known about the kernel: the next plan reads it."""
 

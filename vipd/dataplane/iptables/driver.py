@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
-from vipd.dataplane.iptables.compile import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.names import TABLES, Names
+from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved, recognise
@@ -85,6 +85,14 @@ class IptablesDataplane:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():
             self._states[key.family].ruleset.update(key, forwarding)
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """Node ports may be limited to some of this host's addresses."""
+        for family, state in self._states.items():
+            options = state.ruleset.options
+            state.ruleset.reconfigure(
+                replace(options, node_port_addresses=self._settings.node_addresses(family, addresses))
+            )
 
     def forget(self) -> None:
         """Trust nothing about the kernel: the next plan reads it."""

@@ -1,44 +1,45 @@
-"""The rules that exist once, whatever the services: entry jumps, marks, masquerade, FORWARD. Pure."""
+"""The rules that exist once, whatever the services: entry jumps, marks, masquerade, FORWARD. Pure.
+
+Each chain's rules below come after the services' own lines in it. `compat: kube-proxy` has a table of its own
+where kube-proxy's form differs; docs/architecture.md says why vipd's does.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vipd.dataplane.iptables.compile import KUBE_PREFIX, RuleOptions, comment
-from vipd.dataplane.iptables.names import ChainId, Rules
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
+from vipd.dataplane.iptables.spelling import comment
 from vipd.model import Family
+
+NEW = "-m conntrack --ctstate NEW"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
     """Comments on the fixed rules. With the prefix KUBE they are kube-proxy's, which users grep for."""
 
-    services: str
-    postrouting: str
-    masquerade: str
-    node_ports: str
-    forward: str
+    services: str = "vipd services"
+    external: str = "vipd services for clients from outside"
+    firewall: str = "vipd source limits"
+    health: str = "vipd health ports"
+    postrouting: str = "vipd postrouting rules"
+    masquerade: str = "vipd traffic that needs this host as its source"
+    node_ports: str = "vipd node ports; this must be the last rule in this chain"
+    forward: str = "vipd translated flows"
 
 
-_WORDS = Words(
-    services="vipd services",
-    postrouting="vipd postrouting rules",
-    masquerade="vipd traffic that needs this host as its source",
-    node_ports="vipd node ports; this must be the last rule in this chain",
-    forward="vipd translated flows",
-)
 _KUBE_WORDS = Words(
     services="kubernetes service portals",
+    external="kubernetes externally-visible service portals",
+    firewall="kubernetes load balancer firewall",
+    health="kubernetes health check service ports",
     postrouting="kubernetes postrouting rules",
     masquerade="kubernetes service traffic requiring SNAT",
     node_ports="kubernetes service nodeports; NOTE: this must be the last rule in this chain",
     forward="kubernetes forwarding rules",
 )
-
-
-def words(options: RuleOptions) -> Words:
-    """The comments that fit the chain prefix."""
-    return _KUBE_WORDS if options.prefix == KUBE_PREFIX else _WORDS
 
 
 def marking_chains(options: RuleOptions) -> dict[ChainId, Rules]:
@@ -56,18 +57,10 @@ def marking_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 def entry_chains(options: RuleOptions) -> dict[ChainId, Rules]:
     """The fixed end of each chain entered from a built-in one; services' lines come before it."""
-    names, said = options.names, words(options)
-    mark, flow = f"{options.mark:#x}", f"{options.flow_mark:#x}"
+    names, said, mark = options.names, _words(options), f"{options.mark:#x}"
     random = " --random-fully" if options.random_fully else ""
-    accept = f"{comment(said.forward)} -m conntrack --ctstate DNAT -m connmark --mark {flow}/{flow} -j ACCEPT"
-    return {
-        ChainId("nat", names.fixed("PREROUTING")): (
-            # DNAT ends the walk, so only flows that vipd did not translate get to lose the mark again.
-            f"-j CONNMARK --set-xmark {flow}/{flow}",
-            f"-j {names.fixed('SERVICES')}",
-            f"-j CONNMARK --set-xmark 0x0/{flow}",
-        ),
-        ChainId("nat", names.fixed("SERVICES")): (_to_node_ports(options),),
+    chains: dict[ChainId, Rules] = {
+        ChainId("nat", names.fixed("SERVICES")): _to_node_ports(options),
         ChainId("nat", names.fixed("NODEPORTS")): (),
         ChainId("nat", names.fixed("POSTROUTING")): (
             f"-m mark ! --mark {mark}/{mark} -j RETURN",
@@ -75,31 +68,109 @@ def entry_chains(options: RuleOptions) -> dict[ChainId, Rules]:
             f"{comment(said.masquerade)} -j MASQUERADE{random}",
         ),
         ChainId("filter", names.fixed("SERVICES")): (),
-        ChainId("filter", names.fixed("FORWARD")): (accept,) if options.accept_forwarded else (),
+        ChainId("filter", names.fixed("EXTERNAL-SERVICES")): (),
+        ChainId("filter", names.fixed("NODEPORTS")): (),
+        ChainId("filter", names.fixed("PROXY-FIREWALL")): (),
     }
+    return chains | (_kube_proxy_chains(options) if options.kube_proxy else _own_chains(options))
 
 
 def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
     """What stands at the head of each built-in chain, in order."""
-    names, said = options.names, words(options)
-    new = "-m conntrack --ctstate NEW"
-    refusals = f"{new} {comment(said.services)} -j {names.fixed('SERVICES')}"
+    names, said = options.names, _words(options)
+    first = "SERVICES" if options.kube_proxy else "PREROUTING"
+    filter_jumps = _kube_proxy_filter_jumps if options.kube_proxy else _own_filter_jumps
     return {
-        ChainId("nat", "PREROUTING"): (f"{comment(said.services)} -j {names.fixed('PREROUTING')}",),
-        ChainId("nat", "OUTPUT"): (f"{comment(said.services)} -j {names.fixed('SERVICES')}",),
-        ChainId("nat", "POSTROUTING"): (f"{comment(said.postrouting)} -j {names.fixed('POSTROUTING')}",),
-        ChainId("filter", "INPUT"): (refusals,),
-        ChainId("filter", "FORWARD"): (
-            refusals,
-            f"{comment(said.forward)} -j {names.fixed('FORWARD')}",
-        ),
-        ChainId("filter", "OUTPUT"): (refusals,),
+        ChainId("nat", "PREROUTING"): (_jump(names, first, said.services),),
+        ChainId("nat", "OUTPUT"): (_jump(names, "SERVICES", said.services),),
+        ChainId("nat", "POSTROUTING"): (_jump(names, "POSTROUTING", said.postrouting),),
+        **filter_jumps(options),
     }
 
 
-def _to_node_ports(options: RuleOptions) -> str:
-    note = comment(words(options).node_ports)
-    local = f"{note} -m addrtype --dst-type LOCAL -j {options.names.fixed('NODEPORTS')}"
+def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
+    names, said, flow = options.names, _words(options), f"{options.flow_mark:#x}"
+    ours = f"-m conntrack --ctstate DNAT -m connmark --mark {flow}/{flow}"
+    accept = (f"{comment(said.forward)} {ours} -j ACCEPT",) if options.accept_forwarded else ()
+    return {
+        ChainId("nat", names.fixed("PREROUTING")): (
+            # DNAT ends the walk, so only flows that vipd did not translate get to lose the mark again.
+            f"-j CONNMARK --set-xmark {flow}/{flow}",
+            f"-j {names.fixed('SERVICES')}",
+            f"-j CONNMARK --set-xmark 0x0/{flow}",
+        ),
+        ChainId("filter", names.fixed("FORWARD")): accept,
+    }
+
+
+def _kube_proxy_chains(options: RuleOptions) -> dict[ChainId, Rules]:
+    names, said, mark = options.names, _words(options), f"{options.mark:#x}"
+    established = "-m conntrack --ctstate RELATED,ESTABLISHED"
+    chains: dict[ChainId, Rules] = {
+        ChainId("filter", names.fixed("FORWARD")): (
+            "-m conntrack --ctstate INVALID -j DROP",
+            f"{comment(said.forward)} -m mark --mark {mark}/{mark} -j ACCEPT",
+            f"{comment('kubernetes forwarding conntrack rule')} {established} -j ACCEPT",
+        ),
+    }
+    if _guards_localhost(options):
+        states = "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
+        note = comment("block incoming localnet connections")
+        chains[ChainId("filter", names.fixed("FIREWALL"))] = (
+            f"! -s 127.0.0.0/8 -d 127.0.0.0/8 {note} {states} -j DROP",
+        )
+    return chains
+
+
+def _own_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
+    """Refusals stand in all three chains: a VIP may be an address of this host (trap 10)."""
+    names, said = options.names, _words(options)
+    refusals = (
+        _jump(names, "PROXY-FIREWALL", said.firewall, NEW),
+        _jump(names, "SERVICES", said.services, NEW),
+        _jump(names, "EXTERNAL-SERVICES", said.external, NEW),
+    )
+    return {
+        ChainId("filter", "INPUT"): (*refusals, _jump(names, "NODEPORTS", said.health)),
+        ChainId("filter", "FORWARD"): (*refusals, _jump(names, "FORWARD", said.forward)),
+        ChainId("filter", "OUTPUT"): refusals,
+    }
+
+
+def _kube_proxy_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
+    """kube-proxy's jumps, in the order in which they end up on a clean host (contract 1.2)."""
+    names, said = options.names, _words(options)
+    localhost = (f"-j {names.fixed('FIREWALL')}",) if _guards_localhost(options) else ()
+    firewall = _jump(names, "PROXY-FIREWALL", said.firewall, NEW)
+    services = _jump(names, "SERVICES", said.services, NEW)
+    external = _jump(names, "EXTERNAL-SERVICES", said.external, NEW)
+    return {
+        ChainId("filter", "INPUT"): (*localhost, firewall, _jump(names, "NODEPORTS", said.health), external),
+        ChainId("filter", "FORWARD"): (firewall, _jump(names, "FORWARD", said.forward), services, external),
+        ChainId("filter", "OUTPUT"): (*localhost, firewall, services),
+    }
+
+
+def _jump(names: Names, kind: str, said: str, condition: str = "") -> str:
+    return " ".join(part for part in (condition, comment(said), f"-j {names.fixed(kind)}") if part)
+
+
+def _to_node_ports(options: RuleOptions) -> Rules:
+    """The way to the node ports: for all of this host's addresses, or for each that was named."""
+    note, target = comment(_words(options).node_ports), f"-j {options.names.fixed('NODEPORTS')}"
+    if options.node_port_addresses is not None:
+        bits = options.family.bits
+        return tuple(f"-d {address}/{bits} {note} {target}" for address in options.node_port_addresses)
+    rule = f"{note} -m addrtype --dst-type LOCAL {target}"
     if options.family is Family.IPV6:
-        return f"! -d ::1/128 {local}"
-    return local if options.localhost_node_ports else f"! -d 127.0.0.0/8 {local}"
+        return (f"! -d ::1/128 {rule}",)
+    return (rule if options.localhost_node_ports else f"! -d 127.0.0.0/8 {rule}",)
+
+
+def _guards_localhost(options: RuleOptions) -> bool:
+    """kube-proxy keeps others off 127.0.0.0/8 where it lets node ports answer there (contract 1.3)."""
+    return options.localhost_node_ports and options.family is Family.IPV4
+
+
+def _words(options: RuleOptions) -> Words:
+    return _KUBE_WORDS if options.prefix == KUBE_PREFIX else Words()

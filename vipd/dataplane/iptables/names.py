@@ -31,7 +31,14 @@ TABLES = ("nat", "filter")
 
 FIXED_KINDS = {
     "nat": ("SERVICES", "PREROUTING", "POSTROUTING", "NODEPORTS", "MARK-MASQ", "MARK-OFF-CLUSTER"),
-    "filter": ("SERVICES", "FORWARD"),
+    "filter": (
+        "SERVICES",
+        "EXTERNAL-SERVICES",
+        "NODEPORTS",
+        "PROXY-FIREWALL",
+        "FORWARD",
+        "FIREWALL",
+    ),
 }
 """The chains that exist once, by table."""
 
@@ -56,9 +63,18 @@ class Names:
         """`VIPD-SERVICES` and the like."""
         return f"{self.prefix}-{kind}"
 
-    def service(self, key: ForwardingKey) -> str:
-        """The chain that balances one service port."""
-        return f"{self.prefix}-SVC-{hashed(key.service_port + key.protocol)}"
+    def service(self, key: ForwardingKey, kind: str = "SVC") -> str:
+        """A chain of one service port: SVC balances over the cluster's endpoints, SVL over this host's,
+        EXT takes traffic from outside."""
+        return f"{self.prefix}-{kind}-{hashed(key.service_port + key.protocol)}"
+
+    def firewall(self, key: ForwardingKey, networks: tuple[str, ...], first: bool) -> str:
+        """The FW chain, which checks the source of traffic from outside.
+
+        kube-proxy has one limit for each service port, hence one chain; further ones differ by hash.
+        """
+        limit = "" if first else ",".join(networks)
+        return f"{self.prefix}-FW-{hashed(f'{key.service_port}{key.protocol}{limit}')}"
 
     def endpoint(self, key: ForwardingKey, endpoint: Endpoint) -> str:
         """The chain that translates to one endpoint of one service port."""

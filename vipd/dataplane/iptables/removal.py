@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.compile import RuleOptions
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved

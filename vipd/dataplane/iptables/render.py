@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vipd.dataplane.iptables.compile import RuleOptions
 from vipd.dataplane.iptables.names import ChainId, Rules
+from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.model import Forwarding
 

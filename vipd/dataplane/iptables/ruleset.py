@@ -6,12 +6,16 @@ Knows which chains were touched since the last write, so that one changed servic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from vipd.dataplane.iptables.compile import Compiler, Fragment, RuleOptions
+from vipd.dataplane.iptables.compile import Compiler, Fragment
 from vipd.dataplane.iptables.fixed import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.names import ChainId, Rules
+from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model import Forwarding, ForwardingKey
+
+KUBE_PROXY_TERSE_ABOVE = 1000
+"""Above this number of endpoints kube-proxy leaves out comments (contract 1.5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +31,48 @@ class Wanted:
     """Chains that no forwarding has any more."""
 
 
-@dataclass(slots=True)
 class Ruleset:
-    """The fragments of one family. With no forwarding at all, nothing is wanted: not even empty chains."""
+    """The fragments of one family. With no forwarding at all nothing is wanted, not even empty chains; but
+    kube-proxy's chains are always there, so with `compat: kube-proxy` ours are too."""
 
-    options: RuleOptions
-    _compiler: Compiler = field(init=False)
-    _fragments: dict[ForwardingKey, Fragment] = field(default_factory=dict)
-    _touched: dict[ForwardingKey, None] = field(default_factory=dict)
-    _gone: set[ChainId] = field(default_factory=set)
-    _shared: Mapping[ChainId, Rules] | None = None
-
-    def __post_init__(self) -> None:
-        self._compiler = Compiler(self.options)
+    def __init__(self, options: RuleOptions) -> None:
+        self.options = options
+        self._compiler = Compiler(options)
+        self._terse = False
+        self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        self._fragments: dict[ForwardingKey, Fragment] = {}
+        self._endpoints = 0
+        self._touched: dict[ForwardingKey, None] = {}
+        self._gone: set[ChainId] = set()
+        self._shared: Mapping[ChainId, Rules] | None = None
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end."""
-        old = self._fragments.pop(key, None)
-        new = self._compiler.compile(forwarding) if forwarding else None
-        if new is not None:
-            self._fragments[key] = new
-            self._gone.difference_update(new.chains)
-        if old is not None:
-            self._gone.update(chain for chain in old.chains if new is None or chain not in new.chains)
-        self._touched[key] = None
-        if old is None or new is None or old.shared != new.shared:
-            self._shared = None
+        before = self._forwardings.pop(key, None)
+        self._endpoints -= before.known() if before else 0
+        if forwarding is not None:
+            self._forwardings[key] = forwarding
+            self._endpoints += forwarding.known()
+        self._replace(key, self._compiler.compile(forwarding) if forwarding else None)
+
+    def reconfigure(self, options: RuleOptions) -> None:
+        """Take other options, such as the addresses of this host that answer on node ports."""
+        if options != self.options:
+            self.options = options
+            self._recompile()
 
     def touched(self) -> Wanted:
         """What changed since `written`: enough when the rest of the kernel is known to be right."""
+        self._settle_comments()
         changed = (self._fragments.get(key) for key in self._touched)
         return self._wanted((f for f in changed if f), frozenset(self._gone))
 
     def whole(self, present: Iterable[ChainId]) -> Wanted:
         """Everything, and the end of every present chain of ours that is not wanted."""
+        self._settle_comments()
         fragments = self._fragments.values()
         leaves = {chain for fragment in fragments for chain in fragment.chains}
-        keep = leaves.union(self.shared(), self._marking())
+        keep = leaves.union(self.shared(), marking_chains(self.options)) if self._in_use() else leaves
         return self._wanted(fragments, frozenset(present) - keep)
 
     def written(self) -> None:
@@ -74,23 +83,48 @@ class Ruleset:
     def shared(self) -> Mapping[ChainId, Rules]:
         """The chains that all forwardings share, their lines in the stable order of keys."""
         if self._shared is None:
-            self._shared = self._assemble() if self._fragments else {}
+            self._shared = self._assemble() if self._in_use() else {}
         return self._shared
+
+    def _replace(self, key: ForwardingKey, new: Fragment | None) -> None:
+        old = self._fragments.pop(key, None)
+        if new is not None:
+            self._fragments[key] = new
+            self._gone.difference_update(new.chains)
+        if old is not None:
+            self._gone.update(chain for chain in old.chains if new is None or chain not in new.chains)
+        self._touched[key] = None
+        if old is None or new is None or old.shared != new.shared:
+            self._shared = None
+
+    def _settle_comments(self) -> None:
+        terse = self.options.kube_proxy and self._endpoints > KUBE_PROXY_TERSE_ABOVE
+        if terse != self._terse:
+            self._terse = terse
+            self._recompile()
+
+    def _recompile(self) -> None:
+        self._compiler = Compiler(self.options, self._terse)
+        self._shared = None
+        for key, forwarding in self._forwardings.items():
+            self._replace(key, self._compiler.compile(forwarding))
 
     def _assemble(self) -> Mapping[ChainId, Rules]:
         lines: dict[ChainId, list[str]] = {}
         for key in sorted(self._fragments):
             for chain, rules in self._fragments[key].shared.items():
                 lines.setdefault(chain, []).extend(rules)
-        return {chain: (*lines.get(chain, ()), *last) for chain, last in entry_chains(self.options).items()}
+        return {
+            chain: (*dict.fromkeys(lines.get(chain, ())), *last)
+            for chain, last in entry_chains(self.options).items()
+        }
+
+    def _in_use(self) -> bool:
+        return bool(self._fragments) or self.options.kube_proxy
 
     def _wanted(self, fragments: Iterable[Fragment], gone: frozenset[ChainId]) -> Wanted:
-        if not self._fragments:
-            return Wanted(
-                (), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(self._marking())
-            )
-        leaves = (self._marking(), *(f.chains for f in fragments if f.chains))
+        fixed = marking_chains(self.options)
+        if not self._in_use():
+            return Wanted((), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(fixed))
+        leaves = (fixed, *(f.chains for f in fragments if f.chains))
         return Wanted(leaves, self.shared(), entry_jumps(self.options), gone)
-
-    def _marking(self) -> Mapping[ChainId, Rules]:
-        return marking_chains(self.options)

@@ -13,5 +13,5 @@ class RulesetError(ValueError):
         self.why = why
 
 
-class UnknownRule(RulesetError):
+class UnknownRule(RulesetError):  # noqa: N818 - the short name is what callers speak of
     """A rule whose meaning the tracer does not know. `text` is the rule as it was read."""

@@ -69,6 +69,7 @@ def _refuse(what: str) -> Matches:
 
 
 def _comment(given: Given) -> Matches:
+    given.required("--comment")
     return (Always("comment", given.value("--comment") or ""),)
 
 

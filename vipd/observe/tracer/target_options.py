@@ -8,14 +8,18 @@ from vipd.observe.tracer.targets import Dnat, End, Jump, Masquerade, Redirect, R
 
 _REJECTIONS = {
     Family.IPV4: frozenset(
-        f"icmp-{w}"
-        for w in (
-            "net-unreachable host-unreachable proto-unreachable port-unreachable "
-            "net-prohibited host-prohibited admin-prohibited"
-        ).split()
+        {
+            "icmp-net-unreachable",
+            "icmp-host-unreachable",
+            "icmp-proto-unreachable",
+            "icmp-port-unreachable",
+            "icmp-net-prohibited",
+            "icmp-host-prohibited",
+            "icmp-admin-prohibited",
+        }
     ),
     Family.IPV6: frozenset(
-        "icmp6-no-route icmp6-adm-prohibited icmp6-addr-unreachable icmp6-port-unreachable".split()
+        {"icmp6-no-route", "icmp6-adm-prohibited", "icmp6-addr-unreachable", "icmp6-port-unreachable"}
     ),
 }
 _MARKS = ("--set-xmark", "--set-mark", "--or-mark", "--xor-mark", "--and-mark")
@@ -30,8 +34,8 @@ def _marking(of_connection: bool) -> Extension[Target]:
             return SetMark(*masked(asked.value), of_connection)
         if asked.name == "--set-mark":
             value, mask = masked(asked.value)
-            # MARK widens the mask by the value, CONNMARK does not (libxt_MARK, libxt_CONNMARK).
-            return SetMark(value, mask if of_connection else mask | value, of_connection)
+            # The mask takes in the value: `--set-mark 6/2` reads back as 0x6/0x6 (measured, iptables 1.8.9).
+            return SetMark(value, mask | value, of_connection)
         bits = number(asked.value, ALL_BITS)
         value, mask = {
             "--or-mark": (bits, bits),

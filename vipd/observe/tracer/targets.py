@@ -113,7 +113,16 @@ Rewrite = SetMark | Dnat | Redirect | Masquerade
 """Targets that change the packet. `hooks`: the built-in chains they may be reached from, empty for any.
 `final`: the packet leaves the table after it."""
 
-Target = End | Jump | Return | Rewrite | None
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Stands in for a rule that could not be read, where the caller allowed that."""
+
+    words: tuple[str, ...]
+    why: str
+
+
+Target = End | Jump | Return | Rewrite | Opaque | None
 """None: the rule only counts."""
 
 

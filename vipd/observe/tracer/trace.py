@@ -52,7 +52,7 @@ class Packet:
     in_interface: str | None = None
     """None: one that no rule names."""
     out_interface: str | None = None
-    """None: one that no rule names. A destination on this host always means `lo`."""
+    """None: one that no rule names. From a process to this host it is always `lo`."""
     icmp_type: int | None = None
     """None: an echo request."""
 
@@ -63,7 +63,8 @@ class Packet:
             raise ValueError(f"protocol {self.protocol!r} is none of tcp, udp, sctp, icmp, icmpv6")
         if (self.protocol in WITH_PORTS) != (self.port is not None):
             raise ValueError(f"{self.protocol} packet with port {self.port}")
-        if not (1 <= (self.port or 1) <= 65535 and 1 <= self.source_port <= 65535):
+        ports = (self.source_port, self.source_port if self.port is None else self.port)
+        if not all(1 <= port <= 65535 for port in ports):
             raise ValueError(f"port {self.port} or source port {self.source_port} is not within 1..65535")
 
     @property

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Vipctl
+from tests.cli.documents import DNS, STATUS, WEB
+from tests.cli.fake_daemon import FakeDaemon
+from vipd.cli.output import Column, Screen, duration, shortened, table
+from vipd.declaration.native import parse_declaration
+
+PLAIN = Screen(None, False)
+
+
+@pytest.fixture(autouse=True)
+def recorded(daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/services", {"services": [WEB, DNS]})
+    daemon.answer("GET /v1/services/dns", {"service": DNS})
+    daemon.answer("GET /v1/services/web", {"service": WEB})
+    daemon.answer("GET /v1/status", STATUS)
+    daemon.answer("GET /v1/export", {"services": [WEB["spec"], DNS["spec"]]})
+
+
+def test_list_has_a_row_for_each_service(vipctl: Vipctl) -> None:
+    ended = vipctl("list", "dns")
+    assert ended.out == (
+        "NAME                  VIP                   READY  AFFINITY  OWNER     STATUS\n"
+        "kube-system/kube-dns  10.96.0.10:53/udp +1    2/3  10m       dns.yaml  ok\n"
+    )
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_list_is_not_cut_where_nobody_looks(vipctl: Vipctl) -> None:
+    out = vipctl("list").out
+    assert WEB["name"] in out
+    assert "[fd00:10:96:1234:5678:9abc:def0:10]:443/tcp " in out
+    assert "…" not in out
+
+
+def test_wide_tells_all(vipctl: Vipctl) -> None:
+    header, web, dns = vipctl("list", "-o", "wide").out.splitlines()
+    assert header.split()[-3:] == ["MASQUERADE", "FALLBACK", "MESSAGE"]
+    assert web.split()[-3:] == ["always", "fd00:1::9", "-"]
+    assert dns.split()[1] == "10.96.0.10:53/udp,10.96.0.10:53/tcp"
+    assert dns.split()[4] == "file:/etc/vipd/services.d/dns.yaml"
+
+
+def test_names_and_headers(vipctl: Vipctl) -> None:
+    names = f"{WEB['name']}\n{DNS['name']}\n"
+    assert vipctl("list", "-q").out == names
+    assert vipctl("list", "-o", "name").out == names
+    assert vipctl("list").out.splitlines()[1:] != vipctl("list", "--no-headers").out.splitlines()[1:]
+    assert "STATUS" not in vipctl("list", "--no-headers").out
+
+
+@pytest.mark.parametrize("words", [["-o", "json"], ["--json"], ["-o", "yaml"]])
+def test_documents_carry_what_the_daemon_said(vipctl: Vipctl, words: list[str]) -> None:
+    expected = {"apiVersion": "vipd/v1", "services": [WEB, DNS]}
+    assert yaml.safe_load(vipctl("list", *words).out) == expected
+    assert next(iter(yaml.safe_load(vipctl("list", *words).out))) == "apiVersion"
+    assert yaml.safe_load(vipctl("describe", "dns", *words).out) == {"apiVersion": "vipd/v1", "service": DNS}
+    assert yaml.safe_load(vipctl("status", *words).out) == {"apiVersion": "vipd/v1"} | STATUS
+
+
+def test_an_empty_list_hints_at_add(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/services", {"services": []})
+    ended = vipctl("list")
+    assert (ended.code, ended.out) == (0, "")
+    assert "vipctl add" in ended.err
+    assert json.loads(vipctl("list", "--json").out)["services"] == []
+
+
+def test_what_is_not_there_does_not_hide_the_rest(vipctl: Vipctl) -> None:
+    ended = vipctl("list", "nope", "dns", "neither", "-q")
+    assert (ended.code, ended.out) == (3, "kube-system/kube-dns\n")
+    assert [line.split(";")[0] for line in ended.err.splitlines()] == [
+        "vipctl: no service nope",
+        "vipctl: no service neither",
+    ]
+
+
+def test_describe_is_a_screen(vipctl: Vipctl) -> None:
+    assert vipctl("describe", "dns").out == (
+        "Name          kube-system/kube-dns\n"
+        "Owner         file:/etc/vipd/services.d/dns.yaml, line 3\n"
+        "Address       10.96.0.10\n"
+        "Ports         53/udp (dns)\n"
+        "              53/tcp to port 5353 (dns-tcp)\n"
+        "Affinity      a client keeps its backend for 10m\n"
+        "Masquerade    forwarded: new flows that come from other hosts\n"
+        "Fallback      reject\n"
+        "Status        ok\n"
+        "  Applied     yes\n"
+        "  Ready       2 of 3\n"
+        "\n"
+        "10.96.0.10:53/udp  chain VIPD-SVC-UUUUUUUUUUUUUUUU\n"
+        "  ADDRESS         WEIGHT  SHARE%  READY  CHAIN                      REASON\n"
+        "  10.244.0.5:53        1    33.3  yes    VIPD-SEP-AAAAAAAAAAAAAAAA\n"
+        "  10.244.2.21:53       2    66.7  yes    VIPD-SEP-BBBBBBBBBBBBBBBB\n"
+        "  10.244.2.22:53       0     0.0  no     -                          its weight is 0\n"
+        "\n"
+        "10.96.0.10:53/tcp\n"
+        "  no backend is ready: new flows are dropped\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "expected"),
+    [
+        ("pending", 2, "pending: not in the kernel yet\n  Applied     no"),
+        ("no-backends", 0, "no backends\n  Applied     yes"),
+        ("no-backends", 1, "some frontends have no backends\n  Applied     yes"),
+    ],
+)
+def test_describe_says_what_is_wrong(
+    vipctl: Vipctl, daemon: FakeDaemon, state: str, ready: int, expected: str
+) -> None:
+    status = {"state": state, "message": "exit code 4", "ready": ready, "backends": 2}
+    daemon.answer("GET /v1/services/dns", {"service": DNS | {"status": status}})
+    out = vipctl("describe", "dns").out
+    assert f"Status        {expected}\n" in out
+    assert "  Message     exit code 4\n" in out
+
+
+def test_describe_what_is_not_there(vipctl: Vipctl) -> None:
+    assert vipctl("describe", "nope").code == 3
+
+
+def test_status_in_sync(vipctl: Vipctl) -> None:
+    ended = vipctl("status")
+    assert ended.code == 0
+    assert "State        in sync" in ended.out
+    assert "  ipv6       ip6tables v1.8.9 (nf_tables)\n" in ended.out
+    assert "Backends     31 of 33 ready\n" in ended.out
+    assert "Last apply   2026-01-01T00:00:05Z (" in ended.out
+    assert ", took 31 ms\n" in ended.out
+    assert "store   /var/lib/vipd/services.yaml         2         0\n" in ended.out
+    problem, warning = STATUS["sources"][0]["problems"][0], STATUS["warnings"][0]
+    assert f"Problems (the last good version of the file serves on)\n  {problem}\n" in ended.out
+    assert f"Warnings\n  {warning}\n" in ended.out
+
+
+@pytest.mark.parametrize("state", ["starting", "pending", "failed", "other"])
+def test_status_out_of_sync_exits_1(vipctl: Vipctl, daemon: FakeDaemon, state: str) -> None:
+    document = STATUS | {
+        "state": state,
+        "message": "iptables-restore: line 7 failed",
+        "last_apply": None,
+        "last_apply_seconds": None,
+        "sources": [],
+        "warnings": [],
+    }
+    daemon.answer("GET /v1/status", document)
+    ended = vipctl("status")
+    assert ended.code == 1
+    assert f"State        {state}" in ended.out
+    assert "iptables-restore: line 7 failed" in ended.out
+    assert "Last apply   none yet" in ended.out
+    assert vipctl("status", "--json").code == 1
+
+
+def test_reload_answers_when_the_kernel_has_the_rules(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    answer = {"changed": True, "applied": True, "message": "", "results": []}
+    daemon.answer("POST /v1/reload", answer)
+    assert vipctl("reload") == (0, "reloaded: the kernel has the rules of every source\n", "")
+    assert vipctl("reload", "-q") == (0, "", "")
+    assert json.loads(vipctl("reload", "--json").out)["applied"] is True
+    daemon.answer("POST /v1/reload", answer | {"applied": False, "message": "exit code 4"})
+    ended = vipctl("reload")
+    assert (ended.code, ended.out) == (1, "")
+    assert "does not have their rules yet: exit code 4; hint: vipctl status" in ended.err
+
+
+def test_export_is_a_declaration(vipctl: Vipctl) -> None:
+    ended = vipctl("export")
+    declaration = parse_declaration(ended.out, "export.yaml")
+    assert declaration.problems == ()
+    assert [service.name for service in declaration.services] == [WEB["name"], DNS["name"]]
+    assert json.loads(vipctl("export", "-o", "json").out)["services"] == [WEB["spec"], DNS["spec"]]
+
+
+def test_version_without_a_daemon_is_the_clients(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/version", {"version": "9.9"})
+    assert vipctl("version").out == "vipctl 0.1.0\nvipd 9.9\n"
+    ended = vipctl("version", "--socket", "/nowhere", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out) == {"apiVersion": "vipd/v1", "vipctl": "0.1.0", "vipd": None}
+
+
+def test_a_table_is_cut_only_as_far_as_columns_allow() -> None:
+    columns = (Column("A", least=4), Column("B"))
+    rows = [["abcdefghij", "0123456789"]]
+    assert table(columns, rows, Screen(20, False), headers=False) == ["abcd…hij  0123456789"]
+    assert table(columns, rows, Screen(5, False), headers=False) == ["ab…j  0123456789"]
+    assert table(columns, rows, PLAIN, headers=False) == ["abcdefghij  0123456789"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.9, "0s"), (45, "45s"), (600, "10m"), (5400, "1h30m"), (10800, "3h"), (86405, "1d")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_shortened_keeps_both_ends() -> None:
+    assert shortened("abcdefgh", 8) == "abcdefgh"
+    assert shortened("abcdefgh", 5) == "ab…gh"
+    assert shortened("abcdefgh", 4) == "ab…h"

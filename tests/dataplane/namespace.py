@@ -1,0 +1,34 @@
+"""A real, empty network namespace whose iptables programs are run through the seam that vipd uses."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+
+from vipd.process import Finished
+from vipd.process import run as run_process
+
+
+class Namespace:
+    """Exists while it is entered."""
+
+    def __init__(self) -> None:
+        self.name = f"vipd-rules-{uuid.uuid4().hex[:10]}"
+
+    def __enter__(self) -> Namespace:
+        subprocess.run(["ip", "netns", "add", self.name], check=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        subprocess.run(["ip", "netns", "delete", self.name], check=True)
+
+    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+        """Run a program inside. FileNotFoundError when there is none."""
+        finished = await run_process(["ip", "netns", "exec", self.name, *argv], stdin)
+        if finished.code == 255 and "No such file" in finished.errors:
+            raise FileNotFoundError(argv[0])
+        return finished

@@ -1,0 +1,102 @@
+"""A dataplane that keeps its rules in a dictionary, obeys its protocol and can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.model import Endpoint, Forwarding, ForwardingKey
+
+Rules = dict[ForwardingKey, Forwarding]
+
+
+@dataclass(slots=True)
+class FakePlan:
+    """The rules to have, and those that are there."""
+
+    wanted: Rules
+    installed: Rules
+
+    def __bool__(self) -> bool:
+        return self.wanted != self.installed
+
+    def __str__(self) -> str:
+        keys = sorted({*self.wanted, *self.installed}, key=str)
+        changed = [key for key in keys if self.wanted.get(key) != self.installed.get(key)]
+        return "".join(f"{'-+'[key in self.wanted]} {key.service_port} {key.protocol}\n" for key in changed)
+
+
+@dataclass(slots=True)
+class FakeDataplane:
+    """`kernel` is what is installed. `events` tells what was asked, in order."""
+
+    kernel: Rules = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    updates: list[set[str]] = field(default_factory=list)
+    """The services named in each update."""
+    failures: list[Exception] = field(default_factory=list)
+    """Raised by the next calls of `apply`, one each."""
+    plan_failures: list[Exception] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    """While given and not set, `apply` waits for it."""
+    applying: bool = False
+    misuse: list[str] = field(default_factory=list)
+    """Calls that came while the kernel was being written."""
+    _wanted: Rules = field(default_factory=dict)
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings."""
+        self._note("update")
+        self.updates.append({key.service for key in changes})
+        for key, forwarding in changes.items():
+            if forwarding is None:
+                self._wanted.pop(key, None)
+            else:
+                self._wanted[key] = forwarding
+
+    async def plan(self) -> FakePlan:
+        """The difference between what is wanted and what is there."""
+        self._note("plan")
+        await asyncio.sleep(0)
+        if self.plan_failures:
+            raise self.plan_failures.pop(0)
+        return FakePlan(dict(self._wanted), dict(self.kernel))
+
+    async def apply(self, plan: DataplanePlan) -> None:
+        """Install a plan, or fail as told."""
+        assert isinstance(plan, FakePlan)
+        self._note("apply")
+        self.applying = True
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+            if self.failures:
+                raise self.failures.pop(0)
+            self.kernel = plan.wanted
+        finally:
+            self.applying = False
+
+    def forget(self) -> None:
+        """Nothing is remembered here; noted."""
+        self._note("forget")
+
+    def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
+        """Readable names."""
+        return f"SVC-{forwarding.key.service_port}", {e: f"SEP-{e}" for e in forwarding.endpoints}
+
+    def versions(self) -> dict[str, str]:
+        """No tools."""
+        return {"ipv4": "fake v1", "ipv6": "fake v1"}
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        if self.applying:
+            self.misuse.append(event)
+
+
+def broken_tool() -> ApplyError:
+    """What a dataplane raises when its tool fails."""
+    return ApplyError("iptables-restore failed", "it said no", "look at its words")

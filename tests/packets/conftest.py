@@ -1,0 +1,46 @@
+"""One lab and one daemon for each module; a module that needs other wiring makes its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import SERVED_PORT, Services
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_in_order() -> Iterator[None]:
+    """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """A lab of the usual wiring whose three backends serve TCP and UDP."""
+    with Lab() as built:
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    """A daemon with default settings in the lab's host."""
+    with Daemon(lab.host) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def services(daemon: Daemon) -> Services:
+    """Fresh VIPs of that daemon."""
+    return Services(daemon)

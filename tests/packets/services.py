@@ -1,0 +1,49 @@
+"""Services for packet tests, each on a VIP of its own, so that tests can share a lab."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tests.lab.daemon import Daemon
+from tests.lab.node import Node
+from vipd.model import Frontend, Protocol, socket_text
+
+VIP_PORT = 80
+SERVED_PORT = 8080
+"""Where the lab's backends listen."""
+
+
+class Services:
+    """Adds services with vipctl, as an operator would."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._numbers = itertools.count(1)
+
+    def add(
+        self,
+        backends: Sequence[Node],
+        *options: str,
+        family: int = 4,
+        protocol: str = "tcp",
+        weights: Sequence[int] = (),
+    ) -> Frontend:
+        """Add a service with these backends on a fresh VIP; its only frontend, which also is its name."""
+        frontend = self.vip(family, protocol)
+        named = [backend_text(node, family) for node in backends]
+        if weights:
+            named = [f"{name}@{weight}" for name, weight in zip(named, weights, strict=True)]
+        self._daemon.vipctl("add", str(frontend), *named, *options)
+        return frontend
+
+    def vip(self, family: int = 4, protocol: str = "tcp") -> Frontend:
+        """A frontend that no other test uses."""
+        number = next(self._numbers)
+        address = f"10.96.0.{number}" if family == 4 else f"fd00:96::{number:x}"
+        return Frontend(address, VIP_PORT, Protocol(protocol))
+
+
+def backend_text(node: Node, family: int = 4) -> str:
+    """A backend as vipctl writes it."""
+    return socket_text(node.address(family), SERVED_PORT)

@@ -1,0 +1,128 @@
+"""`vipctl cleanup` leaves the host as vipd found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab, Wiring
+from tests.packets.services import SERVED_PORT, Services
+
+pytestmark = pytest.mark.root
+
+FORWARDING = ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding")
+FOREIGN_RULES = """*filter
+:FORWARD DROP
+:THEIRS -
+-A INPUT -p tcp --dport 22 -j ACCEPT
+-A FORWARD -j THEIRS
+-A THEIRS -p tcp -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+*nat
+:THEIRS-NAT -
+-A PREROUTING -p tcp --dport 2222 -j THEIRS-NAT
+-A THEIRS-NAT -p tcp -j REDIRECT --to-ports 22
+COMMIT
+"""
+"""Rules of somebody else in the tables that vipd writes to."""
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """A lab of each test's own: what is compared is the whole state of its host."""
+    with Lab(Wiring(backends=2)) as built:
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+def state(lab: Lab) -> dict[str, list[str]]:
+    """Every rule of the host without counters, the tables that exist, and whether it forwards."""
+    found = {name: [lab.host.sysctl(name)] for name in FORWARDING}
+    for tool in ("iptables-save", "ip6tables-save"):
+        lines = lab.host.run(tool).stdout.splitlines()
+        found[tool] = [line.partition(" [")[0] for line in lines if not line.startswith("#")]
+    # Tables only: iptables makes an empty built-in chain whenever it looks into one, and leaves it there.
+    ruleset = lab.host.run("nft", "list", "tables").stdout
+    return found | {"nft list tables": sorted(ruleset.splitlines())}
+
+
+def use(lab: Lab, daemon: Daemon) -> None:
+    """Have services of all kinds, with traffic."""
+    services = Services(daemon)
+    for family in (4, 6):
+        vip = services.add(lab.backends, "--affinity", "1m", family=family)
+        lab.client.send(*vip, count=20).all_answered()
+        services.add([], family=family, protocol="udp")
+
+
+@pytest.mark.parametrize("foreign", ["nothing else", "foreign rules"])
+def test_everything_is_as_before(lab: Lab, foreign: str) -> None:
+    if foreign == "foreign rules":
+        for tool in ("iptables-restore", "ip6tables-restore"):
+            lab.host.run(tool, text=FOREIGN_RULES)
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        assert state(lab) != before
+        daemon.stop()
+        daemon.cleanup()
+        assert state(lab) == before
+
+
+def test_works_after_a_crash(lab: Lab) -> None:
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        daemon.kill()
+        daemon.cleanup()
+        assert state(lab) == before
+
+
+def test_forwarding_that_was_on_stays_on(lab: Lab) -> None:
+    for name in FORWARDING:
+        lab.host.sysctl(name, 1)
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        daemon.stop()
+        daemon.cleanup()
+    assert [lab.host.sysctl(name) for name in FORWARDING] == ["1", "1"]
+
+
+def test_twice_is_no_fault(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        daemon.stop()
+        daemon.cleanup()
+        before = state(lab)
+        daemon.cleanup()
+        assert state(lab) == before
+
+
+def test_dry_run_changes_nothing(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        daemon.stop()
+        before = state(lab)
+        assert "VIPD-SERVICES" in daemon.cleanup("--dry-run").stdout
+        assert state(lab) == before
+
+
+def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        use(lab, daemon)
+        before = state(lab)
+        assert daemon.cleanup(check=False).returncode == 1
+        assert state(lab) == before
+
+
+def test_a_new_start_after_cleanup_serves_again(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        services = Services(daemon)
+        vip = services.add(lab.backends)
+        daemon.stop()
+        daemon.cleanup()
+        lab.client.send(*vip, timeout=0.5).all_failed("timeout")
+        daemon.start()
+        lab.client.send(*vip, count=20).all_answered()

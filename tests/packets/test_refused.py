@@ -1,0 +1,80 @@
+"""With nothing to serve them, new flows are refused at once, or dropped when that was asked for."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.node import Node
+from tests.lab.topology import Lab
+from tests.packets.services import Services, backend_text
+
+pytestmark = pytest.mark.root
+
+AT_ONCE = 0.9
+"""Seconds: less than the one second after which TCP would try again."""
+AT_SECOND_TRY = 2.5
+"""Seconds for TCP over IPv6, where the kernel ignores an ICMP error that arrives while connect() still holds
+the socket (counted in TcpExtLockDroppedIcmps). Between namespaces of one machine it always does; the next
+try, a second later, is refused. Over a wire the error comes later and is heard at once."""
+
+
+def origin(lab: Lab, name: str) -> Node:
+    return {"client": lab.client, "host": lab.host, "backend": lab.backends[0]}[name]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("start", ["client", "host", "backend"])
+def test_empty_service_refuses(lab: Lab, services: Services, start: str, family: int, protocol: str) -> None:
+    vip = services.add([], family=family, protocol=protocol)
+    patience = AT_SECOND_TRY if (family, protocol) == (6, "tcp") else AT_ONCE
+    # A sender on the host itself is told by sendto() that its datagram may not leave.
+    how = "EPERM" if (start, protocol) == ("host", "udp") else "refused"
+    origin(lab, start).send(*vip, count=3, timeout=patience).all_failed(how)
+
+
+def test_all_weights_zero_refuse(lab: Lab, services: Services) -> None:
+    vip = services.add(lab.backends, weights=(0, 0, 0))
+    lab.client.send(*vip, count=3, timeout=AT_ONCE).all_failed("refused")
+
+
+def test_drop_keeps_silent(lab: Lab, services: Services) -> None:
+    vip = services.add([], "--fallback", "drop")
+    for node in (lab.client, lab.host):
+        node.send(*vip, count=2, timeout=AT_ONCE).all_failed("timeout")
+
+
+def test_fallback_serves_only_while_no_other_can(lab: Lab, daemon: Daemon, services: Services) -> None:
+    last = lab.backends[2]
+    vip = services.add([], "--fallback", backend_text(last))
+    assert set(lab.client.send(*vip, count=20).all_answered().backends) == {last.name}
+    daemon.vipctl("add-backend", str(vip), backend_text(lab.backends[0]))
+    assert set(lab.client.send(*vip, count=20).all_answered().backends) == {"b1"}
+
+
+def test_the_first_backend_ends_the_refusal(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add([])
+    lab.client.send(*vip, timeout=AT_ONCE).all_failed("refused")
+    daemon.vipctl("add-backend", str(vip), backend_text(lab.backends[0]))
+    lab.client.send(*vip, count=20).all_answered()
+
+
+def test_the_last_backend_gone_refuses_and_spares_open_flows(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    vip = services.add(lab.backends[:1])
+    with lab.client.open(*vip) as flow:
+        before = flow.ask()
+        daemon.vipctl("remove-backend", str(vip), backend_text(lab.backends[0]))
+        lab.client.send(*vip, count=3, timeout=AT_ONCE).all_failed("refused")
+        assert flow.ask() == before
+
+
+def test_refusal_is_prompt(lab: Lab, services: Services) -> None:
+    vip = services.add([])
+    start = time.monotonic()
+    lab.client.send(*vip, count=20).all_failed("refused")
+    assert time.monotonic() - start < AT_ONCE

@@ -1,0 +1,102 @@
+"""Flows outlive changes of their service, and the daemon itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import Services, backend_text
+
+pytestmark = pytest.mark.root
+
+ENDINGS: dict[str, Callable[[Daemon], None]] = {"SIGTERM": Daemon.stop, "SIGKILL": Daemon.kill}
+
+
+@pytest.fixture
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    """A daemon of each test's own, for they end it; the next one meets the rules of the last."""
+    with Daemon(lab.host) as running:
+        yield running
+
+
+@pytest.fixture
+def services(daemon: Daemon) -> Services:
+    return Services(daemon)
+
+
+def rules(lab: Lab) -> list[str]:
+    """Every rule and chain of the host, without counters."""
+    saved = [lab.host.run(f"{tool}-save").stdout.splitlines() for tool in ("iptables", "ip6tables")]
+    return [line.partition(" [")[0] for lines in saved for line in lines if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_open_flow_survives_changes_to_its_service(
+    lab: Lab, daemon: Daemon, services: Services, family: int, protocol: str
+) -> None:
+    vip = services.add(lab.backends[:2], family=family, protocol=protocol)
+    with lab.client.open(*vip) as flow:
+        before = flow.ask()
+        own, other = sorted(lab.backends[:2], key=lambda node: node.name != before.backend)
+        for change in (
+            ("add-backend", str(vip), backend_text(lab.backends[2], family)),
+            ("set", f"{vip}/{backend_text(own, family)}", "--weight", "7"),
+            ("set", str(vip), "--affinity", "1m"),
+            ("remove-backend", str(vip), backend_text(other, family)),
+            ("set", f"{vip}/{backend_text(own, family)}", "--weight", "0"),
+        ):
+            daemon.vipctl(*change)
+            assert flow.ask() == before, f"after vipctl {' '.join(change)}"
+
+
+@pytest.mark.parametrize("ending", list(ENDINGS))
+def test_open_flow_survives_the_daemon(lab: Lab, daemon: Daemon, services: Services, ending: str) -> None:
+    vip = services.add(lab.backends)
+    with lab.client.open(*vip) as flow:
+        before = flow.ask()
+        ENDINGS[ending](daemon)
+        assert flow.ask() == before
+        daemon.start()
+        assert flow.ask() == before
+
+
+@pytest.mark.parametrize("ending", list(ENDINGS))
+def test_rules_stay_and_traffic_flows_without_the_daemon(
+    lab: Lab, daemon: Daemon, services: Services, ending: str
+) -> None:
+    vips = [services.add(lab.backends, family=family) for family in (4, 6)]
+    before = rules(lab)
+    assert any(line.startswith(":VIPD-SVC-") for line in before)
+    ENDINGS[ending](daemon)
+    assert rules(lab) == before
+    for vip in vips:
+        assert len(lab.client.send(*vip, count=60).all_answered().backends) == 3
+
+
+@pytest.mark.parametrize("ending", list(ENDINGS))
+def test_a_restart_finds_everything_and_changes_nothing(
+    lab: Lab, daemon: Daemon, services: Services, ending: str
+) -> None:
+    vip = services.add(lab.backends, "--affinity", "1m")
+    before = rules(lab)
+    ENDINGS[ending](daemon)
+    daemon.start()
+    assert rules(lab) == before
+    assert sorted(daemon.endpoints(str(vip))) == [backend_text(backend) for backend in lab.backends]
+    lab.client.send(*vip, count=20).all_answered()
+
+
+def test_what_was_changed_meanwhile_is_served_after_a_restart(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    vip = services.vip()
+    service = f"  - {{address: {vip.address}, ports: [{vip.port}/tcp], backends: ['%s']}}"
+    daemon.declare(service % backend_text(lab.backends[0]))
+    daemon.kill()
+    daemon.write(service % backend_text(lab.backends[1]))
+    daemon.start()
+    assert set(lab.client.send(*vip, count=20).all_answered().backends) == {"b2"}

@@ -1,0 +1,79 @@
+"""While rules change under load, no flow is lost: no reader ever sees a service half-programmed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.lab.traffic import Result
+from tests.packets.services import Services, backend_text
+from vipd.model import Frontend
+
+pytestmark = pytest.mark.root
+
+
+@contextmanager
+def under_load(lab: Lab, vip: Frontend) -> Iterator[list[Result]]:
+    """Bursts to a VIP for as long as the block lasts; the list has their results after it."""
+    results: list[Result] = []
+    enough = threading.Event()
+
+    def load() -> None:
+        while not enough.is_set():
+            results.append(lab.client.send(*vip, count=200))
+
+    sender = threading.Thread(target=load)
+    sender.start()
+    try:
+        yield results
+    finally:
+        enough.set()
+        sender.join()
+
+
+def lost(results: list[Result]) -> dict[str, int]:
+    """All failures of all bursts."""
+    assert len(results) > 2, "the load was too short to prove anything"
+    return {kind: times for result in results for kind, times in result.failures.items()}
+
+
+def test_changing_weights(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+    with under_load(lab, vip) as results:
+        for weight in (5, 1, 9, 0, 2):
+            daemon.vipctl("set", f"{vip}/{backend_text(lab.backends[0])}", "--weight", str(weight))
+    assert lost(results) == {}
+
+
+def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+    moving = backend_text(lab.backends[2])
+    with under_load(lab, vip) as results:
+        for _ in range(3):
+            daemon.vipctl("remove-backend", str(vip), moving)
+            daemon.vipctl("add-backend", str(vip), moving)
+    assert lost(results) == {}
+
+
+def test_other_services_come_and_go(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+    with under_load(lab, vip) as results:
+        for _ in range(3):
+            other = services.add(lab.backends[:1])
+            daemon.vipctl("remove", str(other))
+    assert lost(results) == {}
+
+
+def test_restarts(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+    with under_load(lab, vip) as results:
+        daemon.stop()
+        daemon.start()
+        daemon.kill()
+        daemon.start()
+    assert lost(results) == {}

@@ -1,0 +1,37 @@
+"""Small services and units that many tests are made of."""
+
+from __future__ import annotations
+
+from vipd.catalog import NOTHING, Unit
+from vipd.declaration.problems import Declaration, Problem
+from vipd.model import Backend, Origin, Protocol, Service, ServicePort
+
+HEAD = "apiVersion: vipd/v1\nservices:\n"
+
+
+def service(name: str, address: str, path: str = "", line: int = 1, *backends: str) -> Service:
+    """A service on 53/udp of one address; from a file when a path is given, else added by vipctl."""
+    origin = Origin("file", path, line) if path else Origin("cli")
+    known = tuple(Backend(b) for b in backends or ("10.244.0.5",))
+    return Service(name, (address,), (ServicePort(53, Protocol.UDP),), known, origin=origin)
+
+
+def declared(*services: Service) -> Declaration:
+    """A declaration without problems."""
+    return Declaration(services)
+
+
+def broken(path: str) -> Declaration:
+    """A declaration that cannot be accepted."""
+    return Declaration(problems=(Problem(path, 3, "services[0]", "it is wrong"),))
+
+
+def unit(candidate: Declaration, accepted: Declaration = NOTHING) -> Unit:
+    """A unit that says `candidate` now and was last accepted saying `accepted`."""
+    return Unit(candidate, accepted)
+
+
+def block(address: str, name: str = "", *backends: str) -> str:
+    """One item of `services:` as text, on 53/udp."""
+    named = f"name: {name}, " if name else ""
+    return f"  - {{{named}address: {address}, ports: [53/udp], backends: [{', '.join(backends)}]}}\n"

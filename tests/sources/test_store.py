@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from tests.declaration.strategies import PATIENT, services
+from tests.samples import HEAD, block, service
+from vipd.declaration.native import parse_declaration
+from vipd.model import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
+from vipd.sources.store import UNIT, StoreError, StoreSource
+
+RICH = Service(
+    "kube-system/kube-dns",
+    ("10.96.0.10", "fd00::10"),
+    (
+        ServicePort(53, Protocol.UDP, "dns"),
+        ServicePort(53, Protocol.TCP),
+        ServicePort(80, Protocol.TCP, "w", 81),
+    ),
+    (Backend("10.244.0.5", 5353, 3), Backend("fd01::5", weight=0), Backend("10.244.0.6")),
+    Affinity(90),
+    Masquerade.ALWAYS,
+    fallback=(Backend("10.244.9.9", 99, 7),),
+)
+
+
+def loaded(path: Path) -> StoreSource:
+    """A store that has read its file."""
+    store = StoreSource(path)
+    store.load()
+    return store
+
+
+def test_what_is_saved_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "services.yaml"
+    saved = {s.name: s for s in (RICH, service("10.96.0.20:53/udp", "10.96.0.20"))}
+    loaded(path).save(saved)
+    assert dict(loaded(path).services) == saved
+    assert {s.origin.owner for s in loaded(path).services.values()} == {"cli"}
+
+
+@settings(PATIENT, max_examples=40)  # each example syncs the disk
+@given(services())
+def test_every_service_of_the_language_survives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, declared: Service
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
+    path.unlink(missing_ok=True)
+    loaded(path).save({declared.name: declared})
+    again = loaded(path)
+    assert again.faults() == ()
+    assert dict(again.services) == {declared.name: declared}
+
+
+def test_an_emptied_store_is_a_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "services.yaml"
+    store = loaded(path)
+    store.save({"a": service("a", "10.96.0.10")})
+    store.save({})
+    assert parse_declaration(path.read_text(), str(path)).ok
+    assert dict(loaded(path).services) == {}
+
+
+def test_services_that_did_not_change_keep_their_identity(tmp_path: Path) -> None:
+    store = loaded(tmp_path / "services.yaml")
+    kept = service("a", "10.96.0.10")
+    store.save({"a": kept})
+    store.save({**store.services, "b": service("b", "10.96.0.11")})
+    assert store.services["a"] is kept
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"apiVersion: vipd/v2\n", b"nonsense", (HEAD + "  - {address: x}\n").encode()]
+)
+def test_a_broken_file_is_never_written_over(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "services.yaml"
+    path.write_bytes(content)
+    store = loaded(path)
+    assert any(str(path) in fault for fault in store.faults())
+    with pytest.raises(StoreError, match="vipctl reload"):
+        store.save({"a": service("a", "10.96.0.10")})
+    assert path.read_bytes() == content
+    assert dict(store.services) == {}
+
+
+def test_a_mended_file_is_read_at_the_next_reload(tmp_path: Path) -> None:
+    path = tmp_path / "services.yaml"
+    path.write_text("nonsense")
+    store = loaded(path)
+    store.reload()
+    assert store.faults()
+    path.write_text(HEAD + block("10.96.0.10", "dns", "10.244.0.5"))
+    store.reload()
+    assert store.faults() == ()
+    assert set(store.services) == {"dns"}
+    store.save({})
+
+
+def test_a_broken_file_moved_aside_leaves_an_empty_store(tmp_path: Path) -> None:
+    path = tmp_path / "services.yaml"
+    path.write_text("nonsense")
+    store = loaded(path)
+    path.rename(tmp_path / "aside")
+    store.reload()
+    store.save({"a": service("a", "10.96.0.10")})
+    assert set(loaded(path).services) == {"a"}
+
+
+def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "services.yaml"
+    store = loaded(path)
+    store.save({"a": service("a", "10.96.0.10")})
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        store.save({})
+    assert path.read_bytes() == before
+    assert set(store.services) == {"a"}
+
+
+def test_the_store_is_one_unit_that_was_accepted_when_it_was_stored(tmp_path: Path) -> None:
+    store = loaded(tmp_path / "services.yaml")
+    store.save({"a": service("a", "10.96.0.10")})
+    assert set(store.units()) == {UNIT}
+    unit = store.units()[UNIT]
+    assert unit.accepted is unit.candidate

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.samples import broken, declared, service, unit
+from vipd.catalog import NOTHING, Merged, Unit, merge
+from vipd.declaration.problems import Declaration
+from vipd.model import Frontend, Service
+
+A, B = "file:/d/a.yaml", "file:/d/b.yaml"
+PATHS = {A: "/d/a.yaml", B: "/d/b.yaml"}
+DNS = "10.96.0.10"
+
+
+def adopt(units: Mapping[str, Unit], merged: Merged) -> dict[str, Unit]:
+    """The units after a merge, each chosen version accepted, as the sources do it."""
+    return {name: Unit(u.candidate, merged.chosen[name]) for name, u in units.items()}
+
+
+def test_units_without_conflict_all_serve() -> None:
+    units = {A: unit(declared(service("a", DNS))), B: unit(declared(service("b", "10.96.0.11")))}
+    merged = merge(units)
+    assert set(merged.services) == {"a", "b"}
+    assert merged.problems == {}
+
+
+@pytest.mark.parametrize(("incumbent", "newcomer"), [(A, B), (B, A)])
+def test_an_incumbent_keeps_its_frontend_whichever_file_sorts_first(incumbent: str, newcomer: str) -> None:
+    held = declared(service("old", DNS, PATHS[incumbent], 7))
+    units = {
+        incumbent: unit(held, held),
+        newcomer: unit(declared(service("new", DNS, PATHS[newcomer], 4), service("more", "10.96.0.99"))),
+    }
+    merged = merge(units)
+    assert set(merged.services) == {"old"}, "the newcomer is refused as a whole unit"
+    assert set(merged.problems) == {newcomer}
+    (problem,) = merged.problems[newcomer]
+    assert (problem.file, problem.line) == (PATHS[newcomer], 4)
+    assert f"{PATHS[incumbent]}:7" in problem.what
+    assert f"{DNS}:53/udp" in problem.what
+
+
+def test_a_taken_name_is_refused_too() -> None:
+    held = declared(service("dns", DNS, PATHS[A], 2))
+    merged = merge({A: unit(held, held), B: unit(declared(service("dns", "10.96.0.11", PATHS[B], 9)))})
+    assert merged.services["dns"].addresses == (DNS,)
+    (problem,) = merged.problems[B]
+    assert "dns" in problem.what
+    assert f"{PATHS[A]}:2" in problem.what
+
+
+def test_a_refused_unit_goes_on_with_its_last_accepted_version() -> None:
+    held = declared(service("old", DNS))
+    before = declared(service("b", "10.96.0.11"))
+    after = declared(service("b", "10.96.0.11", "", 1, "10.244.9.9"), service("grab", DNS))
+    merged = merge({A: unit(held, held), B: unit(after, before)})
+    assert merged.chosen[B] is before
+    assert merged.services["b"].backends == before.services[0].backends
+
+
+def test_a_broken_candidate_keeps_the_accepted_version_and_tells_its_problems() -> None:
+    held = declared(service("old", DNS))
+    merged = merge({A: unit(broken(PATHS[A]), held)})
+    assert set(merged.services) == {"old"}
+    assert merged.problems == {A: broken(PATHS[A]).problems}
+
+
+def test_two_newcomers_are_decided_by_unit_name_and_not_by_the_order_given() -> None:
+    first, second = unit(declared(service("a", DNS))), unit(declared(service("b", DNS)))
+    for units in ({A: first, B: second}, {B: second, A: first}):
+        assert set(merge(units).services) == {"a"}
+
+
+@pytest.mark.parametrize("source_first", [True, False], ids=["source saved first", "target saved first"])
+@pytest.mark.parametrize(("source", "target"), [(A, B), (B, A)])
+def test_moving_a_service_between_files_ends_right_in_either_order(
+    source: str, target: str, source_first: bool
+) -> None:
+    full, empty = declared(service("dns", DNS)), declared()
+    units = {source: unit(full, full), target: unit(empty, empty)}
+    saves = [(source, declared()), (target, declared(service("dns", DNS, PATHS[target])))]
+    for name, candidate in saves if source_first else reversed(saves):
+        units[name] = Unit(candidate, units[name].accepted)
+        units = adopt(units, merge(units))
+    merged = merge(units)
+    assert merged.problems == {}
+    assert merged.services["dns"].origin.path == PATHS[target]
+
+
+def test_two_files_may_swap_their_services_in_one_step() -> None:
+    x, y = declared(service("x", DNS)), declared(service("y", "10.96.0.11"))
+    merged = merge({A: unit(y, x), B: unit(x, y)})
+    assert merged.problems == {}
+    assert merged.chosen[A] is y
+
+
+def test_a_unit_sent_back_takes_its_claims_back_from_a_newcomer() -> None:
+    # a gave up DNS but asks for what c has; so a goes back, and b cannot have DNS.
+    c = declared(service("c", "10.96.0.50"))
+    a_before, a_now = declared(service("a", DNS)), declared(service("a", "10.96.0.50"))
+    merged = merge({A: unit(a_now, a_before), B: unit(declared(service("b", DNS))), "file:/d/c": unit(c, c)})
+    assert {s.name for s in merged.services.values()} == {"a", "c"}
+    assert set(merged.problems) == {A, B}
+
+
+@pytest.mark.timeout(10, method="signal")
+def test_accepted_versions_that_conflict_do_not_hang_the_merge() -> None:
+    # The store was broken, a file took over its frontend, then the store was mended: both are accepted.
+    file, store = declared(service("web", DNS, PATHS[A])), declared(service("dns", DNS))
+    merged = merge({"cli": unit(store, store), A: unit(file, file)})
+    assert len(merged.services) == 1
+    assert merged.problems
+
+
+@pytest.mark.timeout(60, method="signal")
+def test_an_edited_file_beside_its_copy_is_merged_in_reasonable_time() -> None:
+    def many(path: str) -> Declaration:
+        return declared(*(service(f"s{n}", f"10.97.{n // 250}.{n % 250}", path, n) for n in range(1000)))
+
+    began = time.perf_counter()
+    merged = merge({B: unit(many(PATHS[B]), many(PATHS[B])), A: unit(many(PATHS[A]))})
+    assert merged.chosen[A] is NOTHING
+    assert time.perf_counter() - began < 1.0, "each conflict looks through every accepted service"
+
+
+NAMES = st.sampled_from(["file:/d/a", "file:/d/b", "file:/d/c", "cli"])
+SERVICES = st.builds(
+    service, st.sampled_from("abcde"), st.sampled_from([f"10.96.0.{n}" for n in range(1, 6)]), NAMES
+)
+
+
+def coherent(services: list[Service]) -> bool:
+    """No name and no frontend twice, as the parser sees to it within one unit."""
+    names = [s.name for s in services]
+    frontends = [f for s in services for f in s.frontends()]
+    return len(set(names)) == len(names) and len(set(frontends)) == len(frontends)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, Declaration]]:
+    """Some saves of some units, one set of candidates after the other."""
+    one = st.lists(SERVICES, max_size=3).filter(coherent).map(lambda s: declared(*s))
+    candidate = st.one_of(one, st.just(broken("/d/x")))
+    return draw(st.lists(st.dictionaries(NAMES, candidate, max_size=4), min_size=1, max_size=5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories())
+def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(
+    history: list[dict[str, Declaration]],
+) -> None:
+    units: dict[str, Unit] = {}
+    for saves in history:
+        accepted = {name: u.accepted for name, u in units.items()}
+        for name, candidate in saves.items():
+            units[name] = Unit(candidate, accepted.get(name, NOTHING))
+        merged = merge(units)
+        reordered = merge(dict(reversed(units.items())))
+        assert merged.services == reordered.services
+        assert {n: set(p) for n, p in merged.problems.items()} == {
+            n: set(p) for n, p in reordered.problems.items()
+        }
+        everything = [s for part in merged.chosen.values() for s in part.services]
+        assert coherent(everything)
+        frontends: set[Frontend] = {f for s in merged.services.values() for f in s.frontends()}
+        assert len(frontends) == sum(len(s.frontends()) for s in everything)
+        for name, u in units.items():
+            assert merged.chosen[name] is (u.accepted if name in merged.problems else u.candidate)
+        units = adopt(units, merged)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vipd.host_record import FILE_NAME, HostRecord
+from vipd.hostnet import FORWARDING, HostSettings, restore_sysctls
+from vipd.model import Family
+
+IPV4, IPV6 = FORWARDING[Family.IPV4], FORWARDING[Family.IPV6]
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A directory like /proc/sys on which nothing forwards."""
+    root = tmp_path / "sys"
+    for name in FORWARDING.values():
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("0\n")
+    return root
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> HostRecord:
+    """The record of a state directory that is not there yet."""
+    return HostRecord(tmp_path / "state")
+
+
+def value(proc: Path, name: str) -> str:
+    """What a kernel setting holds."""
+    return (proc / name).read_text().strip()
+
+
+def test_only_families_in_use_are_turned_on(proc: Path, record: HostRecord) -> None:
+    assert HostSettings(record, proc).prepare([Family.IPV4]) == ()
+    assert (value(proc, IPV4), value(proc, IPV6)) == ("1", "0")
+    assert record.read().sysctls == {IPV4: {"was": "0", "set": "1"}}
+
+
+def test_what_is_on_already_is_neither_written_nor_recorded(proc: Path, record: HostRecord) -> None:
+    (proc / IPV4).write_text("1\n")
+    HostSettings(record, proc).prepare([Family.IPV4])
+    assert record.read().sysctls == {}
+    assert restore_sysctls(record, proc) == []
+    assert value(proc, IPV4) == "1"
+
+
+def test_a_restart_does_not_forget_the_value_to_go_back_to(proc: Path, record: HostRecord) -> None:
+    for _ in range(2):
+        HostSettings(record, proc).prepare([Family.IPV4, Family.IPV6])
+    assert restore_sysctls(record, proc) == ["net.ipv4.ip_forward = 0", "net.ipv6.conf.all.forwarding = 0"]
+    assert value(proc, IPV4) == "0"
+
+
+def test_the_record_is_on_disk_before_the_kernel_is_changed(
+    proc: Path, record: HostRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(HostRecord, "_write", lambda *_: seen.append(value(proc, IPV4)))
+    HostSettings(record, proc).prepare([Family.IPV4])
+    assert seen == ["0"]
+
+
+def test_a_record_that_cannot_be_written_leaves_the_kernel_alone(proc: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (warning,) = HostSettings(HostRecord(tmp_path / "file"), proc).prepare([Family.IPV4])
+    assert "net.ipv4.ip_forward" in warning
+    assert value(proc, IPV4) == "0"
+
+
+def test_a_missing_setting_is_a_warning_and_does_not_hold_back_the_other(
+    proc: Path, record: HostRecord
+) -> None:
+    (proc / IPV6).unlink()
+    (warning,) = HostSettings(record, proc).prepare([Family.IPV6, Family.IPV4])
+    assert "net.ipv6.conf.all.forwarding" in warning
+    assert value(proc, IPV4) == "1"
+
+
+def test_what_somebody_changed_since_is_left_alone(proc: Path, record: HostRecord) -> None:
+    HostSettings(record, proc).prepare([Family.IPV4])
+    (proc / IPV4).write_text("2\n")
+    assert restore_sysctls(record, proc) == []
+    assert value(proc, IPV4) == "2"
+
+
+def test_the_record_keeps_tables_prefixes_and_settings_apart(record: HostRecord) -> None:
+    record.rules("VIPD", ["ipv4 nat"])
+    record.rules("VIPD", ["ipv4 nat", "ipv4 filter"])
+    record.rules("LB", [])
+    record.sysctl("a/b", "0", "1")
+    record.sysctl("a/b", "7", "1")
+    changes = record.read()
+    assert changes.tables == ["ipv4 nat", "ipv4 filter"]
+    assert changes.prefixes == ["VIPD", "LB"]
+    assert changes.sysctls == {"a/b": {"was": "0", "set": "1"}}
+    record.forget_prefix("VIPD")
+    assert record.read().prefixes == ["LB"]
+    record.clear()
+    record.clear()
+    assert record.read().prefixes == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"sysctls": {}}', "7"])
+def test_a_record_that_is_damaged_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    assert HostRecord(tmp_path).read().sysctls == {}
+    HostRecord(tmp_path).rules("VIPD", [])
+    assert HostRecord(tmp_path).read().prefixes == ["VIPD"]

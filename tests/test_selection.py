@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+
+from tests.declaration.strategies import PATIENT, services
+from vipd.model import (
+    Affinity,
+    Backend,
+    Endpoint,
+    Family,
+    Forwarding,
+    Masquerade,
+    Protocol,
+    Refusal,
+    Service,
+    ServicePort,
+    family_of,
+)
+from vipd.selection import SelectionPolicy, choose
+
+POLICY = SelectionPolicy({Family.IPV4: Masquerade.FORWARDED, Family.IPV6: Masquerade.OFF_CLUSTER})
+DNS = Service(
+    "dns", ("10.96.0.10",), (ServicePort(53, Protocol.UDP),), (Backend("10.0.0.10"), Backend("10.0.0.9"))
+)
+
+
+def only(service: Service) -> Forwarding:
+    """The one forwarding of a service."""
+    (forwarding,) = choose(service, POLICY)
+    return forwarding
+
+
+def test_endpoints_are_sorted_by_their_text() -> None:
+    assert list(map(str, only(DNS).endpoints)) == ["10.0.0.10:53", "10.0.0.9:53"]
+
+
+def test_a_backends_own_port_wins_over_the_target_and_that_over_the_port() -> None:
+    ports = (ServicePort(80, Protocol.TCP, target=8080),)
+    service = replace(DNS, ports=ports, backends=(Backend("10.0.0.1"), Backend("10.0.0.2", 9000)))
+    assert {(e.address, e.port) for e in only(service).endpoints} == {("10.0.0.1", 8080), ("10.0.0.2", 9000)}
+    assert only(DNS).endpoints[0].port == 53
+
+
+def test_weight_zero_rests() -> None:
+    service = replace(DNS, backends=(Backend("10.0.0.1", weight=0), Backend("10.0.0.2", weight=3)))
+    forwarding = only(service)
+    assert forwarding.endpoints == (Endpoint("10.0.0.2", 53, 3),)
+    assert [e.address for e in forwarding.resting] == ["10.0.0.1"]
+
+
+def test_the_fallback_serves_only_while_nothing_else_can() -> None:
+    service = replace(DNS, fallback=(Backend("10.9.9.9", weight=2), Backend("10.9.9.8", weight=0)))
+    assert {e.address for e in only(service).endpoints} == {"10.0.0.9", "10.0.0.10"}
+    drained = replace(service, backends=(Backend("10.0.0.1", weight=0),))
+    assert only(drained).endpoints == (Endpoint("10.9.9.9", 53, 2),)
+    assert "10.0.0.1" in {e.address for e in only(drained).resting}
+
+
+def test_the_fallback_of_one_family_serves_although_the_other_family_has_backends() -> None:
+    service = replace(
+        DNS,
+        addresses=("10.96.0.10", "fd00::10"),
+        backends=(Backend("10.0.0.1"),),
+        fallback=(Backend("10.9.9.9"), Backend("fd01::9")),
+    )
+    v4, v6 = choose(service, POLICY)
+    assert [e.address for e in v4.endpoints] == ["10.0.0.1"]
+    assert [e.address for e in v6.endpoints] == ["fd01::9"]
+
+
+def test_what_a_service_leaves_open_comes_from_the_settings_by_family() -> None:
+    both = replace(DNS, addresses=("10.96.0.10", "fd00::10"))
+    assert [f.masquerade for f in choose(both, POLICY)] == [Masquerade.FORWARDED, Masquerade.OFF_CLUSTER]
+    assert {f.masquerade for f in choose(replace(both, masquerade=Masquerade.HAIRPIN), POLICY)} == {
+        Masquerade.HAIRPIN
+    }
+
+
+def test_affinity_and_refusal_are_carried_over() -> None:
+    forwarding = only(replace(DNS, affinity=Affinity(90), refusal=Refusal.DROP))
+    assert forwarding.affinity_timeout == 90
+    assert forwarding.refusal is Refusal.DROP
+    assert only(DNS).affinity_timeout is None
+
+
+def test_several_unnamed_ports_get_keys_of_their_own() -> None:
+    service = replace(DNS, ports=(ServicePort(80, Protocol.TCP), ServicePort(81, Protocol.TCP)))
+    assert [f.key.port_name for f in choose(service, POLICY)] == ["80", "81"]
+
+
+@PATIENT
+@given(services())
+def test_every_frontend_is_forwarded_once_and_every_backend_is_somewhere(service: Service) -> None:
+    forwardings = choose(service, POLICY)
+    assert len({f.key for f in forwardings}) == len(forwardings)
+    reached = sorted((a, f.port, f.key.protocol) for f in forwardings for a in f.addresses)
+    assert reached == sorted((a, p.port, p.protocol) for a in service.addresses for p in service.ports)
+    for forwarding in forwardings:
+        family = forwarding.key.family
+        mine = [b for b in service.backends if family_of(b.address) is family]
+        spare = [b for b in service.fallback if family_of(b.address) is family and b.weight]
+        assert all(e.weight > 0 for e in forwarding.endpoints)
+        if any(b.weight for b in mine):
+            assert len(forwarding.endpoints) == sum(b.weight > 0 for b in mine)
+        else:
+            assert {e.address for e in forwarding.endpoints} == {b.address for b in spare}
+        known = {e.address for e in (*forwarding.endpoints, *forwarding.resting)}
+        assert known >= {b.address for b in mine}
+        if forwarding.endpoints:
+            assert abs(sum(forwarding.shares().values()) - 1) < 1e-9

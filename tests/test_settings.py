@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vipd.model import Family, Masquerade
+from vipd.settings import Settings, SettingsError, load_settings, parse_assignments, unknown_environment
+
+
+def problems(*args: object, text: str | None = None, tmp_path: Path | None = None, **kwargs: object) -> str:
+    """The lines of the SettingsError that loading raises."""
+    if text is not None and tmp_path is not None:
+        (tmp_path / "vipd.yaml").write_text(text)
+        args = (tmp_path / "vipd.yaml",)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(*args, **kwargs)  # type: ignore[arg-type]  # as each test says
+    return "\n".join(caught.value.problems)
+
+
+def test_environment_wins_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+    config = tmp_path / "vipd.yaml"
+    config.write_text("log_level: error\nmark_bit: 3\nsocket_group: file\n")
+    settings = load_settings(
+        config, {"log_level": "debug"}, {"VIPD_LOG_LEVEL": "info", "VIPD_MARK_BIT": "4", "LOG_LEVEL": "x"}
+    )
+    assert (settings.log_level, settings.mark_bit, settings.socket_group) == ("debug", 4, "file")
+    assert settings.flow_mark_bit == Settings.model_fields["flow_mark_bit"].default
+
+
+def test_the_process_environment_counts_only_when_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIPD_LOG_LEVEL", "debug")
+    assert load_settings().log_level == "info"
+
+
+def test_an_empty_environment_variable_means_the_default() -> None:
+    assert load_settings(environment={"VIPD_MARK_BIT": ""}).mark_bit == 14
+
+
+@pytest.mark.parametrize("given", ["10.0.0.0/8,fd00::/8", " 10.0.0.0/8 , fd00::/8 ,"])
+def test_lists_in_the_environment_are_separated_by_commas(given: str) -> None:
+    settings = load_settings(environment={"VIPD_CLUSTER_CIDRS": given})
+    assert settings.cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
+    assert settings.cluster_cidrs_of(Family.IPV6) == ("fd00::/8",)
+
+
+def test_lists_in_the_file_are_lists_and_networks_get_their_usual_spelling(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("cluster_cidrs: [10.0.0.0/8, 'FD00:0::/8']\n")
+    assert load_settings(tmp_path / "c").cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    text = "colour: red\nmark_bit: 32\nchain_prefix: vipd-long\nservices_dir: etc/x\ncluster_cidrs: [10.0.0.1/8]\n"
+    told = problems(text=text, tmp_path=tmp_path, flags={"log_level": "loud"})
+    for name in ("colour", "mark_bit", "chain_prefix", "services_dir", "cluster_cidrs", "log_level"):
+        assert name in told
+    assert "absolute" in told
+    assert "unknown setting" in told
+    assert "10.244.0.0/16" in told, "the hint shows what a network looks like"
+    assert str(tmp_path / "vipd.yaml") in told
+
+
+def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    (tmp_path / "vipd.yaml").write_text("log_level: info\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(tmp_path / "vipd.yaml", {}, {"VIPD_LOG_LEVEL": "loud"})
+    assert "vipd.yaml" not in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("log_level: info\nlog_level: debug\n", "twice"),
+        ("- a\n", "mapping"),
+        ("a: [\n", "not YAML"),
+        ("socket: run/x\n", "absolute"),
+        ("mark_bit: often\n", "mark_bit"),
+        ("masquerade: off-cluster\n", "cluster_cidrs"),
+        ("dataplane: nftables\n", "dataplane"),
+        ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
+        ("chain_prefix: V-D\n", "chain_prefix"),
+        ("log_level: !!python/object/apply:os.getcwd []\n", "not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
+    told = problems(text=text, tmp_path=tmp_path)
+    assert said in told
+    assert "vipd.yaml" in told
+
+
+@pytest.mark.parametrize(
+    "text", ["[a]: 1\n", "{a: 1}: 2\n", "log_level: 2026-13-45\n"], ids=["list key", "mapping key", "date"]
+)
+def test_odd_yaml_is_refused_and_not_a_crash(tmp_path: Path, text: str) -> None:
+    assert "vipd.yaml" in problems(text=text, tmp_path=tmp_path)
+
+
+def test_files_that_are_missing_empty_or_not_text(tmp_path: Path) -> None:
+    assert "No such file" in problems(tmp_path / "none.yaml")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert "UTF-8" in problems(tmp_path / "bytes")
+    (tmp_path / "empty").write_text("# nothing\n")
+    assert load_settings(tmp_path / "empty") == load_settings()
+
+
+def test_assignments_are_read_as_in_the_file() -> None:
+    given = ["mark_bit=5", "cluster_cidrs=[10.0.0.0/8]", "accept_forwarded=false", "socket_group= a=b "]
+    settings = load_settings(flags=parse_assignments(given))
+    assert settings.mark_bit == 5
+    assert settings.cluster_cidrs == ("10.0.0.0/8",)
+    assert settings.accept_forwarded is False
+    assert settings.socket_group == "a=b"
+
+
+@pytest.mark.parametrize("given", ["mark_bit", "a=[", "=5"])
+def test_what_is_no_assignment_is_refused_with_its_text(given: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags=parse_assignments([given]))
+    assert "\n".join(caught.value.problems)
+
+
+def test_names_under_our_prefix_that_are_no_setting_are_told() -> None:
+    environment = {"VIPD_LOG_LEVEL": "x", "VIPD_LOGLEVEL": "x", "VIPD_": "", "HOME": "/", "VIPD_VENV": "/v"}
+    assert unknown_environment(environment) == ["VIPD_", "VIPD_LOGLEVEL"]
+
+
+def test_masquerade_auto_depends_on_the_cluster_networks_of_the_family() -> None:
+    settings = load_settings(flags={"cluster_cidrs": ["10.0.0.0/8"]})
+    assert settings.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
+    assert settings.masquerade_for(Family.IPV6) is Masquerade.FORWARDED
+    assert load_settings(flags={"masquerade": "always"}).masquerade_for(Family.IPV6) is Masquerade.ALWAYS

@@ -1,0 +1,127 @@
+"""The chains of one forwarding: SVC and SVL balance, EXT and FW let traffic in, SEP translates. Pure.
+
+What each rule means is in the contract, sections 1.5 and 1.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vipd.dataplane.iptables.names import Rules
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.spelling import comment, joined, source, to_address
+from vipd.model import Endpoint, Family, Forwarding, Masquerade, Policy
+
+LOCAL_SOURCE = "-m addrtype --src-type LOCAL"
+
+
+class LeafRules:
+    """Writes the leaf chains' rules. `terse`: without comments on ladder, affinity and SEP rules."""
+
+    def __init__(self, options: RuleOptions, terse: bool = False) -> None:
+        self._options = options
+        self._names = options.names
+        self._terse = terse
+        self._mark = f"-j {self._names.fixed('MARK-MASQ')}"
+        self._mask = "255.255.255.255" if options.family is Family.IPV4 else ":".join(["ffff"] * 8)
+
+    def balance(self, forwarding: Forwarding, policy: Policy) -> Rules:
+        """The SVC or SVL chain: who is masqueraded, then pinned clients, then the ladder."""
+        rules = list(self._internal_masquerade(forwarding)) if policy is forwarding.internal_policy else []
+        endpoints = forwarding.endpoints_under(policy)
+        steps = [
+            (
+                self._note(f"{forwarding.key.service_port} -> {e}"),
+                self._names.endpoint(forwarding.key, e),
+            )
+            for e in endpoints
+        ]
+        if forwarding.affinity_timeout is not None:
+            seconds = forwarding.affinity_timeout
+            for note, chain in steps:
+                pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
+                rules.append(joined(note, pinned, f"-j {chain}"))
+        return (*rules, *_ladder(endpoints, steps))
+
+    def translate(self, forwarding: Forwarding, endpoint: Endpoint) -> Rules:
+        """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""
+        key, note = forwarding.key, self._note(forwarding.key.service_port)
+        chain = self._names.endpoint(key, endpoint)
+        remember = f"-m recent --set {self._list(chain)}" if forwarding.affinity_timeout is not None else ""
+        target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
+        return (
+            joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),
+            joined(f"-p {key.protocol}", note, remember, target),
+        )
+
+    def external(self, forwarding: Forwarding) -> Rules:
+        """The EXT chain: traffic for node ports, external and load balancer addresses."""
+        local = forwarding.external_policy is Policy.LOCAL
+        rules = list(self._external_local(forwarding) if local else self._external_masquerade(forwarding))
+        if forwarding.endpoints_under(forwarding.external_policy):
+            kind = "SVL" if local else "SVC"
+            rules.append(f"-j {self._names.service(forwarding.key, kind)}")
+        return tuple(rules)
+
+    def firewall(self, forwarding: Forwarding, addresses: Sequence[str], networks: Sequence[str]) -> Rules:
+        """The FW chain: allowed sources go on; the rest fall through to a drop in filter."""
+        key = forwarding.key
+        note, onward = comment(f"{key.service_port} loadbalancer IP"), f"-j {self._names.service(key, 'EXT')}"
+        dropper = self._names.fixed("PROXY-FIREWALL")
+        rules = [f"{source(network)}{note} {onward}" for network in networks]
+        if forwarding.allow_host:
+            # A host that owns such an address talks to it with that address as its source.
+            rules += [f"-s {a}/{self._options.family.bits} {note} {onward}" for a in addresses]
+        return (*rules, comment(f"other traffic to {key.service_port} will be dropped by {dropper}"))
+
+    def _internal_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
+        """The mark for flows to the service's own addresses that need this host's address as their source."""
+        key, mode, cidrs = forwarding.key, forwarding.masquerade, self._options.cluster_cidrs
+        note = comment(f"{key.service_port} cluster IP")
+        for address in forwarding.addresses:
+            match = to_address(address, key.family, key.protocol, note, forwarding.port)
+            if mode is Masquerade.ALWAYS:
+                yield f"{match} {self._mark}"
+            elif mode is Masquerade.FORWARDED:
+                yield f"{match} -m addrtype ! --src-type LOCAL {self._mark}"
+            elif mode is Masquerade.OFF_CLUSTER and len(cidrs) == 1:
+                yield f"! -s {cidrs[0]} {match} {self._mark}"
+            elif mode is Masquerade.OFF_CLUSTER and cidrs:
+                yield f"{match} -j {self._names.fixed('MARK-OFF-CLUSTER')}"
+
+    def _external_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
+        """Under the cluster policy the backend may be on another host, so replies must come back this way.
+
+        A service that declares `hairpin` says that they do; kube-proxy knows no such word.
+        """
+        if self._options.kube_proxy or forwarding.masquerade is not Masquerade.HAIRPIN:
+            yield f"{self._about('masquerade traffic', forwarding)} {self._mark}"
+
+    def _external_local(self, forwarding: Forwarding) -> Iterator[str]:
+        """Clients inside the cluster or on this host are not held to this host's endpoints: they stand for
+        traffic that would have gone out to the load balancer and come back in."""
+        cluster = f"-j {self._names.service(forwarding.key)}"
+        for cidr in self._options.cluster_cidrs:
+            yield f"-s {cidr} {self._about('pod traffic', forwarding)} {cluster}"
+        yield f"{self._about('masquerade LOCAL traffic', forwarding)} {LOCAL_SOURCE} {self._mark}"
+        yield f"{self._about('route LOCAL traffic', forwarding)} {LOCAL_SOURCE} {cluster}"
+
+    def _about(self, what: str, forwarding: Forwarding) -> str:
+        return comment(f"{what} for {forwarding.key.service_port} external destinations")
+
+    def _note(self, text: str) -> str:
+        return "" if self._terse else comment(text)
+
+    def _list(self, chain: str) -> str:
+        return f"--name {chain} --mask {self._mask} --rsource"
+
+
+def _ladder(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Each endpoint's chance given that none before it was taken: w_i / (w_i + ... + w_n) (contract 1.8)."""
+    left = sum(e.weight for e in endpoints)
+    for endpoint, (note, chain) in zip(endpoints[:-1], steps[:-1], strict=True):
+        chance = f"-m statistic --mode random --probability {endpoint.weight / left:.10f}"
+        yield joined(note, chance, f"-j {chain}")
+        left -= endpoint.weight
+    note, chain = steps[-1]
+    yield joined(note, f"-j {chain}")

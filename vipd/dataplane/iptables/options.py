@@ -1,0 +1,64 @@
+"""What the settings say about the rules of one family, as a value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vipd.dataplane.iptables.names import Names
+from vipd.model import Family
+
+if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
+    from vipd.settings import Settings
+
+KUBE_PREFIX = "KUBE"
+"""The prefix with which chains are named, and commented, like kube-proxy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOptions:
+    """Everything besides the forwardings that shapes the rules."""
+
+    family: Family
+    prefix: str = "VIPD"
+    kube_proxy: bool = False
+    """kube-proxy's exact form, also where vipd knows a better one (docs/architecture.md lists those)."""
+    mark: int = 0x4000
+    flow_mark: int = 0x2000
+    cluster_cidrs: tuple[str, ...] = ()
+    random_fully: bool = True
+    localhost_node_ports: bool = False
+    node_port_addresses: tuple[str, ...] | None = None
+    """This host's addresses that answer on node ports; None: all of them."""
+    accept_forwarded: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        family: Family,
+        random_fully: bool,
+        host_addresses: frozenset[str] = frozenset(),
+    ) -> RuleOptions:
+        """The options that the daemon's settings mean; `random_fully` is what the tool can do."""
+        kube_proxy = settings.compat == "kube-proxy"
+        local = settings.localhost_node_ports
+        return cls(
+            family=family,
+            prefix=settings.chain_prefix,
+            kube_proxy=kube_proxy,
+            mark=1 << settings.mark_bit,
+            flow_mark=1 << settings.flow_mark_bit,
+            cluster_cidrs=settings.cluster_cidrs_of(family),
+            random_fully=random_fully if settings.random_fully is None else settings.random_fully,
+            localhost_node_ports=kube_proxy or settings.chain_prefix == KUBE_PREFIX
+            if local is None
+            else local,
+            node_port_addresses=settings.node_addresses(family, host_addresses),
+            accept_forwarded=settings.accept_forwarded,
+        )
+
+    @property
+    def names(self) -> Names:
+        """The chain names of this prefix."""
+        return Names(self.prefix)

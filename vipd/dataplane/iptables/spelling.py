@@ -1,0 +1,42 @@
+"""How single matches and targets are written, exactly as iptables-save gives them back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vipd.model import Family, Protocol
+
+COMMENT_LIMIT = 255
+"""Both iptables variants cut longer comments without a word (contract 1.8)."""
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+def comment(text: str) -> str:
+    """A comment match, quoted where iptables-save quotes it."""
+    text = text[:COMMENT_LIMIT]
+    return f"-m comment --comment {text}" if _PLAIN.issuperset(text) else f'-m comment --comment "{text}"'
+
+
+def source(network: str) -> str:
+    """A source match and a blank; nothing for the network of all addresses, as iptables-save has it."""
+    return "" if network.endswith("/0") else f"-s {network} "
+
+
+def to_address(address: str, family: Family, protocol: Protocol, note: str, port: int) -> str:
+    """What matches packets for one address and port."""
+    return f"-d {address}/{family.bits} {to_port(protocol, note, port)}"
+
+
+def to_port(protocol: Protocol, note: str, port: int) -> str:
+    """What matches packets for one port of any address."""
+    return f"-p {protocol} {note} -m {protocol} --dport {port}"
+
+
+def joined(*parts: str) -> str:
+    """A rule from its parts, empty ones left out."""
+    return " ".join(_filled(parts))
+
+
+def _filled(parts: Iterable[str]) -> Iterable[str]:
+    return (part for part in parts if part)
