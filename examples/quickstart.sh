@@ -170,7 +170,11 @@ clean_up() {
     left=$(ip netns list | grep "^$lab-")
     [ -z "$left" ] || { echo "left behind: $left" >&2; code=1; }
     [ -n "$left" ] || echo "nothing is left: no namespace, no process, no file"
-    [ "$code" = 0 ] && step "Every request was answered as declared" || step "FAILED"
+    case $code in
+        0) step "Every request was answered as declared" ;;
+        130) step "Interrupted" ;;
+        *) step "FAILED" ;;
+    esac
     exit "$code"
 }
 

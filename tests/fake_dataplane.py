@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
-from vipd.model import Endpoint, Forwarding, ForwardingKey
+from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
+from vipd.selection import SelectionPolicy
 
 Rules = dict[ForwardingKey, Forwarding]
 
@@ -56,6 +57,9 @@ class FakeDataplane:
             else:
                 self._wanted[key] = forwarding
 
+    def host_changed(self, addresses: Collection[str]) -> None:
+        """Nothing here depends on the host's addresses."""
+
     async def plan(self) -> FakePlan:
         """The difference between what is wanted and what is there."""
         self._note("plan")
@@ -95,6 +99,28 @@ class FakeDataplane:
         self.events.append(event)
         if self.applying:
             self.misuse.append(event)
+
+
+@dataclass(slots=True)
+class FakeSurroundings:
+    """A host on which all is well."""
+
+    failures: list[OSError] = field(default_factory=list)
+    """Raised by the next readings of the policy, one each."""
+    warnings: tuple[str, ...] = ()
+    prepared: list[set[Family]] = field(default_factory=list)
+    """The families that were made fit, call by call."""
+
+    async def policy(self) -> SelectionPolicy:
+        """Forwarded flows are masqueraded."""
+        if self.failures:
+            raise self.failures.pop(0)
+        return SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
+
+    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
+        """Note the families."""
+        self.prepared.append(set(families))
+        return self.warnings
 
 
 def broken_tool() -> ApplyError:

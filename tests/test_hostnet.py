@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from vipd.host_record import FILE_NAME, HostRecord
-from vipd.hostnet import FORWARDING, HostSettings, restore_sysctls
+from vipd.hostnet import FORWARDING, LIBERAL, HostNet, restore_sysctls
 from vipd.model import Family
+from vipd.settings import Settings, load_settings
 
+SETTINGS: Settings = load_settings()
 IPV4, IPV6 = FORWARDING[Family.IPV4], FORWARDING[Family.IPV6]
 
 
@@ -18,6 +20,8 @@ def proc(tmp_path: Path) -> Path:
     for name in FORWARDING.values():
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text("0\n")
+    (root / LIBERAL).parent.mkdir(parents=True)
+    (root / LIBERAL).write_text("1\n")
     return root
 
 
@@ -33,14 +37,14 @@ def value(proc: Path, name: str) -> str:
 
 
 def test_only_families_in_use_are_turned_on(proc: Path, record: HostRecord) -> None:
-    assert HostSettings(record, proc).prepare([Family.IPV4]) == ()
+    assert HostNet(SETTINGS, record, proc).prepare([Family.IPV4]) == ()
     assert (value(proc, IPV4), value(proc, IPV6)) == ("1", "0")
     assert record.read().sysctls == {IPV4: {"was": "0", "set": "1"}}
 
 
 def test_what_is_on_already_is_neither_written_nor_recorded(proc: Path, record: HostRecord) -> None:
     (proc / IPV4).write_text("1\n")
-    HostSettings(record, proc).prepare([Family.IPV4])
+    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
     assert record.read().sysctls == {}
     assert restore_sysctls(record, proc) == []
     assert value(proc, IPV4) == "1"
@@ -48,7 +52,7 @@ def test_what_is_on_already_is_neither_written_nor_recorded(proc: Path, record: 
 
 def test_a_restart_does_not_forget_the_value_to_go_back_to(proc: Path, record: HostRecord) -> None:
     for _ in range(2):
-        HostSettings(record, proc).prepare([Family.IPV4, Family.IPV6])
+        HostNet(SETTINGS, record, proc).prepare([Family.IPV4, Family.IPV6])
     assert restore_sysctls(record, proc) == ["net.ipv4.ip_forward = 0", "net.ipv6.conf.all.forwarding = 0"]
     assert value(proc, IPV4) == "0"
 
@@ -58,14 +62,30 @@ def test_the_record_is_on_disk_before_the_kernel_is_changed(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(HostRecord, "_write", lambda *_: seen.append(value(proc, IPV4)))
-    HostSettings(record, proc).prepare([Family.IPV4])
+    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
     assert seen == ["0"]
 
 
 def test_a_record_that_cannot_be_written_leaves_the_kernel_alone(proc: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (warning,) = HostSettings(HostRecord(tmp_path / "file"), proc).prepare([Family.IPV4])
+    (warning,) = HostNet(SETTINGS, HostRecord(tmp_path / "file"), proc).prepare([Family.IPV4])
     assert "net.ipv4.ip_forward" in warning
+    assert value(proc, IPV4) == "0"
+
+
+def test_flows_that_leave_the_window_are_kept_alive_while_any_service_is_there(
+    proc: Path, record: HostRecord
+) -> None:
+    (proc / LIBERAL).write_text("0\n")
+    HostNet(SETTINGS, record, proc).prepare([])
+    assert value(proc, LIBERAL) == "0"
+    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
+    assert value(proc, LIBERAL) == "1"
+
+
+def test_nothing_is_touched_when_the_settings_say_so(proc: Path, record: HostRecord) -> None:
+    host = HostNet(load_settings(flags={"manage_sysctls": False}), record, proc)
+    assert host.prepare([Family.IPV4]) == ()
     assert value(proc, IPV4) == "0"
 
 
@@ -73,13 +93,13 @@ def test_a_missing_setting_is_a_warning_and_does_not_hold_back_the_other(
     proc: Path, record: HostRecord
 ) -> None:
     (proc / IPV6).unlink()
-    (warning,) = HostSettings(record, proc).prepare([Family.IPV6, Family.IPV4])
+    (warning,) = HostNet(SETTINGS, record, proc).prepare([Family.IPV6, Family.IPV4])
     assert "net.ipv6.conf.all.forwarding" in warning
     assert value(proc, IPV4) == "1"
 
 
 def test_what_somebody_changed_since_is_left_alone(proc: Path, record: HostRecord) -> None:
-    HostSettings(record, proc).prepare([Family.IPV4])
+    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
     (proc / IPV4).write_text("2\n")
     assert restore_sysctls(record, proc) == []
     assert value(proc, IPV4) == "2"

@@ -9,17 +9,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.fake_dataplane import FakeDataplane, broken_tool
+from tests.fake_dataplane import FakeDataplane, FakeSurroundings, broken_tool
 from tests.samples import broken, declared, service
 from vipd import reconciler as room
 from vipd.catalog import Unit
 from vipd.declaration.problems import Declaration
-from vipd.hostnet import HostSettings
-from vipd.model import Family, Masquerade, Service
+from vipd.model import Family, Service
 from vipd.reconciler import Reconciler
-from vipd.selection import SelectionPolicy
-
-POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 
 
 class FakeSource:
@@ -50,11 +46,12 @@ class FakeSource:
 class World:
     """A reconciler between a fake source and a fake dataplane."""
 
-    def __init__(self, *services: Service, host: HostSettings | None = None) -> None:
+    def __init__(self, *services: Service) -> None:
         self.dataplane = FakeDataplane()
         self.source = FakeSource(self.dataplane, *services)
+        self.host = FakeSurroundings()
         self.reconciler = Reconciler(
-            (self.source,), self.dataplane, host, POLICY, lambda: datetime.now(UTC)
+            (self.source,), self.dataplane, self.host, lambda: datetime.now(UTC)
         )
 
     def names(self) -> set[str]:
@@ -296,6 +293,29 @@ def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
         await world.reconciler.settled(world.reconciler.wake(), 5)
         assert world.dataplane.updates[-1] == set()
         assert world.reconciler.progress.applies == 1
+
+    lived(story, DNS)
+
+
+def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_written() -> None:
+    async def story(world: World) -> None:
+        world.host.warnings = ("net.ipv6.conf.all.forwarding cannot be set",)
+        await world.reconciler.settled(world.reconciler.wake(), 5)
+        assert world.host.prepared == [{Family.IPV4, Family.IPV6}]
+        assert world.reconciler.progress.warnings == world.host.warnings
+
+    lived(story, DNS, service("six", "fd00::10", "", 1, "fd01::5"))
+
+
+def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again(quick: None) -> None:
+    async def story(world: World) -> None:
+        world.host.failures = [OSError(105, "No buffer space available")]
+        wish = world.reconciler.wake()
+        assert not await world.reconciler.settled(wish, 5)
+        assert "No buffer space" in world.reconciler.progress.fault
+        while world.reconciler.progress.done < wish:
+            await asyncio.sleep(0.005)
+        assert world.names() == {"dns"}
 
     lived(story, DNS)
 

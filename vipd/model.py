@@ -159,9 +159,17 @@ class Backend:
     """The host that it runs on; empty when not said."""
     zones: tuple[str, ...] = ()
     """Zones whose clients it should serve; empty: all."""
+    ports: tuple[tuple[str, int], ...] = ()
+    """Names of the only service ports that it serves, each with its own port for it; empty: it serves all."""
 
     def __str__(self) -> str:
         return self.address if self.port is None else socket_text(self.address, self.port)
+
+    def port_for(self, port: ServicePort) -> int | None:
+        """The port it is reached at for a service port; None if it does not serve that one."""
+        if self.ports:
+            return next((number for name, number in self.ports if name and name == port.name), None)
+        return self.port or port.target or port.port
 
 
 @dataclass(frozen=True, slots=True)

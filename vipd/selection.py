@@ -185,11 +185,10 @@ def _candidates(
     backends: tuple[Backend, ...], port: ServicePort, family: Family, host: Host
 ) -> tuple[_Candidate, ...]:
     """The backends of one family, sorted by their text as kube-proxy sorts endpoints."""
-    default = port.target or port.port
     found = [
-        _Candidate(b, Endpoint(b.address, b.port or default, b.weight), host.runs(b))
+        _Candidate(b, Endpoint(b.address, number, b.weight), host.runs(b))
         for b in backends
-        if family_of(b.address) is family
+        if family_of(b.address) is family and (number := b.port_for(port))
     ]
     return tuple(sorted(found, key=lambda candidate: str(candidate.endpoint)))
 

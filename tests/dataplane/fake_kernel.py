@@ -232,7 +232,7 @@ class _Change:
     def _remove(self, name: str) -> None:
         if self.table[name].policy:
             raise self._refused("Incompatible with this kernel.")
-        users = (rule for chain in self.table.values() for rule in chain.rules)
+        users = (rule for chain in self.table.values() for rule in chain.rules if name in rule)
         if self.table[name].rules or any(target_of(rule) == name for rule in users):
             raise self._refused(
                 f"CHAIN_DEL failed (Device or resource busy): chain {name}", 4 if self.variant == "nft" else 1

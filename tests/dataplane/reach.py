@@ -23,7 +23,7 @@ Reach = frozenset[tuple[str, Arrival, frozenset[Way]]]
 def reach(
     rules: str, frontends: Iterable[Frontend], pinned: frozenset[str] = frozenset()
 ) -> dict[Frontend, Reach]:
-    """Where first packets to frontends of one family go; `pinned` are the affinity lists that hold every source."""
+    """Where first packets to frontends of one family go; `pinned` lists hold every source already."""
     asked = list(frontends)
     if not asked:
         return {}
@@ -62,7 +62,7 @@ def declared_shares(
 
 def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
     """The same for each source and arrival, as traced."""
-    found = []
+    found: list[Mapping[str, float]] = []
     for _, _, ways in reached:
         shares: dict[str, float] = {}
         for verdict, backend, _, probability in ways:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.dataplane.iptables.compile import Compiler, RuleOptions
+from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.saved import stored_spelling
 from vipd.model import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.selection import SelectionPolicy, choose
@@ -25,7 +26,7 @@ weights = st.integers(1, MAX_WEIGHT)
 
 
 def balanced(weights: list[int]) -> tuple[list[str], list[tuple[int, str]]]:
-    """The SVC chain of a service whose backends have these weights; weight and chain of each, in its order."""
+    """The SVC chain of a service with these backends; then weight and chain of each, in its order."""
     backends = tuple(Backend(f"10.0.{i // 256}.{i % 256}", 80, w) for i, w in enumerate(weights))
     service = Service("s", ("10.96.0.1",), (ServicePort(80, Protocol.TCP),), backends)
     (forwarding,) = choose(service, POLICY)

@@ -158,18 +158,17 @@ def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str,
 @settings(deadline=None, max_examples=40)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
-    walk: Walk, cidrs: tuple[str, ...], monkeypatched_batches: None
+    walk: Walk, cidrs: tuple[str, ...], batches_of_two: None
 ) -> None:
     """Guarantee G1, with the services split over several restores."""
     check_each_block(walk, cidrs)
 
 
 @pytest.fixture(scope="module")
-def monkeypatched_batches() -> Iterator[None]:
-    """Batches of two, so that a few services are a large load."""
+def batches_of_two() -> Iterator[None]:
+    """So that a few services are a large load."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vipd.dataplane.iptables.plan.BATCH_FORWARDINGS", 2)
-        patch.setattr("vipd.dataplane.iptables.plan.BATCH_DELETIONS", 3)
         yield
 
 

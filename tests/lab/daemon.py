@@ -82,14 +82,14 @@ class Daemon:
         self.vipctl("reload")
         self.wait_in_sync()
 
-    def start(self) -> None:
-        """Start the daemon; returns once the rules are in the kernel."""
+    def start(self, timeout: float = START_SECONDS) -> None:
+        """Start the daemon; returns once the rules are in the kernel, AssertionError after `timeout`."""
         assert self._process is None, "the daemon runs already"
         self._log = (self.directory / "log").open("a")
         self._process = self.host.start(
             sys.executable, "-m", "vipd", "--config", str(self.config), stderr=self._log
         )
-        self.wait_in_sync()
+        self.wait_in_sync(timeout)
 
     def stop(self) -> None:
         """End it by SIGTERM; raises AssertionError unless it ends well."""

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_integer, read_notation
-from vipd.declaration.nodes import Mapping, Node, null
-from vipd.declaration.notation import MAX_PORT, parse_address, parse_backend
-from vipd.declaration.service_rules import check_backend_address
-from vipd.model import MAX_WEIGHT, Backend
+import re
 
-BACKEND_KEYS = ("address", "port", "weight")
+from vipd.declaration.fields import (
+    Placed,
+    Report,
+    known_keys,
+    one_or_more,
+    read_choice,
+    read_integer,
+    read_notation,
+    read_text,
+)
+from vipd.declaration.nodes import Mapping, Node, null
+from vipd.declaration.notation import MAX_PORT, parse_address, parse_backend, shown
+from vipd.declaration.service_rules import check_backend_address
+from vipd.model import MAX_WEIGHT, Backend, BackendState
+
+BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone")
+
+STATES = {
+    **{state.value: state for state in BackendState},
+    "active": BackendState.UP,
+    "ready": BackendState.UP,
+    "draining": BackendState.DRAIN,
+    "disabled": BackendState.DOWN,
+}
+"""The words for a backend's state. The canonical ones are those of the model; they are the ones printed."""
+
+_PLACE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+PLACE_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
+
+
+def is_place_name(text: str) -> bool:
+    """Whether a node or a zone can have this name."""
+    return _PLACE_NAME.fullmatch(text) is not None
 
 
 def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]]:
@@ -31,15 +60,77 @@ def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]
 
 def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend | None:
     values: dict[str, Node] = dict(known_keys(report, node, path, BACKEND_KEYS))
-    port = weight = None
-    if "port" in values:
-        port = read_integer(report, values["port"], f"{path}.port", 1, MAX_PORT)
-    if "weight" in values:
-        weight = read_integer(report, values["weight"], f"{path}.weight", 0, MAX_WEIGHT)
+    port, weight, ports = _read_reach(report, values, path)
+    state, where, zones = _read_circumstances(report, values, path)
     if "address" not in values:
         report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
         return None
     address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:
         return None
-    return Backend(address, port, 1 if weight is None else weight)
+    return Backend(address, port, weight, state, where, zones, ports)
+
+
+def _read_reach(
+    report: Report, values: dict[str, Node], path: str
+) -> tuple[int | None, int, tuple[tuple[str, int], ...]]:
+    """The port, the weight, and the ports by name."""
+    port = weight = None
+    ports: tuple[tuple[str, int], ...] = ()
+    if "port" in values:
+        port = read_integer(report, values["port"], f"{path}.port", 1, MAX_PORT)
+    if "weight" in values:
+        weight = read_integer(report, values["weight"], f"{path}.weight", 0, MAX_WEIGHT)
+    if "ports" in values:
+        ports = _read_named_ports(report, values["ports"], f"{path}.ports")
+        if "port" in values:
+            hint = "ports names the only service ports that the backend serves; port is for all of them"
+            report.add(values["port"].line, path, "port and ports exclude each other", hint)
+            port = None
+    return port, 1 if weight is None else weight, ports
+
+
+def _read_named_ports(report: Report, node: Node, path: str) -> tuple[tuple[str, int], ...]:
+    """Ports by name of the service's port. Whether the service has such ports is not asked here."""
+    if not isinstance(node, Mapping):
+        report.wrong_type(node, path, "a mapping like {http: 8080}", "for one port for all, write port: 8080")
+        return ()
+    if not node.items:
+        report.add(
+            node.line, path, "the mapping is empty", "a backend of no port is none: remove the backend"
+        )
+    found = []
+    for name, value in node.items.items():
+        number = read_integer(report, value, f"{path}.{name}", 1, MAX_PORT)
+        if number is not None:
+            found.append((name, number))
+    return tuple(found)
+
+
+def _read_circumstances(
+    report: Report, values: dict[str, Node], path: str
+) -> tuple[BackendState, str, tuple[str, ...]]:
+    """The state, the node and the zones."""
+    state, node = None, ""
+    zones: tuple[str, ...] = ()
+    if "state" in values:
+        state = read_choice(report, values["state"], f"{path}.state", STATES)
+    if "node" in values:
+        node = _read_place_name(report, values["node"], f"{path}.node", "node")
+    if "zone" in values:
+        items = one_or_more(values["zone"], f"{path}.zone")
+        if not items:
+            report.add(
+                values["zone"].line, f"{path}.zone", "the list is empty", "name a zone, or remove the key"
+            )
+        names = [_read_place_name(report, item, place, "zone") for place, item in items]
+        zones = tuple(dict.fromkeys(filter(None, names)))
+    return state or BackendState.UP, node, zones
+
+
+def _read_place_name(report: Report, node: Node, path: str, what: str) -> str:
+    text = read_text(report, node, path, f"the name of a {what}")
+    if text is None or is_place_name(text):
+        return text or ""
+    report.add(node.line, path, f"{shown(text)} is not the name of a {what}", PLACE_NAME_HINT)
+    return ""

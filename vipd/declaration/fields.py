@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from vipd.declaration import nodes
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Note, Problem
 
 T = TypeVar("T")
 
@@ -31,15 +31,20 @@ class Placed(NamedTuple, Generic[T]):
 
 
 class Report:
-    """Collects the problems of one file."""
+    """Collects the problems and notes of one file."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
+        self.notes: list[Note] = []
 
     def add(self, line: int, path: str, what: str, hint: str = "") -> None:
         """One more problem."""
         self.problems.append(Problem(self.file, line, path, what, hint))
+
+    def note(self, line: int, text: str) -> None:
+        """One more thing to know that is no fault."""
+        self.notes.append(Note(self.file, line, text))
 
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """`node` is not what the language wants at `path`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vipd.declaration.nodes import Scalar, other_meaning
 from vipd.declaration.notation import duration_text
@@ -11,6 +11,9 @@ from vipd.model import (
     DEFAULT_AFFINITY_SECONDS,
     Affinity,
     Backend,
+    BackendState,
+    ExternalAddress,
+    Policy,
     Refusal,
     Service,
     ServicePort,
@@ -27,10 +30,18 @@ def service_to_spec(service: Service) -> dict[str, object]:
     spec: dict[str, object] = {}
     if service.name != str(service.frontends()[0]):
         spec["name"] = service.name
-    spec["address"] = service.addresses[0] if len(service.addresses) == 1 else list(service.addresses)
+    if service.addresses:
+        spec["address"] = _one_or_list(service.addresses)
+    spec |= _external_spec(service)
     spec["ports"] = [_port_spec(port) for port in service.ports]
     if service.backends:
         spec["backends"] = [_backend_spec(backend) for backend in service.backends]
+    spec |= _policy_spec(service)
+    return spec
+
+
+def _policy_spec(service: Service) -> dict[str, object]:
+    spec: dict[str, object] = {}
     if service.affinity is not None:
         spec["affinity"] = _affinity_spec(service.affinity)
     if service.masquerade is not None:
@@ -38,28 +49,68 @@ def service_to_spec(service: Service) -> dict[str, object]:
     fallback = _fallback_spec(service)
     if fallback is not None:
         spec["fallback"] = fallback
+    policies = {"internal": service.internal_policy, "external": service.external_policy}
+    traffic = {key: policy.value for key, policy in policies.items() if policy is not Policy.CLUSTER}
+    if traffic:
+        spec["traffic_policy"] = traffic
+    if service.health_port is not None:
+        spec["health_port"] = service.health_port
     return spec
 
 
+def _external_spec(service: Service) -> dict[str, object]:
+    spec: dict[str, object] = {}
+    for key, load_balancer in (("external_addresses", False), ("load_balancer_addresses", True)):
+        found = [
+            _external_address_spec(e) for e in service.external_addresses if e.load_balancer is load_balancer
+        ]
+        if found:
+            spec[key] = _one_or_list(found)
+    if service.allow_from:
+        spec["allow_from"] = _one_or_list(service.allow_from)
+    return spec
+
+
+def _external_address_spec(external: ExternalAddress) -> object:
+    if external.allow_from is None:
+        return external.address
+    return {
+        "address": external.address,
+        "allow_from": _one_or_list(external.allow_from) if external.allow_from else "any",
+    }
+
+
+def _one_or_list(values: Sequence[object]) -> object:
+    return values[0] if len(values) == 1 else list(values)
+
+
 def _port_spec(port: ServicePort) -> object:
-    if not port.name and port.target is None:
+    if not port.name and port.target is None and port.node_port is None:
         return str(port)
     spec: dict[str, object] = {"name": port.name} if port.name else {}
     spec |= {"port": port.port, "protocol": port.protocol.value}
     if port.target is not None:
         spec["target"] = port.target
+    if port.node_port is not None:
+        spec["node_port"] = port.node_port
     return spec
 
 
 def _backend_spec(backend: Backend) -> object:
-    if backend.port is None and backend.weight == 1:
-        return backend.address
     spec: dict[str, object] = {"address": backend.address}
     if backend.port is not None:
         spec["port"] = backend.port
+    if backend.ports:
+        spec["ports"] = dict(backend.ports)
     if backend.weight != 1:
         spec["weight"] = backend.weight
-    return spec
+    if backend.state is not BackendState.UP:
+        spec["state"] = backend.state.value
+    if backend.node:
+        spec["node"] = backend.node
+    if backend.zones:
+        spec["zone"] = _one_or_list(backend.zones)
+    return backend.address if len(spec) == 1 else spec
 
 
 def _affinity_spec(affinity: Affinity) -> object:
@@ -96,7 +147,7 @@ def format_declaration(services: Iterable[Service]) -> str:
 
 def _inline(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_inline(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_inline(key)}: {_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
     if isinstance(value, int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from ipaddress import AddressValueError, IPv6Address
+from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
 from vipd.model import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort
@@ -24,6 +24,7 @@ _IPV4 = re.compile(_IPV4_TEXT)
 _IPV4_BACKEND = re.compile(rf"({_IPV4_TEXT})(?::([1-9][0-9]{{0,4}}))?(?:@(0|[1-9][0-9]{{0,4}}))?")
 _IPV4_LIKE = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _HOST_NAME = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]+")
+_PREFIX_LENGTH = re.compile(r"0|[1-9][0-9]{0,2}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _DURATION = re.compile(r"(0|[1-9][0-9]{0,17})([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -60,6 +61,23 @@ def parse_address(text: str) -> str:
         what = f"{shown(text)} is an IPv4-mapped IPv6 address"
         raise NotationError(what, f"write the IPv4 address {address.ipv4_mapped}")
     return str(address)
+
+
+def parse_network(text: str, *, mask: bool = False) -> str:
+    """A network as `ADDR/LENGTH` in its canonical spelling. Host bits are refused, or cleared with `mask`."""
+    base, slash, length = text.partition("/")
+    address = parse_address(base)
+    most = 128 if ":" in address else 32
+    if not slash:
+        hint = f"write {address}/{most} for this address alone"
+        raise NotationError(f"{shown(text)} has no prefix length", hint)
+    if not _PREFIX_LENGTH.fullmatch(length) or int(length) > most:
+        hint = f"a whole number from 0 to {most} after the slash"
+        raise NotationError(f"{shown(text)} has no usable prefix length", hint)
+    network = str(ip_network(f"{address}/{length}", strict=False))
+    if not mask and network != f"{address}/{length}":
+        raise NotationError(f"{shown(text)} has bits set beyond its prefix", f"write {network}")
+    return network
 
 
 def parse_port(text: str) -> ServicePort:

@@ -127,11 +127,6 @@ FALLBACK_KEYS = ("backends",)
 CHECK_KEYS = ("type",)
 
 UNSUPPORTED_KEYS = (
-    "node_port",
-    "external_addresses",
-    "allow_from",
-    "traffic_policy",
-    "health_port",
     "respond_to_ping",
     "on_remove",
     "slow_start",

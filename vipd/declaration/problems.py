@@ -27,6 +27,18 @@ class Problem:
         return f"{text}; {self.hint}" if self.hint else text
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Note:
+    """Something that is no fault but that its author may not expect. Its text is `file:line: note: text`."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: note: {self.text}"
+
+
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """What one file, or one document of the store, declares.
@@ -37,6 +49,8 @@ class Declaration:
 
     services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """What was left out of Kubernetes objects, and why."""
 
     @property
     def ok(self) -> bool:

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from vipd.declaration.backend_reader import read_backends
+from vipd.declaration.external_reader import (
+    check_allowed,
+    read_allow_from,
+    read_external_addresses,
+    read_traffic_policy,
+)
 from vipd.declaration.fields import (
     Placed,
     Report,
@@ -21,48 +27,50 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.notation import (
-    MAX_PORT,
-    parse_address,
-    parse_port,
-    parse_protocol,
-    shown,
-)
-from vipd.declaration.policy_reader import DEFAULTS_KEYS, UNSUPPORTED_KEYS, Policy, read_check
+from vipd.declaration.notation import MAX_PORT, parse_address, shown
+from vipd.declaration.policy_reader import DEFAULTS_KEYS, UNSUPPORTED_KEYS, read_check
+from vipd.declaration.policy_reader import Policy as DefaultPolicy
+from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
     check_backends,
+    check_host_ports,
     check_vip,
     unique_addresses,
     unique_ports,
 )
-from vipd.model import (
-    Backend,
-    Frontend,
-    Origin,
-    Protocol,
-    Service,
-    ServicePort,
-    family_of,
-)
+from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
-_PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
 
 
 @dataclass(slots=True)
-class _Draft(Policy):
+class _Draft(DefaultPolicy):
     """A service as far as it is read."""
 
     name: Placed[str] | None = None
     addresses: list[Placed[str]] = field(default_factory=list)
     ports: list[Placed[ServicePort]] = field(default_factory=list)
     backends: list[Placed[Backend]] = field(default_factory=list)
+    external: list[Placed[ExternalAddress]] = field(default_factory=list)
+    load_balancer: list[Placed[ExternalAddress]] = field(default_factory=list)
+    allow_from: Placed[tuple[str, ...]] | None = None
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    node_port: Placed[int] | None = None
+    health_port: Placed[int] | None = None
+
+    def claimed(self) -> list[Placed[str]]:
+        """Every address, those for inside first."""
+        outside = [*self.external, *self.load_balancer]
+        return [*self.addresses, *(Placed(e.value.address, e.line, e.path) for e in outside)]
 
 
 _ServiceKey: TypeAlias = Callable[[Report, _Draft, Node, str], None]
 
 
-def read_service(report: Report, node: Node, path: str, defaults: Policy, origin: Origin) -> Service | None:
+def read_service(
+    report: Report, node: Node, path: str, defaults: DefaultPolicy, origin: Origin
+) -> Service | None:
     """One service, or None when it lacks a readable address or port. Every fault of it is reported."""
     draft = _Draft(defaults.affinity, defaults.masquerade, defaults.refusal, defaults.fallback)
     if not isinstance(node, Mapping):
@@ -71,23 +79,53 @@ def read_service(report: Report, node: Node, path: str, defaults: Policy, origin
     prefix = f"{path}." if path else ""
     for key, value in known_keys(report, node, path, SERVICE_KEYS, UNSUPPORTED_KEYS):
         SERVICE_KEYS[key](report, draft, value, prefix + key)
-    for key in ("address", "ports"):
-        if key not in node.items:
-            report.add(node.line, path, f"{key} is missing", f"every service needs {key}")
-    if not draft.addresses or not draft.ports:
+    if not _ADDRESS_KEYS & node.items.keys():
+        report.add(node.line, path, "address is missing", "every service needs address")
+    if "ports" not in node.items:
+        report.add(node.line, path, "ports is missing", "every service needs ports")
+    claimed = draft.claimed()
+    if not claimed or not draft.ports:
         return None
+    _settle(report, draft, unique_addresses(report, claimed))
     return _finish(report, draft, origin)
 
 
-def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
-    fallback = list(draft.fallback)
+def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
+    """Bring the parts of a draft together, and report what they cannot be together."""
+    places = {address.path for address in claimed}
+    draft.external = [e for e in (*draft.external, *draft.load_balancer) if e.path in places]
+    draft.load_balancer = []
+    check_allowed(report, draft.external, draft.allow_from)
+    if draft.node_port is not None:
+        _settle_node_port(report, draft, draft.node_port)
+    check_host_ports(report, draft.ports, draft.health_port)
     if not draft.own_fallback:
-        families = {family_of(address.value) for address in draft.addresses}
-        fallback = [backend for backend in fallback if family_of(backend.value.address) in families]
-    check_backends(report, draft.backends, draft.addresses, draft.ports)
-    check_backends(report, fallback, draft.addresses, draft.ports)
+        families = {family_of(address.value) for address in claimed}
+        draft.fallback = tuple([b for b in draft.fallback if family_of(b.value.address) in families])
+    outside = [family_of(e.value.address) for e in draft.external]
+    check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
+    check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
+
+
+def _settle_node_port(report: Report, draft: _Draft, node_port: Placed[int]) -> None:
+    """A node port of the whole service is that of its only port."""
+    port = draft.ports[0]
+    if len(draft.ports) > 1:
+        what = f"node_port fits a service with one port; this one has {len(draft.ports)}"
+        example = (
+            f"{{port: {port.value.port}, protocol: {port.value.protocol}, node_port: {node_port.value}}}"
+        )
+        report.add(node_port.line, node_port.path, what, f"say it of a port: {example}")
+    elif port.value.node_port:
+        what = f"a node port is already said in {port.earlier(node_port.line)}"
+        report.add(node_port.line, node_port.path, what, "remove one of them")
+    else:
+        draft.ports = [port._replace(value=replace(port.value, node_port=node_port.value))]
+
+
+def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
     first = draft.ports[0].value
-    default_name = str(Frontend(draft.addresses[0].value, first.port, first.protocol))
+    default_name = str(Frontend(draft.claimed()[0].value, first.port, first.protocol))
     return Service(
         name=_name(report, draft.name, default_name),
         addresses=tuple([address.value for address in draft.addresses]),
@@ -96,7 +134,12 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         affinity=draft.affinity,
         masquerade=draft.masquerade,
         refusal=draft.refusal,
-        fallback=tuple([backend.value for backend in fallback]),
+        fallback=tuple([backend.value for backend in draft.fallback]),
+        external_addresses=tuple([external.value for external in draft.external]),
+        allow_from=draft.allow_from.value if draft.allow_from else (),
+        internal_policy=draft.internal_policy,
+        external_policy=draft.external_policy,
+        health_port=draft.health_port.value if draft.health_port else None,
         origin=origin,
     )
 
@@ -134,64 +177,57 @@ def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
     draft.addresses = unique_addresses(report, found)
 
 
-def _read_ports(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    items = one_or_more(node, path)
-    if not items:
-        report.add(node.line, path, "the list is empty", "every service needs a port, like 53/udp")
-    found = []
-    for place, item in items:
-        port = (
-            _read_port_mapping(report, item, place)
-            if isinstance(item, Mapping)
-            else read_notation(report, item, place, parse_port, "a port like 53/udp or a mapping")
-        )
-        if port is not None:
-            found.append(Placed(port, item.line, place))
-    draft.ports = unique_ports(report, found)
-
-
-def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort | None:
-    values: dict[str, Node] = dict(known_keys(report, node, path, PORT_KEYS))
-    name = _read_port_name(report, values["name"], f"{path}.name") if "name" in values else ""
-    protocol: Protocol | None = Protocol.TCP
-    if "protocol" in values:
-        place = f"{path}.protocol"
-        protocol = read_notation(report, values["protocol"], place, parse_protocol, "tcp, udp or sctp")
-    target = None
-    if "target" in values:
-        target = read_integer(report, values["target"], f"{path}.target", 1, MAX_PORT)
-    if "port" not in values:
-        report.add(node.line, path, "port is missing", "write {port: 53, protocol: udp}")
-        return None
-    port = read_integer(report, values["port"], f"{path}.port", 1, MAX_PORT)
-    if port is None or protocol is None:
-        return None
-    return ServicePort(port, protocol, name, None if target == port else target)
-
-
-def _read_port_name(report: Report, node: Node, path: str) -> str:
-    text = read_text(report, node, path, "a name")
-    if text is None:
-        return ""
-    if _PORT_NAME.fullmatch(text):
-        return text
-    hint = "1 to 63 of a-z 0-9 - with at least one letter"
-    report.add(node.line, path, f"{shown(text)} is not a port name", hint)
-    return ""
-
-
 def _read_backends(report: Report, draft: _Draft, node: Node, path: str) -> None:
     draft.backends = read_backends(report, node, path)
 
+
+def _read_ports(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.ports = unique_ports(report, read_ports(report, node, path))
+
+
+def _read_external(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.external = read_external_addresses(report, node, path, load_balancer=False)
+
+
+def _read_load_balancer(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.load_balancer = read_external_addresses(report, node, path, load_balancer=True)
+
+
+def _read_allow_from(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.allow_from = Placed(read_allow_from(report, node, path), node.line, path)
+
+
+def _read_traffic_policy(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.internal_policy, draft.external_policy = read_traffic_policy(report, node, path)
+
+
+def _read_node_port(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.node_port = _read_host_port(report, node, path)
+
+
+def _read_health_port(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.health_port = _read_host_port(report, node, path)
+
+
+def _read_host_port(report: Report, node: Node, path: str) -> Placed[int] | None:
+    number = read_integer(report, node, path, 1, MAX_PORT)
+    return None if number is None else Placed(number, node.line, path)
+
+
+_ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 
 SERVICE_KEYS: dict[str, _ServiceKey] = {
     "name": _read_name,
     "address": _read_address,
     "ports": _read_ports,
     "backends": _read_backends,
+    "external_addresses": _read_external,
+    "load_balancer_addresses": _read_load_balancer,
+    "allow_from": _read_allow_from,
+    "node_port": _read_node_port,
+    "health_port": _read_health_port,
+    "traffic_policy": _read_traffic_policy,
     **DEFAULTS_KEYS,
     "check": read_check,
 }
 """The keys of a service."""
-
-PORT_KEYS = ("name", "port", "protocol", "target")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv6Address
 
 from vipd.declaration.fields import Placed, Report
-from vipd.model import Backend, Family, ServicePort, family_of, socket_text
+from vipd.declaration.notation import shown
+from vipd.model import Backend, Family, Frontend, Protocol, ServicePort, family_of, socket_text
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 
@@ -111,15 +112,43 @@ def unique_ports(report: Report, ports: Iterable[Placed[ServicePort]]) -> list[P
     return kept
 
 
+def check_host_ports(
+    report: Report, ports: Sequence[Placed[ServicePort]], health_port: Placed[int] | None
+) -> None:
+    """Report ports of the host that the service takes twice: as node ports, or as its health port."""
+    first: dict[tuple[int, Protocol], Placed[ServicePort]] = {}
+    for port in ports:
+        if port.value.node_port is None:
+            continue
+        twin = first.setdefault((port.value.node_port, port.value.protocol), port)
+        if twin is not port:
+            what = f"{_host_port(port.value.node_port, port.value.protocol)} is already that of"
+            report.add(port.line, port.path, f"{what} {twin.earlier(port.line)}", "choose another node port")
+    taken = first.get((health_port.value, Protocol.TCP)) if health_port else None
+    if health_port and taken:
+        what = f"{_host_port(health_port.value, Protocol.TCP)} is already that of"
+        hint = "choose another health port"
+        report.add(health_port.line, health_port.path, f"{what} {taken.earlier(health_port.line)}", hint)
+
+
+def _host_port(number: int, protocol: Protocol) -> str:
+    return str(Frontend("", number, protocol))
+
+
 def check_backends(
     report: Report,
     backends: Sequence[Placed[Backend]],
     addresses: Sequence[Placed[str]],
     ports: Sequence[Placed[ServicePort]],
+    outside: Iterable[Family] = (),
 ) -> None:
-    """Report backends of a family the service lacks, twins, and backends that are the service itself."""
+    """Report backends of a family the service lacks, twins, and backends that are the service itself.
+
+    `addresses` are those for inside; `outside` are the families of the external ones. Those do not count as
+    the service itself: an external address may be a host's own, whose server is then a sound backend.
+    """
     own = {address.value for address in addresses}
-    families = {family_of(address) for address in own}
+    families = {*(family_of(address) for address in own), *outside}
     seen = {backend.value.address for backend in backends}
     if len(families) < 2:
         _check_families(report, backends, families)
@@ -127,6 +156,17 @@ def check_backends(
         _check_twins(report, backends, [port.value for port in ports])
     if not seen.isdisjoint(own):
         _check_loops(report, backends, own, [port.value for port in ports])
+    if any(backend.value.ports for backend in backends):
+        _check_port_names(report, backends, [port.value.name for port in ports if port.value.name])
+
+
+def _check_port_names(report: Report, backends: Sequence[Placed[Backend]], names: Sequence[str]) -> None:
+    for backend in backends:
+        for name, _ in backend.value.ports:
+            if name not in names:
+                what = f"the service has no port named {shown(name)}"
+                hint = f"its named ports: {', '.join(names)}" if names else "give its ports names"
+                report.add(backend.line, f"{backend.path}.ports", what, hint)
 
 
 def _check_families(report: Report, backends: Sequence[Placed[Backend]], families: set[Family]) -> None:
@@ -144,15 +184,11 @@ def _name(family: Family) -> str:
     return "IPv6" if family is Family.IPV6 else "IPv4"
 
 
-def _resolved(backend: Backend, port: ServicePort) -> int:
-    """The port that a backend is reached at for a service port: its own, else the target, else the same."""
-    return backend.port or port.target or port.port
-
-
 def _check_twins(report: Report, backends: Sequence[Placed[Backend]], ports: Sequence[ServicePort]) -> None:
     first: dict[tuple[str, str, int], Placed[Backend]] = {}
     for backend in backends:
-        reached = [(backend.value.address, str(port), _resolved(backend.value, port)) for port in ports]
+        numbers = [(str(port), backend.value.port_for(port)) for port in ports]
+        reached = [(backend.value.address, port, number) for port, number in numbers if number]
         earlier = next((first[key] for key in reached if key in first), None)
         if earlier is None:
             first.update(dict.fromkeys(reached, backend))
@@ -169,10 +205,10 @@ def _check_loops(
     for backend in backends:
         if backend.value.address not in own:
             continue
-        looping = [p for p in ports if (_resolved(backend.value, p), p.protocol) in frontends]
+        reached = [Frontend(backend.value.address, backend.value.port_for(p) or 0, p.protocol) for p in ports]
+        looping = [frontend for frontend in reached if frontend[1:] in frontends]
         if looping:
-            reached = socket_text(backend.value.address, _resolved(backend.value, looping[0]))
-            what = f"{reached}/{looping[0].protocol} is the service itself: a loop"
+            what = f"{looping[0]} is the service itself: a loop"
             report.add(
                 backend.line, backend.path, what, "name the address and port that the server listens on"
             )

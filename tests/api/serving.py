@@ -1,0 +1,142 @@
+"""The real API server on a UNIX socket, with the real sources and a fake dataplane beneath."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, UnixConnector, web
+from yarl import URL
+
+from tests.fake_dataplane import FakeDataplane, FakeSurroundings
+from tests.samples import HEAD
+from vipd.api.peers import Permission, bind_socket
+from vipd.api.server import Served, application
+from vipd.reconciler import Reconciler
+from vipd.sources.files import FileSource
+from vipd.sources.store import StoreSource
+
+PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and decoded body."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind of error; empty when it is none."""
+        return str(self.body.get("error", {}).get("kind", ""))
+
+
+@dataclass(slots=True)
+class Api:
+    """A served API in a directory of its own, and a client of it."""
+
+    root: Path
+    dataplane: FakeDataplane = field(default_factory=FakeDataplane)
+    session: ClientSession = field(init=False)
+    files: FileSource = field(init=False)
+    store: StoreSource = field(init=False)
+    reconciler: Reconciler = field(init=False)
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.root / "vipd.sock"
+
+    @property
+    def services_dir(self) -> Path:
+        """The files' directory."""
+        return self.root / "services.d"
+
+    @property
+    def store_path(self) -> Path:
+        """The store's file."""
+        return self.root / "services.yaml"
+
+    def wire(self) -> None:
+        """Make the objects, as the daemon does."""
+        self.services_dir.mkdir(exist_ok=True)
+        self.files = FileSource(self.services_dir, self.root / "accepted")
+        self.files.scan()
+        self.store = StoreSource(self.store_path)
+        self.store.load()
+        sources = (self.files, self.store)
+        self.reconciler = Reconciler(sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC))
+
+    async def rescan(self) -> None:
+        """Read the sources anew."""
+        await asyncio.to_thread(self.files.scan)
+        self.store.reload()
+
+    def declare(self, name: str, *blocks: str) -> None:
+        """Write a file of declarations."""
+        (self.services_dir / name).write_text(HEAD + "".join(blocks))
+
+    def stored(self) -> set[str]:
+        """What is on disk: the names that a restarted store would read."""
+        store = StoreSource(self.store_path)
+        store.load()
+        assert store.faults() == (), "the store's own file must always be a good declaration"
+        return set(store.services)
+
+    async def ask(self, method: str, path: str, body: object = None, data: bytes | None = None) -> Answer:
+        """One request; `path` is sent as it stands."""
+        sent = {"data": data} if data is not None else {} if body is None else {"json": body}
+        url = URL(f"http://vipd{path}", encoded=True)
+        async with self.session.request(method, url, **sent) as response:  # type: ignore[arg-type]  # one of two
+            assert response.content_type == "application/json", await response.text()
+            answer = Answer(response.status, await response.json())
+        assert answer.body["apiVersion"] == "vipd/v1"
+        assert ("error" in answer.body) == (answer.status != 200)
+        return answer
+
+    async def add(self, spec: object) -> Answer:
+        """POST /v1/services."""
+        return await self.ask("POST", "/v1/services", {"service": spec})
+
+
+@contextlib.asynccontextmanager
+async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
+    about = {"version": "0", "pid": 1, "started": "2026-01-01T00:00:00Z", "settings": {"chain_prefix": "VIPD"}}
+    served = Served(api.reconciler, api.dataplane, (api.files, api.store), api.store, api.rescan, about)
+    runner = web.AppRunner(application(served, permission), access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    loop = asyncio.create_task(api.reconciler.run())
+    try:
+        await web.SockSite(runner, bind_socket(api.socket, "no-such-group")).start()
+        await api.reconciler.settled(api.reconciler.wake(), 5)
+        async with ClientSession(connector=UnixConnector(str(api.socket))) as api.session:
+            yield
+    finally:
+        loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loop
+        await runner.cleanup()
+
+
+def served(story: Callable[[Api], Awaitable[None]], prepare: Callable[[Api], None] | None = None) -> None:
+    """Run a story beside a served API; `prepare` may lay out files before it starts."""
+
+    async def run(root: Path) -> None:
+        api = Api(root)
+        api.services_dir.mkdir()
+        if prepare:
+            prepare(api)
+        api.wire()
+        async with _served(api, Permission("no-such-group")):
+            await story(api)
+
+    # Not the test's own directory: a socket's path must be shorter than 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
+        asyncio.run(asyncio.wait_for(run(Path(directory)), PATIENCE_SECONDS))

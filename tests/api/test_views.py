@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.api.serving import Api, served
+from vipd.api.views import time_text
+
+BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
+
+
+def view_of(spec: dict[str, object]) -> dict[str, Any]:
+    """The ServiceView of a service that was added."""
+    views: list[dict[str, Any]] = []
+
+    async def story(api: Api) -> None:
+        assert (await api.add({**BASE, **spec})).status == 200
+        views.append((await api.ask("GET", "/v1/services/dns")).body["service"])
+
+    served(story)
+    return views[0]
+
+
+def test_times_are_rfc_3339_in_utc() -> None:
+    assert time_text(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == "2026-01-02T03:04:05Z"
+    assert time_text(None) is None
+
+
+def test_a_service_shows_who_owns_it_and_how_flows_are_shared() -> None:
+    view = view_of({"backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}]})
+    assert (view["name"], view["owner"], view["origin"]["source"]) == ("dns", "cli", "cli")
+    assert view["status"] == {"state": "ok", "message": "", "ready": 2, "backends": 2}
+    (forwarding,) = view["forwardings"]
+    assert forwarding["frontends"] == ["10.96.0.10:53/udp"]
+    assert (forwarding["protocol"], forwarding["family"]) == ("udp", "ipv4")
+    assert forwarding["masquerade"] == "forwarded"
+    assert forwarding["affinity_seconds"] is None
+    assert forwarding["chain"] == "SVC-dns"
+    first, second = forwarding["endpoints"]
+    assert first["endpoint"] == "10.244.0.5:53"
+    assert first["share"] == pytest.approx(1 / 3, abs=1e-4)
+    assert second["share"] == pytest.approx(2 / 3, abs=1e-4)
+    assert (second["weight"], second["ready"], second["reason"]) == (2, True, "")
+    assert second["chain"] == "SEP-10.244.2.21:53"
+
+
+def test_the_owner_of_a_files_service_is_the_file() -> None:
+    async def story(api: Api) -> None:
+        (view,) = (await api.ask("GET", "/v1/services")).body["services"]
+        path = str(api.services_dir / "a.yaml")
+        assert view["owner"] == f"file:{path}"
+        assert view["origin"] == {"source": "file", "path": path, "line": 3}
+
+    served(story, lambda api: api.declare("a.yaml", "  - {address: 10.96.0.10, ports: [53]}\n"))
+
+
+def test_a_backend_of_weight_zero_is_not_ready_and_says_why() -> None:
+    view = view_of({"backends": ["10.244.0.5", {"address": "10.244.0.6", "weight": 0}]})
+    assert (view["status"]["ready"], view["status"]["backends"]) == (1, 2)
+    ready = {e["address"]: (e["ready"], e["reason"], e["share"]) for e in view["forwardings"][0]["endpoints"]}
+    assert ready == {"10.244.0.5": (True, "", 1.0), "10.244.0.6": (False, "weight 0", 0.0)}
+
+
+def test_a_service_whose_backends_all_have_weight_zero_says_that() -> None:
+    view = view_of({"backends": [{"address": "10.244.0.6", "weight": 0}]})
+    assert view["status"]["state"] == "no-backends"
+    assert view["forwardings"][0]["endpoints"][0]["reason"] == "weight 0"
+
+
+def test_a_service_without_backends_says_which_flows_are_refused() -> None:
+    view = view_of({})
+    assert view["status"]["state"] == "no-backends"
+    assert "10.96.0.10:53/udp" in view["status"]["message"]
+    assert view["forwardings"][0]["endpoints"] == []
+
+
+def test_a_fallback_at_rest_is_not_said_to_have_weight_zero() -> None:
+    view = view_of({"backends": ["10.244.0.5"], "fallback": {"backends": ["10.244.9.9"]}})
+    (spare,) = [e for e in view["forwardings"][0]["endpoints"] if e["address"] == "10.244.9.9"]
+    assert not spare["ready"]
+    assert spare["weight"] == 1
+    assert spare["reason"]
+    assert spare["reason"] != "weight 0"
+
+
+def test_a_serving_fallback_does_not_count_as_a_ready_backend() -> None:
+    spec = {"backends": [{"address": "10.244.0.5", "weight": 0}], "fallback": {"backends": ["10.244.9.9"]}}
+    view = view_of(spec)
+    assert (view["status"]["state"], view["status"]["ready"]) == ("ok", 0)
+    spare = next(e for e in view["forwardings"][0]["endpoints"] if e["address"] == "10.244.9.9")
+    assert spare["ready"]

@@ -1,0 +1,1 @@
+"""Measurements, printed and never asserted: `sudo .venv/bin/python -m tests.bench`."""

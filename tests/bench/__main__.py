@@ -1,0 +1,129 @@
+"""How long the things take that a user waits for. Prints medians of several rounds, with the spread.
+
+    sudo .venv/bin/python -m tests.bench [--services 10000]
+
+Runs in network namespaces of its own. Figures move between machines and hours: compare within one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench.declarations import many_services
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab, Wiring
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.plan import Installed, make_plan
+from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.declaration.native import parse_declaration
+from vipd.model import Family, Forwarding, Service
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import load_settings
+
+ROUNDS = 7
+LOAD_SECONDS = 600.0
+VIPCTL = Path(sys.executable).with_name("vipctl")
+
+
+def main() -> None:
+    """Run every measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--services", type=int, default=10_000, help="services in the large declaration")
+    services = parser.parse_args().services
+    print(f"{'what':<58} {'median':>9} {'min':>9} {'max':>9}")
+    _measure_compile(services)
+    with Lab(Wiring(backends=2)) as lab:
+        lab.serve_everywhere(8080)
+        with Daemon(lab.host) as daemon:
+            _measure_commands(lab, daemon)
+    with Lab(Wiring(backends=2)) as lab:
+        _measure_full_load(lab, services)
+
+
+def _measure_compile(count: int) -> None:
+    text, size = many_services(count), f"{count} services x 5"
+    policy = SelectionPolicy.of(load_settings(), ())
+    _report(f"parse {size}", 3, lambda: parse_declaration(text, "bench.yaml"))
+    services = parse_declaration(text, "bench.yaml").services
+    _report(f"choose and compile {size}", 3, lambda: _compiled(services, policy))
+    ruleset = _compiled(services, policy)
+    _report(f"plan {size} from nothing", 3, lambda: _planned(ruleset))
+
+
+def _compiled(services: tuple[Service, ...], policy: SelectionPolicy) -> Ruleset:
+    ruleset = Ruleset(RuleOptions(Family.IPV4))
+    for forwarding in _forwardings(services, policy):
+        ruleset.update(forwarding.key, forwarding)
+    return ruleset
+
+
+def _forwardings(services: tuple[Service, ...], policy: SelectionPolicy) -> list[Forwarding]:
+    return [forwarding for service in services for forwarding in choose(service, policy)]
+
+
+def _planned(ruleset: Ruleset) -> None:
+    make_plan(ruleset.whole(()), Installed(), ruleset.options.names)
+
+
+def _measure_commands(lab: Lab, daemon: Daemon) -> None:
+    environment = {"VIPD_SOCKET": str(daemon.socket), "PATH": "/usr/bin:/bin"}
+    listing = [str(VIPCTL), "list"]
+    _report(
+        "vipctl list, whole process",
+        ROUNDS,
+        lambda: subprocess.run(listing, env=environment, capture_output=True, check=True),
+    )
+    numbers = iter(range(1, 200))
+
+    def add_and_connect() -> None:
+        vip = f"10.96.9.{next(numbers)}"
+        daemon.vipctl("add", f"{vip}:80/tcp", *(f"{b.ipv4}:8080" for b in lab.backends))
+        lab.client.send(vip, 80).all_answered()
+
+    _report("vipctl add to the end of the first connection", ROUNDS, add_and_connect)
+
+
+def _measure_full_load(lab: Lab, count: int) -> None:
+    """From a cold start on a file to `in-sync`, then one changed backend."""
+    text = many_services(count)
+    daemon = Daemon(lab.host)
+    daemon.write(text.partition("services:\n")[2])
+    began = time.perf_counter()
+    daemon.start(LOAD_SECONDS)
+    try:
+        _print(f"vipd start to in sync, {count} services x 5", [time.perf_counter() - began])
+        daemon.vipctl("add", "10.250.0.1:80/tcp", "10.244.0.11")
+        weights = iter(range(2, 100))
+        _report(
+            f"one backend changed by vipctl among {count} services",
+            ROUNDS,
+            lambda: daemon.vipctl("set", "10.250.0.1:80/tcp/10.244.0.11", "--weight", str(next(weights))),
+        )
+    finally:
+        daemon.stop()
+
+
+def _report(what: str, rounds: int, action: Callable[[], object]) -> None:
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - began)
+    _print(what, seconds)
+
+
+def _print(what: str, seconds: list[float]) -> None:
+    ordered = sorted(seconds)
+    median = ordered[len(ordered) // 2]
+    print(f"{what:<58} {median:>8.3f}s {ordered[0]:>8.3f}s {ordered[-1]:>8.3f}s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

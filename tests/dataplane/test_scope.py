@@ -1,0 +1,151 @@
+"""How much is written for a change: only the chains it touches, in as few processes as is safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.declared import HTTP, Machine, backends, numbered
+from tests.dataplane.fake_kernel import Block, FakeKernel, target_of
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.plan import BATCH_DELETIONS, BATCH_FORWARDINGS
+from vipd.model import Endpoint, Family, ForwardingKey, Protocol, Service
+
+NAMES = Names("VIPD")
+TWO = ("10.244.0.1", "10.244.0.2")
+
+
+def key(number: int) -> ForwardingKey:
+    return ForwardingKey(f"test/s{number}", "http", Protocol.TCP, Family.IPV4)
+
+
+def leaf_chains(number: int, *addresses: str) -> set[str]:
+    """The service's chain, and those of some of its endpoints."""
+    endpoints = {NAMES.endpoint(key(number), Endpoint(address, 8080)) for address in addresses}
+    return {NAMES.service(key(number)), *endpoints}
+
+
+def touched(blocks: list[Block]) -> set[str]:
+    return set().union(*(block.chains for block in blocks))
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    return FakeKernel()
+
+
+@pytest.fixture
+def fifty(kernel: FakeKernel, tmp_path: Path) -> Machine:
+    """Fifty services of two backends are in the kernel, and what was logged about it is forgotten."""
+    machine = Machine(kernel.run, tmp_path)
+    machine.become(numbered(i, *TWO) for i in range(50))
+    kernel.blocks.clear()
+    kernel.processes.clear()
+    return machine
+
+
+def services(**changed: Service) -> list[Service]:
+    return [changed.get(f"s{i}", numbered(i, *TWO)) for i in range(50)]
+
+
+def test_first_load_of_fifty_is_one_restore(kernel: FakeKernel, tmp_path: Path) -> None:
+    Machine(kernel.run, tmp_path).become(services())
+    assert kernel.count("-restore") == 1
+
+
+def test_changing_one_backend_touches_that_service_only(kernel: FakeKernel, fifty: Machine) -> None:
+    fifty.become(services(s7=numbered(7, "10.244.0.1", "10.244.0.3")))
+    assert touched(kernel.blocks) == leaf_chains(7, "10.244.0.2", "10.244.0.3")
+    assert kernel.count("-restore") == len(kernel.processes) == 1
+
+
+def test_changing_a_weight_touches_the_ladder_only(kernel: FakeKernel, fifty: Machine) -> None:
+    fifty.become(services(s7=numbered(7, "10.244.0.1@2", "10.244.0.2")))
+    assert touched(kernel.blocks) == leaf_chains(7)
+
+
+def test_adding_a_service_touches_the_dispatch_and_its_own(kernel: FakeKernel, fifty: Machine) -> None:
+    fifty.become([*services(), numbered(50, *TWO)])
+    assert touched(kernel.blocks) == {"VIPD-SERVICES"} | leaf_chains(50, *TWO)
+    assert kernel.count("-restore") == len(kernel.processes) == 1
+
+
+def test_removing_a_service_touches_the_dispatch_and_its_own(kernel: FakeKernel, fifty: Machine) -> None:
+    fifty.become(services()[:49])
+    assert touched(kernel.blocks) == {"VIPD-SERVICES"} | leaf_chains(49, *TWO)
+    assert kernel.count("-restore") == len(kernel.processes) == 1
+
+
+def test_losing_the_last_backend_touches_both_dispatches_and_its_own(
+    kernel: FakeKernel, fifty: Machine
+) -> None:
+    fifty.become(services(s7=numbered(7)))
+    assert touched(kernel.blocks) == {"VIPD-SERVICES"} | leaf_chains(7, *TWO)
+    assert {b.table for b in kernel.blocks} == {"nat", "filter"}
+    assert kernel.count("-restore") == 1
+
+
+def test_the_same_again_runs_no_process(kernel: FakeKernel, fifty: Machine) -> None:
+    assert not fifty.become(services())
+    assert not kernel.processes
+
+
+def test_services_of_one_family_leave_the_other_alone(kernel: FakeKernel, fifty: Machine) -> None:
+    fifty.become([*services(), Service("test/six", ("fd00:96::1",), (HTTP,), backends("fd00:244::1"))])
+    assert {b.family for b in kernel.blocks} == {Family.IPV6}
+
+
+class LargeLoad:
+    """600 services of three backends each: 2400 leaf chains."""
+
+    SERVICES = 600
+    BACKENDS = ("10.244.0.1", "10.244.0.2", "10.244.0.3")
+
+    @classmethod
+    def services(cls) -> list[Service]:
+        return [numbered(i, *cls.BACKENDS) for i in range(cls.SERVICES)]
+
+
+def test_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, tmp_path: Path) -> None:
+    Machine(kernel.run, tmp_path).become(LargeLoad.services())
+    batches = [{chain for chain in b.chains if "-SVC-" in chain} for b in kernel.blocks if b.table == "nat"]
+    assert [len(batch) for batch in batches if batch] == [249, 250, 101]  # the first holds the marking chains
+    dispatching = [i for i, b in enumerate(kernel.blocks) if "VIPD-SERVICES" in b.chains and b.table == "nat"]
+    leaves = [i for i, b in enumerate(kernel.blocks) if any("-SVC-" in chain for chain in b.chains)]
+    assert len(dispatching) == 1
+    assert max(leaves) < dispatching[0]
+    assert kernel.count("-restore") >= LargeLoad.SERVICES / BATCH_FORWARDINGS
+
+
+def test_no_block_of_a_large_load_jumps_to_an_unwritten_chain(kernel: FakeKernel, tmp_path: Path) -> None:
+    """Neither to one that does not exist nor to one that is still empty."""
+    seen = []
+
+    def look(block: Block) -> None:
+        chains = kernel.chains("nat")
+        jumps = {target_of(rule) for rules in chains.values() for rule in rules}
+        seen.append(block.number)
+        assert all(chains[target] for target in jumps if "-SVC-" in target or "-SEP-" in target)
+
+    kernel.after_block = look
+    machine = Machine(kernel.run, tmp_path)
+    machine.become(LargeLoad.services())
+    machine.become(numbered(i, "10.244.0.1", "10.244.0.9") for i in range(LargeLoad.SERVICES))
+    assert len(seen) > 4
+
+
+def test_more_chains_than_one_deletion_holds_are_removed(kernel: FakeKernel, tmp_path: Path) -> None:
+    """SEP chains come before the SVC chains that jump to them, in another restore."""
+    machine = Machine(kernel.run, tmp_path)
+    machine.become(LargeLoad.services())
+    assert sum(len(kernel.chains(table)) for table in ("nat", "filter")) > BATCH_DELETIONS
+    machine.become([])
+    assert not any(name.startswith("VIPD-") for table in ("nat", "filter") for name in kernel.chains(table))
+
+
+def test_removing_most_of_a_large_load_leaves_the_rest(kernel: FakeKernel, tmp_path: Path) -> None:
+    machine = Machine(kernel.run, tmp_path)
+    machine.become(LargeLoad.services())
+    machine.become(LargeLoad.services()[:3])
+    assert sum("-SVC-" in name for name in kernel.chains("nat")) == 3

@@ -1,0 +1,287 @@
+"""What may import what, and what no module may do. The last test shows that each check can fail."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+EFFECTS = frozenset({"asyncio", "subprocess", "socket", "os", "time", "random", "logging"})
+CORE = (
+    "vipd.model",
+    "vipd.declaration",
+    "vipd.catalog",
+    "vipd.selection",
+    "vipd.operations",
+    "vipd.dataplane.iptables",
+    "vipd.observe.tracer",
+)
+"""Modules and packages whose results follow from their arguments alone."""
+SHELL_OF_CORE = frozenset(f"vipd.dataplane.iptables.{name}" for name in ("tools", "driver", "removal"))
+"""Modules within those packages that do run programs."""
+
+DAEMON_SIDE = ("vipd.daemon", "vipd.reconciler", "vipd.sources", "vipd.settings", "vipd.dataplane")
+LOCAL_VERBS = frozenset({"vipd.cli.render", "vipd.cli.cleanup"})
+"""Verbs that work without a daemon, so need its parts; the others must start fast and touch nothing here."""
+
+FORBIDDEN_IMPORTS = frozenset({"pickle", "marshal", "shelve"})
+FORBIDDEN_CALLS = frozenset(
+    {
+        "eval",
+        "exec",
+        "yaml.load",
+        "yaml.full_load",
+        "yaml.unsafe_load",
+        "os.system",
+        "os.popen",
+        "subprocess.getoutput",
+        "subprocess.getstatusoutput",
+        "asyncio.create_subprocess_shell",
+    }
+)
+DRAWERS = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+
+
+class Tree:
+    """The parsed modules of a `vipd` package below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.modules = {
+            _module_name(path.relative_to(root)): ast.parse(path.read_text(encoding="utf-8"), str(path))
+            for path in sorted((root / "vipd").rglob("*.py"))
+        }
+        self._imports = {name: frozenset(self._of(name, tree)) for name, tree in self.modules.items()}
+
+    def within(self, *names: str) -> list[str]:
+        """The modules that have one of these names or lie below it."""
+        return [module for module in self.modules if _below(module, names)]
+
+    def reached(self, start: str, past: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+        """Every import made by importing `start`: (importing module, imported); not those made by `past`."""
+        todo, seen = [start], {start}
+        while todo:
+            module = todo.pop()
+            for imported in sorted(self._imports[module]):
+                yield module, imported
+                if imported in self.modules and imported not in seen | past:
+                    seen.add(imported)
+                    todo.append(imported)
+
+    def _of(self, module: str, tree: ast.Module) -> Iterator[str]:
+        yield from _parents(module)
+        for node in _running(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            for name in names:
+                if not name.startswith("vipd") or name in self.modules:
+                    yield name
+                    yield from _parents(name)
+
+
+def impure_core(tree: Tree) -> list[str]:
+    """Effects that the pure core can reach."""
+    return [
+        f"{start}: {module} imports {imported}"
+        for start in tree.within(*CORE)
+        if start not in SHELL_OF_CORE
+        for module, imported in tree.reached(start)
+        if _below(imported, EFFECTS)
+    ]
+
+
+def heavy_cli(tree: Tree) -> list[str]:
+    """Parts of the daemon that a verb which only talks to it can reach."""
+    return [
+        f"{start}: {module} imports {imported}"
+        for start in tree.within("vipd.cli")
+        if start not in LOCAL_VERBS
+        for module, imported in tree.reached(start, past=LOCAL_VERBS)
+        if _below(imported, DAEMON_SIDE)
+    ]
+
+
+def dangerous(tree: Tree) -> list[str]:
+    """Ways to run text from outside as a program."""
+    found = []
+    for name, module in tree.modules.items():
+        for node in ast.walk(module):
+            found += [f"{name}:{node.lineno}: {what}" for what in _dangers(node) if hasattr(node, "lineno")]
+    return found
+
+
+def undocumented(tree: Tree) -> list[str]:
+    """Modules that do not say what they are for."""
+    return [name for name, module in tree.modules.items() if not ast.get_docstring(module)]
+
+
+def drawers(tree: Tree) -> list[str]:
+    """Modules named after nothing."""
+    return [name for name in tree.modules if DRAWERS.intersection(name.split("."))]
+
+
+CHECKS = [impure_core, heavy_cli, dangerous, undocumented, drawers]
+
+Check = Callable[[Tree], list[str]]
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree(ROOT)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_vipd_keeps_to_its_architecture(check: Check, tree: Tree) -> None:
+    assert check(tree) == []
+
+
+def test_every_named_module_exists(tree: Tree) -> None:
+    """A check of a module that was renamed would pass for ever."""
+    for name in (*CORE, *SHELL_OF_CORE, *LOCAL_VERBS, *DAEMON_SIDE):
+        assert name in tree.modules
+
+
+FAULTS: list[tuple[Check, str, str]] = [
+    (impure_core, "model.py", "import os"),
+    (impure_core, "catalog.py", "from time import monotonic"),
+    (impure_core, "selection.py", "import os.path"),
+    (impure_core, "operations.py", "def f():\n    import random"),
+    (impure_core, "dataplane/iptables/plan.py", "from vipd.process import run"),
+    (impure_core, "dataplane/iptables/new_file.py", "import logging"),
+    (impure_core, "observe/tracer/trace.py", "from vipd import process"),
+    (impure_core, "declaration/deep/er.py", "try:\n    import socket\nexcept ImportError:\n    pass"),
+    (impure_core, "dataplane/__init__.py", "import asyncio"),
+    (heavy_cli, "cli/status.py", "import vipd.settings"),
+    (heavy_cli, "cli/main.py", "def f():\n    from vipd.dataplane.iptables import plan"),
+    (heavy_cli, "cli/show.py", "from vipd.api.client import x"),
+    (dangerous, "daemon.py", "import subprocess\nsubprocess.run('ls', shell=True)"),
+    (dangerous, "daemon.py", "import pickle"),
+    (dangerous, "daemon.py", "from pickle import loads"),
+    (dangerous, "daemon.py", "import yaml\nyaml.load('x')"),
+    (dangerous, "daemon.py", "eval('1')"),
+    (dangerous, "daemon.py", "exec('1')"),
+    (dangerous, "daemon.py", "import os\nos.system('ls')"),
+    (undocumented, "daemon.py", ""),
+    (drawers, "api/utils.py", ""),
+    (drawers, "common/__init__.py", ""),
+]
+
+
+@pytest.mark.parametrize(("check", "file", "code"), FAULTS)
+def test_each_check_can_fail(check: Check, file: str, code: str, tmp_path: Path) -> None:
+    _write_sound_tree(tmp_path)
+    assert [fault for each in CHECKS for fault in each(Tree(tmp_path))] == []
+    path = tmp_path / "vipd" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code if check is undocumented else f'"""X."""\n{code}\n')
+    assert check(Tree(tmp_path)) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio",
+        "import typing\nif typing.TYPE_CHECKING:\n    from vipd.process import run",
+        "from vipd import model",
+        "import re",
+    ],
+)
+def test_what_the_core_may_import(code: str, tmp_path: Path) -> None:
+    _write_sound_tree(tmp_path)
+    (tmp_path / "vipd" / "catalog.py").write_text(f'"""X."""\n{code}\n')
+    assert impure_core(Tree(tmp_path)) == []
+
+
+def _write_sound_tree(root: Path) -> None:
+    """A package in which every check passes, with a module for each kind that may do more than others."""
+    files = {
+        "process": "import asyncio",
+        "settings": "import os",
+        "api/client": "from vipd.settings import y",
+        "cli/render": "from vipd.settings import y\nfrom vipd.dataplane.iptables import plan",
+        "cli/main": "from vipd.cli import render",
+        "dataplane/iptables/tools": "from vipd.process import run",
+        "daemon": "import asyncio\nimport yaml\nyaml.safe_load('x')",
+        "model": "import re",
+    }
+    packages = (
+        "",
+        "api",
+        "cli",
+        "dataplane",
+        "dataplane/iptables",
+        "observe",
+        "observe/tracer",
+        "declaration",
+    )
+    for package in packages:
+        files[f"{package}/__init__".lstrip("/")] = ""
+    for name, code in files.items():
+        path = root / "vipd" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'"""X."""\n{code}\n')
+
+
+def _module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _parents(module: str) -> Iterator[str]:
+    """The packages that Python imports before a module of vipd."""
+    while module.startswith("vipd.") and "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _below(module: str, names: frozenset[str] | tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that only a type checker sees."""
+    yield node
+    skipped: list[ast.stmt] = []
+    if isinstance(node, ast.If) and _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        skipped = node.body
+    for child in ast.iter_child_nodes(node):
+        if child not in skipped:
+            yield from _running(child)
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name or attribute; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _dangers(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (f"import {a.name}" for a in node.names if a.name in FORBIDDEN_IMPORTS)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from [f"import {node.module}"] if node.module in FORBIDDEN_IMPORTS else []
+        yield from (
+            f"import {node.module}.{a.name}"
+            for a in node.names
+            if f"{node.module}.{a.name}" in FORBIDDEN_CALLS
+        )
+    elif isinstance(node, ast.Call):
+        yield from [_dotted(node.func)] if _dotted(node.func) in FORBIDDEN_CALLS else []
+        yield from (
+            "shell=" for keyword in node.keywords if keyword.arg == "shell" and not _is_false(keyword)
+        )
+
+
+def _is_false(keyword: ast.keyword) -> bool:
+    return isinstance(keyword.value, ast.Constant) and keyword.value.value is False

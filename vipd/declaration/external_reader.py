@@ -1,0 +1,103 @@
+"""The grammar of external addresses in vipd/v1, of who may use them, and of traffic policies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vipd.declaration.fields import Placed, Report, kind, known_keys, one_or_more, read_choice, read_notation
+from vipd.declaration.nodes import Mapping, Node, Scalar, null
+from vipd.declaration.notation import NotationError, parse_address, parse_network
+from vipd.declaration.service_rules import check_vip
+from vipd.model import ExternalAddress, Family, Policy, family_of
+
+EXTERNAL_KEYS = ("address", "allow_from")
+TRAFFIC_KEYS = ("internal", "external")
+
+_POLICIES = {policy.value: policy for policy in Policy}
+_ANY = "any"
+
+
+def read_external_addresses(
+    report: Report, node: Node, path: str, *, load_balancer: bool
+) -> list[Placed[ExternalAddress]]:
+    """One external address or a list; every item that is none is reported."""
+    items = one_or_more(node, path)
+    if not items:
+        report.add(node.line, path, "the list is empty", "name an address, or remove the key")
+    found = []
+    for place, item in items:
+        external = _read_external_address(report, item, place)
+        if external is not None and check_vip(report, Placed(external.address, item.line, place)):
+            found.append(Placed(replace(external, load_balancer=load_balancer), item.line, place))
+    return found
+
+
+def _read_external_address(report: Report, node: Node, path: str) -> ExternalAddress | None:
+    if not isinstance(node, Mapping):
+        address = read_notation(report, node, path, parse_address, "an IP address or a mapping")
+        return None if address is None else ExternalAddress(address)
+    values: dict[str, Node] = dict(known_keys(report, node, path, EXTERNAL_KEYS))
+    allowed = None
+    if "allow_from" in values:
+        allowed = read_allow_from(report, values["allow_from"], f"{path}.allow_from")
+    if "address" not in values:
+        report.add(node.line, path, "address is missing", "write {address: 203.0.113.10, allow_from: any}")
+        return None
+    address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
+    return None if address is None else ExternalAddress(address, allow_from=allowed)
+
+
+def read_allow_from(report: Report, node: Node, path: str) -> tuple[str, ...]:
+    """One network or a list, or `any`, which is the empty tuple. Networks that repeat are reported."""
+    if isinstance(node, Scalar) and node.text == _ANY:
+        return ()
+    items = one_or_more(node, path)
+    if not items:
+        report.add(node.line, path, "the list is empty", "name a network, or write any")
+    first: dict[str, str] = {}
+    for place, item in items:
+        network = read_notation(report, item, place, _parse_allowed, "a network like 203.0.113.0/24")
+        if network is None:
+            continue
+        if network in first:
+            report.add(item.line, place, f"{network} is already {first[network]}", "remove one of them")
+        first.setdefault(network, place)
+    return tuple(first)
+
+
+def _parse_allowed(text: str) -> str:
+    if text == _ANY:
+        raise NotationError("any stands among networks", "write allow_from: any alone, or leave any out")
+    return parse_network(text)
+
+
+def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[Policy, Policy]:
+    """The policies for traffic from inside and from outside; `cluster` for what is not said."""
+    if isinstance(node, Scalar) and not null(node):
+        word = node.text if node.text in _POLICIES else "local"
+        hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
+        report.add(node.line, path, f"must be a mapping, not {kind(node)}", hint)
+        return Policy.CLUSTER, Policy.CLUSTER
+    values: dict[str, Node] = dict(known_keys(report, node, path, TRAFFIC_KEYS))
+    found = {key: read_choice(report, values[key], f"{path}.{key}", _POLICIES) for key in values}
+    return found.get("internal") or Policy.CLUSTER, found.get("external") or Policy.CLUSTER
+
+
+def check_allowed(
+    report: Report, externals: Sequence[Placed[ExternalAddress]], allowed: Placed[tuple[str, ...]] | None
+) -> None:
+    """Report networks that limit nothing, and limited addresses whose family no network has."""
+    if allowed is not None and not externals:
+        what = "allow_from limits external_addresses; this service has none"
+        report.add(allowed.line, allowed.path, what, "remove allow_from, or add external_addresses")
+    for external in externals:
+        networks = external.value.allow_from
+        if networks is None:
+            networks = allowed.value if allowed else ()
+        family = family_of(external.value.address)
+        if networks and all(family_of(network) is not family for network in networks):
+            address, name = external.value.address, "IPv6" if family is Family.IPV6 else "IPv4"
+            what = f"no network of allow_from is {name}: {address} would be open to all"
+            hint = f"name an {name} network, or write {{address: {address}, allow_from: any}}"
+            report.add(external.line, external.path, what, hint)

@@ -1,0 +1,144 @@
+"""Kubernetes objects as declarations: Service, EndpointSlice, Endpoints and lists of them, as `kubectl` prints them.
+
+They mean what kube-proxy 1.30 makes of them (contract 4). A Service and its endpoints belong together wherever
+they stand in one file, in any order and any document; across files they do not. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from vipd.declaration.fields import Report
+from vipd.declaration.kubernetes_backends import with_backends
+from vipd.declaration.kubernetes_endpoints import EndpointGroup, object_name, read_endpoints, read_slice
+from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
+from vipd.declaration.nodes import Mapping, Node, Scalar
+from vipd.declaration.notation import shown
+from vipd.model import Origin, Service
+
+_GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
+"""The kinds of objects that mean something here, with the API group of each."""
+
+_LISTS = {f"{kind}List": kind for kind in _GROUPS}
+_VERSION = "v1"
+
+
+def is_kubernetes(document: Node, native_version: str) -> bool:
+    """Whether a document is to be read as a Kubernetes object: it has a kind and is not of our own language."""
+    if not isinstance(document, Mapping) or "kind" not in document.items:
+        return False
+    version = document.items.get("apiVersion")
+    return not (isinstance(version, Scalar) and version.text == native_version)
+
+
+@dataclass(slots=True)
+class KubernetesObjects:
+    """The objects of one file, until all are read."""
+
+    report: Report
+    origin: Origin
+    services: list[KubernetesService] = field(default_factory=list)
+    slices: list[EndpointGroup] = field(default_factory=list)
+    endpoints: list[EndpointGroup] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    """Where each object that must be unique stands, by kind and name."""
+    named: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Of each service that endpoints name: what named it first, and where."""
+    known: set[str] = field(default_factory=set)
+    """Services that some object declared, served or not."""
+
+    def read(self, document: Node) -> None:
+        """Take in one document, for which `is_kubernetes` is true."""
+        self._read(Place(self.report, document, document.line, ""))
+
+    def finish(self) -> list[Service]:
+        """Every service with its endpoints. Endpoints objects count where a service has no EndpointSlice."""
+        groups: dict[str, list[EndpointGroup]] = {}
+        for group in self.slices:
+            groups.setdefault(group.service, []).append(group)
+        sliced = set(groups)
+        for group in self.endpoints:
+            if group.service not in sliced:
+                groups.setdefault(group.service, []).append(group)
+        for service, (what, line) in self.named.items():
+            if service not in self.known:
+                self.report.note(line, f"{what} left out: there is no Service {service} in this file")
+        return [with_backends(self.report, s, groups.get(s.service.name, ())) for s in self.services]
+
+    def _read(self, place: Place) -> None:
+        kind = place.at("kind").text()
+        version = place.at("apiVersion").text()
+        if not kind:
+            return
+        if kind == "List" and self._right_version(place, version, kind, ""):
+            self._read_list(place)
+        elif kind in _LISTS and self._right_version(place, version, kind, _GROUPS[_LISTS[kind]]):
+            for item in place.at("items").items():
+                self._take(item, _LISTS[kind])
+        elif kind in _GROUPS and self._right_version(place, version, kind, _GROUPS[kind]):
+            self._take(place, kind)
+        elif kind != "List" and kind not in _GROUPS and kind not in _LISTS:
+            hint = "Service, EndpointSlice, Endpoints, and lists of them"
+            place.at("kind").problem(f"kind {shown(kind)[1:-1]} is not something that vipd serves", hint)
+
+    def _read_list(self, place: Place) -> None:
+        """A list of mixed kinds, as of `kubectl get all`: others are passed over."""
+        others: Counter[str] = Counter()
+        for item in place.at("items").items():
+            kind, version = item.at("kind").text(), item.at("apiVersion").text()
+            group = version.rpartition("/")[0]
+            if kind in _GROUPS and (not version or group == _GROUPS[kind]):
+                if self._right_version(item, version, kind, group):
+                    self._take(item, kind)
+            elif kind:
+                others[kind] += 1
+            else:
+                item.problem("kind is missing", "every object of a List has a kind and an apiVersion")
+        if others:
+            counts = ", ".join(f"{count} {shown(kind)[1:-1]}" for kind, count in others.items())
+            place.note(f"left out of the List: {counts}")
+
+    def _right_version(self, place: Place, version: str, kind: str, group: str) -> bool:
+        wanted = f"{group}/{_VERSION}" if group else _VERSION
+        if version == wanted:
+            return True
+        at = place.at("apiVersion")
+        if at.node is None:
+            place.problem("apiVersion is missing", f"write apiVersion: {wanted}")
+        elif version:
+            at.problem(f"{shown(version)} is not the version of {kind} that vipd reads", f"it reads {wanted}")
+        return False
+
+    def _take(self, place: Place, kind: str) -> None:
+        if place.node is None or not isinstance(place.node, Mapping):
+            place.problem(f"must be a {kind}", "remove it")
+            return
+        if not self._first(place, kind):
+            return
+        if kind == "Service":
+            self.known.add(object_name(place))
+            service = read_kubernetes_service(place, replace(self.origin, line=place.line))
+            if service is not None:
+                self.services.append(service)
+            return
+        groups = read_endpoints(place) if kind == "Endpoints" else [read_slice(place)]
+        kept = [group for group in groups if group is not None]
+        for group in kept:
+            self.named.setdefault(group.service, (f"{kind} {object_name(place)}", place.line))
+        (self.endpoints if kind == "Endpoints" else self.slices).extend(kept)
+
+    def _first(self, place: Place, kind: str) -> bool:
+        """Whether this is no second version of an object: which one holds could only be guessed."""
+        name = object_name(place)
+        if name.endswith("/"):
+            return True
+        line = self.lines.setdefault(f"{kind} {name}", place.line)
+        again = f"{kind} {name}" in self._seen
+        self._seen.add(f"{kind} {name}")
+        if again:
+            place.problem(f"{kind} {name} stands already on line {line}", "keep one of them")
+        return not again
+
+    _seen: set[str] = field(default_factory=set)

@@ -1,0 +1,148 @@
+"""EndpointSlice and Endpoints objects: which servers stand behind which service. Pure.
+
+Conditions default as in kube-proxy 1.30 (contract 4), and only the first address of an endpoint counts, as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vipd.declaration.backend_reader import PLACE_NAME_HINT, is_place_name
+from vipd.declaration.fields import Placed
+from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.notation import shown
+from vipd.declaration.service_rules import check_backend_address
+from vipd.model import Backend, BackendState, Family, Protocol, family_of
+
+SERVICE_LABEL = "kubernetes.io/service-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
+PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
+
+PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
+
+_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPort:
+    """A port of endpoints: which port of the service it serves, by name and protocol, and its number."""
+
+    name: str
+    protocol: Protocol
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointGroup:
+    """Servers that have the same ports, behind one service. A server is a `Backend` without ports."""
+
+    service: str
+    ports: tuple[NamedPort, ...]
+    servers: tuple[Placed[Backend], ...]
+    not_ready: frozenset[int] = frozenset()
+    """Places in `servers` of those that an Endpoints object counts as not ready."""
+
+
+def object_name(place: Place) -> str:
+    """An object's `namespace/name`, the name perhaps empty."""
+    metadata = place.at("metadata")
+    return f"{metadata.at('namespace').text('default')}/{metadata.at('name').text()}"
+
+
+def read_slice(place: Place) -> EndpointGroup | None:
+    """An EndpointSlice; None when kube-proxy would pass over it, which a note tells."""
+    name = object_name(place)
+    labels = place.at("metadata", "labels")
+    if labels.has(HEADLESS_LABEL) or labels.has(PROXY_LABEL):
+        return None
+    service = labels.at(SERVICE_LABEL).text()
+    if not service:
+        place.note(f"EndpointSlice {name} left out: it has no label {SERVICE_LABEL}")
+        return None
+    kind = place.at("addressType")
+    if kind.text() == "FQDN":
+        place.note(f"EndpointSlice {name} left out: its endpoints are names, which are not resolved")
+        return None
+    if kind.node is None:
+        kind.problem("addressType is missing", "write IPv4 or IPv6")
+    family = kind.choice(_FAMILIES, None)
+    ports = tuple(port for item in place.at("ports").items() if (port := _read_port(item)))
+    read = [_read_endpoint(item, family) for item in place.at("endpoints").items()]
+    namespace = place.at("metadata", "namespace").text("default")
+    return EndpointGroup(f"{namespace}/{service}", ports, tuple(server for server in read if server))
+
+
+def read_endpoints(place: Place) -> list[EndpointGroup]:
+    """An Endpoints object: a group for each subset."""
+    name = object_name(place)
+    groups = []
+    for subset in place.at("subsets").items():
+        ports = tuple(port for item in subset.at("ports").items() if (port := _read_port(item)))
+        ready = [_read_address(item) for item in subset.at("addresses").items()]
+        waiting = [_read_address(item) for item in subset.at("notReadyAddresses").items()]
+        servers = [server for server in ready if server]
+        late = [server for server in waiting if server]
+        not_ready = frozenset(range(len(servers), len(servers) + len(late)))
+        groups.append(EndpointGroup(name, ports, (*servers, *late), not_ready))
+    return groups
+
+
+def _read_port(place: Place) -> NamedPort | None:
+    """A port; None when it has no number, as kube-proxy ignores it then."""
+    name = place.at("name").text()
+    protocol = place.at("protocol").choice(PROTOCOLS, Protocol.TCP)
+    number = place.at("port").port()
+    return NamedPort(name, protocol, number) if number else None
+
+
+def _read_endpoint(place: Place, family: Family | None) -> Placed[Backend] | None:
+    first = next(place.at("addresses").items(), None)
+    if first is None:
+        place.problem("addresses is missing", "every endpoint needs an address")
+        return None
+    address = first.address()
+    if first.node is None:
+        first.problem("has no value", "write an IP address")
+    if address is None:
+        return None
+    if family is not None and family_of(address.value) is not family:
+        first.problem(f"{address.value} is not an address of the slice's addressType")
+        return None
+    zones = [_place_name(zone.at("name"), "zone") for zone in place.at("hints", "forZones").items()]
+    node = _place_name(place.at("nodeName"), "node")
+    known = tuple(dict.fromkeys(filter(None, zones)))
+    backend = Backend(address.value, state=_state(place.at("conditions")), node=node, zones=known)
+    return _sound(place, Placed(backend, address.line, address.path))
+
+
+def _state(conditions: Place) -> BackendState:
+    """Ready wins over terminating: both are true only where the service publishes what is not ready."""
+    ready, serving = conditions.at("ready").boolean(), conditions.at("serving").boolean()
+    terminating = conditions.at("terminating").boolean()
+    if ready is not False:
+        return BackendState.UP
+    return BackendState.DRAIN if terminating and serving is not False else BackendState.DOWN
+
+
+def _read_address(place: Place) -> Placed[Backend] | None:
+    """One address of an Endpoints object."""
+    ip = place.at("ip")
+    if ip.node is None:
+        place.problem("ip is missing", "every address of Endpoints needs an ip")
+    address = ip.address()
+    node = _place_name(place.at("nodeName"), "node")
+    if address is None:
+        return None
+    return _sound(place, Placed(Backend(address.value, node=node), address.line, address.path))
+
+
+def _sound(place: Place, server: Placed[Backend]) -> Placed[Backend] | None:
+    return server if check_backend_address(place.report, server) else None
+
+
+def _place_name(place: Place, what: str) -> str:
+    text = place.text()
+    if not text or is_place_name(text):
+        return text
+    place.problem(f"{shown(text)} is not the name of a {what}", PLACE_NAME_HINT)
+    return ""

@@ -1,0 +1,106 @@
+"""Reading Kubernetes objects: a place in the tree that may be empty, as most of an object's fields may. Pure.
+
+What is not asked for is never looked at, so that objects as `kubectl` prints them need no trimming. A value of
+the wrong kind is reported, once, and reads as if it were absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+from vipd.declaration import nodes
+from vipd.declaration.fields import Placed, Report, read_integer, read_notation, read_text
+from vipd.declaration.nodes import Node, Scalar, Sequence
+from vipd.declaration.notation import MAX_PORT, parse_address
+
+T = TypeVar("T")
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+class Place(NamedTuple):
+    """One place of an object. `node` is None where nothing, or null, stands; `line` is then its parent's."""
+
+    report: Report
+    node: Node | None
+    line: int
+    path: str
+
+    def at(self, *keys: str) -> Place:
+        """The place below by these keys."""
+        place = self
+        for key in keys:
+            place = place._child(key)
+        return place
+
+    def _child(self, key: str) -> Place:
+        path = f"{self.path}.{key}" if self.path else key
+        if self.node is not None and not isinstance(self.node, nodes.Mapping):
+            self.report.wrong_type(self.node, self.path, "a mapping")
+            return Place(self.report, None, self.line, path)
+        found = self.node.items.get(key) if self.node is not None else None
+        if found is None or nodes.null(found):
+            return Place(self.report, None, self.line, path)
+        return Place(self.report, found, found.line, path)
+
+    def has(self, key: str) -> bool:
+        """Whether something other than null stands below by this key."""
+        return self._child(key).node is not None
+
+    def items(self) -> Iterator[Place]:
+        """The places of a list; none when nothing stands here."""
+        if self.node is None:
+            return
+        if not isinstance(self.node, Sequence):
+            self.report.wrong_type(self.node, self.path, "a list")
+            return
+        for index, item in enumerate(self.node.items):
+            yield Place(self.report, None if nodes.null(item) else item, item.line, f"{self.path}[{index}]")
+
+    def text(self, default: str = "") -> str:
+        """Text; the default when nothing stands here, or the empty text."""
+        if self.node is None:
+            return default
+        return read_text(self.report, self.node, self.path) or default
+
+    def choice(self, choices: dict[str, T], default: T) -> T:
+        """What one of a few words stands for."""
+        text = self.text()
+        if text and text not in choices:
+            self.problem(f"must be one of {', '.join(choices)}, not {text}")
+        return choices.get(text, default)
+
+    def integer(self, low: int, high: int) -> int | None:
+        """An integer in that range; None when nothing stands here."""
+        return None if self.node is None else read_integer(self.report, self.node, self.path, low, high)
+
+    def port(self) -> int | None:
+        """A port; None for 0, which Kubernetes writes for none, too."""
+        return self.integer(0, MAX_PORT) or None
+
+    def boolean(self) -> bool | None:
+        """True or false; None when nothing stands here."""
+        if self.node is None:
+            return None
+        if isinstance(self.node, Scalar) and self.node.plain and self.node.text.lower() in _BOOLEANS:
+            return _BOOLEANS[self.node.text.lower()]
+        self.report.wrong_type(self.node, self.path, "true or false")
+        return None
+
+    def notation(self, parse: Callable[[str], T], wanted: str) -> T | None:
+        """A value in one of the forms of `vipd.declaration.notation`; None when nothing stands here."""
+        return None if self.node is None else read_notation(self.report, self.node, self.path, parse, wanted)
+
+    def address(self) -> Placed[str] | None:
+        """An IP address; None when nothing stands here, or nothing readable."""
+        address = self.notation(parse_address, "an IP address")
+        return None if address is None else Placed(address, self.line, self.path)
+
+    def problem(self, what: str, hint: str = "") -> None:
+        """Report a fault of this place."""
+        self.report.add(self.line, self.path, what, hint)
+
+    def note(self, text: str) -> None:
+        """Tell something about this place that is no fault."""
+        self.report.note(self.line, text)

@@ -1,0 +1,244 @@
+"""Service objects of Kubernetes: what of them a proxy on a host serves, as kube-proxy 1.30 does (contract 4). Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vipd.declaration.fields import Placed
+from vipd.declaration.kubernetes_endpoints import PROTOCOLS, PROXY_LABEL, object_name
+from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.notation import parse_network, shown
+from vipd.declaration.port_reader import PORT_NAME_HINT, is_port_name
+from vipd.declaration.service_rules import check_host_ports, check_vip, unique_addresses, unique_ports
+from vipd.model import (
+    DEFAULT_AFFINITY_SECONDS,
+    MAX_AFFINITY_SECONDS,
+    Affinity,
+    ExternalAddress,
+    Family,
+    Origin,
+    Policy,
+    Protocol,
+    Service,
+    ServicePort,
+    family_of,
+)
+
+_TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
+_POLICIES = {"Cluster": Policy.CLUSTER, "Local": Policy.LOCAL}
+_AFFINITIES = {"None": False, "ClientIP": True}
+_OPEN_TYPES = ("NodePort", "LoadBalancer")
+"""Types whose ports have node ports."""
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+_OLD_HINTS = "service.kubernetes.io/topology-aware-hints"
+_HINTS = "service.kubernetes.io/topology-mode"
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesService:
+    """A Service object without its endpoints."""
+
+    service: Service
+    """Without backends; a port's target is its numeric targetPort."""
+    ports: tuple[Placed[ServicePort], ...]
+    addresses: tuple[Placed[str], ...]
+    """The cluster IPs."""
+    zone_hints: bool
+    """Whether the zones of its endpoints' hints count."""
+    publish_not_ready: bool
+
+
+def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService | None:
+    """One Service object; None when kube-proxy does not serve it, which a note tells, or when it cannot be read."""
+    name = object_name(place)
+    spec = place.at("spec")
+    kind = spec.at("type").choice(_TYPES, "ClusterIP")
+    if not _sound_name(place) or _left_out(place, name, kind):
+        return None
+    addresses = _read_cluster_ips(place, name)
+    ports = unique_ports(place.report, _read_ports(spec.at("ports"), kind))
+    if not addresses or not ports:
+        return None
+    families = {family_of(address.value) for address in addresses}
+    external = _read_external(place, name, kind, addresses)
+    external_policy = spec.at("externalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER)
+    health_port = spec.at("healthCheckNodePort").port()
+    if kind != "LoadBalancer" or external_policy is not Policy.LOCAL:
+        health_port = None
+    place_of_health = spec.at("healthCheckNodePort")
+    health = Placed(health_port, place_of_health.line, place_of_health.path) if health_port else None
+    check_host_ports(place.report, ports, health)
+    accessible = kind in _OPEN_TYPES or bool(external)
+    service = Service(
+        name=name,
+        addresses=tuple(address.value for address in addresses),
+        ports=tuple(port.value for port in ports),
+        affinity=_read_affinity(spec),
+        external_addresses=tuple(e for e in external if family_of(e.address) in families),
+        internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER),
+        external_policy=external_policy if accessible else Policy.CLUSTER,
+        health_port=health_port,
+        origin=origin,
+    )
+    publish = spec.at("publishNotReadyAddresses").boolean() or False
+    return KubernetesService(service, tuple(ports), tuple(addresses), _zone_hints(place), publish)
+
+
+def _sound_name(place: Place) -> bool:
+    metadata = place.at("metadata")
+    if not metadata.has("name"):
+        place.problem("metadata.name is missing", "every Service needs a name")
+        return False
+    bad = [
+        key
+        for key, default in (("namespace", "default"), ("name", ""))
+        if not _LABEL.fullmatch(metadata.at(key).text(default))
+    ]
+    for key in bad:
+        at = metadata.at(key)
+        hint = "1 to 63 of a-z 0-9 - with a letter or digit at both ends"
+        at.problem(f"{shown(at.text())} is not a {key} of a Kubernetes object", hint)
+    return not bad
+
+
+def _left_out(place: Place, name: str, kind: str) -> bool:
+    """Whether kube-proxy passes over the service; a note tells why."""
+    spec = place.at("spec")
+    why = ""
+    if kind == "ExternalName":
+        why = "it is an alias in the DNS (type ExternalName)"
+    elif place.at("metadata", "labels").has(PROXY_LABEL):
+        why = f"another proxy serves it (label {PROXY_LABEL})"
+    elif spec.at("clusterIP").text() == "None":
+        why = "it is headless: it has no address of its own"
+    elif not spec.at("clusterIP").text() and not list(spec.at("clusterIPs").items()):
+        why = "it has no clusterIP yet"
+    if why:
+        place.note(f"Service {name} left out: {why}")
+    return bool(why)
+
+
+def _read_cluster_ips(place: Place, name: str) -> list[Placed[str]]:
+    spec = place.at("spec")
+    found = list(spec.at("clusterIPs").items()) or [spec.at("clusterIP")]
+    if found[0].text() == "None":
+        place.note(f"Service {name} left out: it is headless: it has no address of its own")
+        return []
+    read = [address for item in found if (address := item.address())]
+    return unique_addresses(place.report, [a for a in read if check_vip(place.report, a)])
+
+
+def _read_ports(place: Place, kind: str) -> list[Placed[ServicePort]]:
+    items = list(place.items())
+    if not items:
+        place.problem("ports is missing", "every Service that is served needs a port")
+    found = []
+    for item in items:
+        port = _read_port(item, kind)
+        if port is not None:
+            found.append(Placed(port, item.line, item.path))
+            if not port.name and len(items) > 1:
+                item.problem("name is missing", "each port of a Service with several ports needs a name")
+    return found
+
+
+def _read_port(place: Place, kind: str) -> ServicePort | None:
+    at = place.at("port")
+    if at.node is None:
+        place.problem("port is missing", "write port: 80")
+    port = at.integer(1, 65535)
+    name = place.at("name").text()
+    if name and not is_port_name(name):
+        place.at("name").problem(f"{shown(name)} is not a port name", PORT_NAME_HINT)
+        name = ""
+    protocol = place.at("protocol").choice(PROTOCOLS, Protocol.TCP)
+    node_port = place.at("nodePort").port()
+    target = _numeric_target(place.at("targetPort"))
+    if port is None:
+        return None
+    return ServicePort(
+        port,
+        protocol,
+        name,
+        None if target == port else target,
+        node_port if kind in _OPEN_TYPES else None,
+    )
+
+
+def _numeric_target(place: Place) -> int | None:
+    """The number; None for a name, which only the endpoints can resolve."""
+    text = getattr(place.node, "text", "")
+    return place.port() if text.lstrip("-").isdigit() else place.text() and None or None
+
+
+def _read_external(place: Place, name: str, kind: str, cluster_ips: list[Placed[str]]) -> list[ExternalAddress]:
+    """The external IPs, then the load balancer's. What another rule of the service covers is left out.
+
+    Source ranges hold for the load balancer's addresses alone.
+    """
+    spec = place.at("spec")
+    report = place.report
+    balancers = _read_ingress(place) if kind == "LoadBalancer" else []
+    ranges = _read_ranges(spec.at("loadBalancerSourceRanges")) if kind == "LoadBalancer" else ()
+    externals = [address for item in spec.at("externalIPs").items() if (address := item.address())]
+    families = {family_of(address.value) for address in cluster_ips}
+    taken = {address.value for address in cluster_ips}
+    found: list[ExternalAddress] = []
+    for address, balancer in [*((e, False) for e in externals), *((b, True) for b in balancers)]:
+        if not check_vip(report, address):
+            continue
+        if family_of(address.value) not in families:
+            text = f"{address.value} left out: no clusterIP of Service {name} is of its family"
+            report.note(address.line, text)
+        elif address.value in taken:
+            report.note(address.line, f"{address.value} left out: Service {name} has it already")
+        else:
+            taken.add(address.value)
+            found.append(_external(address.value, balancer, ranges))
+    return found
+
+
+def _external(address: str, balancer: bool, ranges: tuple[str, ...]) -> ExternalAddress:
+    """Its own family's ranges limit a load balancer's address; nothing limits an external IP."""
+    if not ranges:
+        return ExternalAddress(address, balancer)
+    family: Family = family_of(address)
+    own = tuple(network for network in ranges if family_of(network) is family)
+    return ExternalAddress(address, balancer, own if balancer else ())
+
+
+def _read_ingress(place: Place) -> list[Placed[str]]:
+    """The addresses whose packets arrive here as they were sent, hence not those of mode Proxy."""
+    found = []
+    for item in place.at("status", "loadBalancer", "ingress").items():
+        mode = item.at("ipMode").choice({"VIP": True, "Proxy": False}, default=True)
+        address = item.at("ip").address() if item.at("ip").text() else None
+        if mode and address is not None:
+            found.append(address)
+    return found
+
+
+def _read_ranges(place: Place) -> tuple[str, ...]:
+    """Networks, blanks around them and bits beyond the prefix cleared, each once."""
+    found = [
+        item.notation(lambda text: parse_network(text.strip(), mask=True), "a network like 203.0.113.0/24")
+        for item in place.items()
+    ]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _read_affinity(spec: Place) -> Affinity | None:
+    if not spec.at("sessionAffinity").choice(_AFFINITIES, default=False):
+        return None
+    timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").integer(1, MAX_AFFINITY_SECONDS)
+    return Affinity(timeout or DEFAULT_AFFINITY_SECONDS)
+
+
+def _zone_hints(place: Place) -> bool:
+    """kube-proxy 1.30 takes every annotation but an empty one and `disabled` for a yes; the older name wins."""
+    annotations = place.at("metadata", "annotations")
+    key = _OLD_HINTS if annotations.has(_OLD_HINTS) else _HINTS
+    return annotations.at(key).text() not in {"", "disabled", "Disabled"}
