@@ -26,18 +26,27 @@ from vipd.cli.output import counted, document, output_option
 def check(files: tuple[str, ...], services_dir: str, quiet: bool, form: str) -> int:
     """Look for problems in declarations. FILE may be a directory, or - for standard input.
 
-    Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one.
+    Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
+    left out of Kubernetes objects is told as file:line: note: text.
     """
     inputs = read_inputs(files or (services_dir,))
     if form != "text":
         problems = [asdict(problem) for problem in inputs.problems]
-        print(document({"ok": not problems, "services": len(inputs.services), "problems": problems}, form))
+        notes = [asdict(note) for note in inputs.notes]
+        counted_services = len(inputs.services)
+        print(
+            document(
+                {"ok": not problems, "services": counted_services, "problems": problems, "notes": notes}, form
+            )
+        )
     else:
         _print_text(inputs, quiet)
     return FAILED if inputs.problems else OK
 
 
 def _print_text(inputs: Inputs, quiet: bool) -> None:
+    if not quiet:
+        inputs.tell_notes()
     if inputs.problems:
         for problem in inputs.problems:
             print(problem, file=sys.stderr)

@@ -50,7 +50,10 @@ def apply(
     given = (*files, *named)
     if not given:
         raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
-    services = read_inputs(given).require_ok()
+    inputs = read_inputs(given)
+    if not quiet:
+        inputs.tell_notes()
+    services = inputs.require_ok()
     answer = _apply(connect(), services, prune, dry_run)
     return tell_all(answer, form=form, quiet=quiet, dry_run=dry_run)
 
@@ -91,7 +94,10 @@ def _diff_kernel(form: str, quiet: bool) -> int:
 
 
 def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> int:
-    services = read_inputs(files).require_ok(TROUBLE)
+    inputs = read_inputs(files)
+    if not quiet:
+        inputs.tell_notes()
+    services = inputs.require_ok(TROUBLE)
     daemon = connect()
     answer = _apply(daemon, services, prune, dry_run=True)
     if form != "text":

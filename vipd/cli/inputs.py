@@ -14,7 +14,7 @@ from vipd.cli.errors import FAILED, CliError
 from vipd.cli.output import counted
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.problems import Declaration, Note, Problem
 from vipd.model import Service
 
 DEFAULT_SERVICES_DIR = "/etc/vipd/services.d"
@@ -26,11 +26,17 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Inputs(NamedTuple):
-    """What files declare together. `problems` come by file, then line."""
+    """What files declare together. `problems` and `notes` come by file, then line."""
 
     files: tuple[str, ...]
     services: tuple[Service, ...]
     problems: tuple[Problem, ...]
+    notes: tuple[Note, ...] = ()
+
+    def tell_notes(self) -> None:
+        """Print what was left out of Kubernetes objects, on stderr."""
+        for note in self.notes:
+            print(note, file=sys.stderr)
 
     def require_ok(self, code: int = FAILED) -> tuple[Service, ...]:
         """The services; raises CliError with every problem, if there is one."""
@@ -53,7 +59,10 @@ def read_inputs(names: Iterable[str]) -> Inputs:
     services = tuple(service for declaration in declarations for service in declaration.services)
     # Each file was searched for conflicts of its own already.
     found_problems = {problem for declaration in declarations for problem in declaration.problems}
-    return Inputs(tuple(files), services, tuple(sorted(found_problems | set(find_conflicts(services)))))
+    notes = tuple(sorted({note for declaration in declarations for note in declaration.notes}))
+    return Inputs(
+        tuple(files), services, tuple(sorted(found_problems | set(find_conflicts(services)))), notes
+    )
 
 
 def problem_count(problems: Iterable[Problem]) -> str:

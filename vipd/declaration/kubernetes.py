@@ -1,7 +1,7 @@
-"""Kubernetes objects as declarations: Service, EndpointSlice, Endpoints and lists of them, as `kubectl` prints them.
+"""Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
 
-They mean what kube-proxy 1.30 makes of them (contract 4). A Service and its endpoints belong together wherever
-they stand in one file, in any order and any document; across files they do not. Pure.
+They mean what kube-proxy 1.30 makes of them (contract 4). A Service and its endpoints belong together
+wherever they stand in one file, in any order and any document; across files they do not. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSION = "v1"
 
 
 def is_kubernetes(document: Node, native_version: str) -> bool:
-    """Whether a document is to be read as a Kubernetes object: it has a kind and is not of our own language."""
+    """Whether to read a document as a Kubernetes object: it has a kind and is not of our own language."""
     if not isinstance(document, Mapping) or "kind" not in document.items:
         return False
     version = document.items.get("apiVersion")
@@ -43,7 +43,7 @@ class KubernetesObjects:
     slices: list[EndpointGroup] = field(default_factory=list)
     endpoints: list[EndpointGroup] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each object that must be unique stands, by kind and name."""
+    """Where each object stands, by kind and name."""
     named: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Of each service that endpoints name: what named it first, and where."""
     known: set[str] = field(default_factory=set)
@@ -134,11 +134,9 @@ class KubernetesObjects:
         name = object_name(place)
         if name.endswith("/"):
             return True
-        line = self.lines.setdefault(f"{kind} {name}", place.line)
-        again = f"{kind} {name}" in self._seen
-        self._seen.add(f"{kind} {name}")
-        if again:
+        line = self.lines.get(f"{kind} {name}")
+        if line is not None:
             place.problem(f"{kind} {name} stands already on line {line}", "keep one of them")
-        return not again
-
-    _seen: set[str] = field(default_factory=set)
+            return False
+        self.lines[f"{kind} {name}"] = place.line
+        return True

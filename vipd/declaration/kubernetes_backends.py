@@ -1,8 +1,8 @@
 """From the endpoints of each port, which is how Kubernetes sees them, to backends of a whole service. Pure.
 
-Kubernetes lets every port of a service have its own endpoints at its own port numbers. Nearly always they are
-the same servers at the same numbers: then each port gets that number as its target, and a backend is an address.
-A server that differs says so by a port of its own, or by ports per name.
+Kubernetes lets every port of a service have its own endpoints at its own port numbers. Nearly always they
+are the same servers at the same numbers: then each port gets that number as its target, and a backend is an
+address. A server that differs says so by a port of its own, or by ports per name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vipd.declaration.fields import Placed
+from vipd.declaration.fields import Placed, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
 from vipd.declaration.kubernetes_services import KubernetesService
 from vipd.declaration.service_rules import check_backends
-from vipd.declaration.fields import Report
 from vipd.model import Backend, BackendState, Family, Service, ServicePort, family_of
 
 _RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
@@ -76,7 +75,7 @@ def _merge(
 
 
 def _with_target(port: ServicePort, numbers: Counter[int]) -> ServicePort:
-    """The port with the number that most endpoints have, the lowest of several; as declared without endpoints."""
+    """The port with the number that most endpoints have, or the lowest such; without any, as it is."""
     if not numbers:
         return port
     most = min(numbers, key=lambda number: (-numbers[number], number))
@@ -92,10 +91,10 @@ def _backends(ports: Sequence[ServicePort], servers: _ByPort) -> list[Placed[Bac
             numbers.setdefault(server.value, {}).setdefault(name, []).append(number)
             places.setdefault(server.value, server)
     backends = []
-    for server, of_ports in numbers.items():
+    for value, of_ports in numbers.items():
         for turn in range(max(map(len, of_ports.values()))):
-            own = {name: found[turn] for name, found in of_ports.items() if turn < len(found)}
-            backends.append(places[server]._replace(value=_backend(server, ports, own)))
+            own = {name: several[turn] for name, several in of_ports.items() if turn < len(several)}
+            backends.append(places[value]._replace(value=_backend(value, ports, own)))
     return backends
 
 

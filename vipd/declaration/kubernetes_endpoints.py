@@ -1,6 +1,7 @@
 """EndpointSlice and Endpoints objects: which servers stand behind which service. Pure.
 
-Conditions default as in kube-proxy 1.30 (contract 4), and only the first address of an endpoint counts, as there.
+Conditions default as in kube-proxy 1.30 (contract 4), and only the first address of an endpoint counts, as
+there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
 
 PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
 
-_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
+_FAMILIES: dict[str, Family | None] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Reading Kubernetes objects: a place in the tree that may be empty, as most of an object's fields may. Pure.
 
-What is not asked for is never looked at, so that objects as `kubectl` prints them need no trimming. A value of
-the wrong kind is reported, once, and reads as if it were absent.
+What is not asked for is never looked at, so that objects as `kubectl` prints them need no trimming. A value
+of the wrong kind is reported and reads as if it were absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Service objects of Kubernetes: what of them a proxy on a host serves, as kube-proxy 1.30 does (contract 4). Pure."""
+"""Service objects of Kubernetes: what of them a host serves, as kube-proxy 1.30 does (contract 4). Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vipd.declaration.fields import Placed
 from vipd.declaration.kubernetes_endpoints import PROTOCOLS, PROXY_LABEL, object_name
 from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.nodes import Scalar, integer
 from vipd.declaration.notation import parse_network, shown
 from vipd.declaration.port_reader import PORT_NAME_HINT, is_port_name
 from vipd.declaration.service_rules import check_host_ports, check_vip, unique_addresses, unique_ports
@@ -16,7 +17,6 @@ from vipd.model import (
     MAX_AFFINITY_SECONDS,
     Affinity,
     ExternalAddress,
-    Family,
     Origin,
     Policy,
     Protocol,
@@ -52,7 +52,7 @@ class KubernetesService:
 
 
 def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService | None:
-    """One Service object; None when kube-proxy does not serve it, which a note tells, or when it cannot be read."""
+    """One Service object; None when kube-proxy does not serve it, which a note tells, or when unreadable."""
     name = object_name(place)
     spec = place.at("spec")
     kind = spec.at("type").choice(_TYPES, "ClusterIP")
@@ -62,14 +62,9 @@ def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService |
     ports = unique_ports(place.report, _read_ports(spec.at("ports"), kind))
     if not addresses or not ports:
         return None
-    families = {family_of(address.value) for address in addresses}
-    external = _read_external(place, name, kind, addresses)
+    external = tuple(_read_external(place, name, kind, addresses))
     external_policy = spec.at("externalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER)
-    health_port = spec.at("healthCheckNodePort").port()
-    if kind != "LoadBalancer" or external_policy is not Policy.LOCAL:
-        health_port = None
-    place_of_health = spec.at("healthCheckNodePort")
-    health = Placed(health_port, place_of_health.line, place_of_health.path) if health_port else None
+    health = _read_health_port(spec, kind) if external_policy is Policy.LOCAL else None
     check_host_ports(place.report, ports, health)
     accessible = kind in _OPEN_TYPES or bool(external)
     service = Service(
@@ -77,10 +72,10 @@ def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService |
         addresses=tuple(address.value for address in addresses),
         ports=tuple(port.value for port in ports),
         affinity=_read_affinity(spec),
-        external_addresses=tuple(e for e in external if family_of(e.address) in families),
+        external_addresses=external,
         internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER),
         external_policy=external_policy if accessible else Policy.CLUSTER,
-        health_port=health_port,
+        health_port=health.value if health else None,
         origin=origin,
     )
     publish = spec.at("publishNotReadyAddresses").boolean() or False
@@ -168,13 +163,23 @@ def _read_port(place: Place, kind: str) -> ServicePort | None:
     )
 
 
+def _read_health_port(spec: Place, kind: str) -> Placed[int] | None:
+    at = spec.at("healthCheckNodePort")
+    port = at.port() if kind == "LoadBalancer" else None
+    return Placed(port, at.line, at.path) if port else None
+
+
 def _numeric_target(place: Place) -> int | None:
     """The number; None for a name, which only the endpoints can resolve."""
-    text = getattr(place.node, "text", "")
-    return place.port() if text.lstrip("-").isdigit() else place.text() and None or None
+    if isinstance(place.node, Scalar) and integer(place.node) is not None:
+        return place.port()
+    place.text()
+    return None
 
 
-def _read_external(place: Place, name: str, kind: str, cluster_ips: list[Placed[str]]) -> list[ExternalAddress]:
+def _read_external(
+    place: Place, name: str, kind: str, cluster_ips: list[Placed[str]]
+) -> list[ExternalAddress]:
     """The external IPs, then the load balancer's. What another rule of the service covers is left out.
 
     Source ranges hold for the load balancer's addresses alone.
@@ -205,8 +210,7 @@ def _external(address: str, balancer: bool, ranges: tuple[str, ...]) -> External
     """Its own family's ranges limit a load balancer's address; nothing limits an external IP."""
     if not ranges:
         return ExternalAddress(address, balancer)
-    family: Family = family_of(address)
-    own = tuple(network for network in ranges if family_of(network) is family)
+    own = tuple(network for network in ranges if family_of(network) is family_of(address))
     return ExternalAddress(address, balancer, own if balancer else ())
 
 
@@ -238,7 +242,7 @@ def _read_affinity(spec: Place) -> Affinity | None:
 
 
 def _zone_hints(place: Place) -> bool:
-    """kube-proxy 1.30 takes every annotation but an empty one and `disabled` for a yes; the older name wins."""
+    """kube-proxy 1.30 takes all but an empty annotation and `disabled` for a yes; the older name wins."""
     annotations = place.at("metadata", "annotations")
     key = _OLD_HINTS if annotations.has(_OLD_HINTS) else _HINTS
     return annotations.at(key).text() not in {"", "disabled", "Disabled"}

@@ -1,4 +1,4 @@
-"""The vipd/v1 declaration: YAML or JSON text in, a `Declaration` out, with every problem at once. Pure."""
+"""Declarations, vipd/v1 or Kubernetes objects: text in, a `Declaration` with every problem at once out. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
+from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, null, tree_of
 from vipd.declaration.notation import shown
 from vipd.declaration.policy_reader import Policy, read_policy
@@ -28,20 +29,29 @@ DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
 
 
 def parse_declaration(text: str, path: str, source: str = "file") -> Declaration:
-    """Read every document of a file. Never raises; no text, or only comments, declares no service.
+    """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
-    `path` names the file in problems and origins, `source` the kind of origin. Problems come in line order.
+    No text, or only comments, declares no service. `path` names the file in problems and origins, `source`
+    the kind of origin. Problems and notes come in line order. A Kubernetes Service and its endpoints belong
+    together wherever they stand in the file; what stands in another file is not seen.
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     """
     tree = read_tree(text, path)
     report = Report(path)
     services: list[Service] = []
+    objects = KubernetesObjects(report, Origin(source, path))
     for document in tree.documents:
-        services += _read_document(report, document, Origin(source, path))
+        if is_kubernetes(document, API_VERSION):
+            objects.read(document)
+        else:
+            services += _read_document(report, document, Origin(source, path))
+    services += objects.finish()
+    services.sort(key=lambda service: service.origin.line)
     problems = [*tree.problems, *report.problems, *find_conflicts(services)]
     # What stands in `defaults` or behind an alias is read again for each service that uses it.
     problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-    return Declaration(tuple(services), tuple(problems))
+    notes = sorted(dict.fromkeys(report.notes), key=lambda note: note.line)
+    return Declaration(tuple(services), tuple(problems), tuple(notes))
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:

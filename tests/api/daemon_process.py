@@ -1,0 +1,187 @@
+"""`python -m vipd` as a process in a network namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.samples import HEAD
+
+PATIENCE_SECONDS = 15.0
+_numbers = itertools.count()
+
+
+class _UnixHttp(HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("vipd", timeout=PATIENCE_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(PATIENCE_SECONDS)
+        self.sock.connect(str(self._path))
+
+
+class Host:
+    """A namespace, and a directory with settings and declarations."""
+
+    def __init__(self, namespace: str, root: Path) -> None:
+        self.namespace, self.root = namespace, root
+        self.services_dir = root / "services.d"
+        self.services_dir.mkdir()
+        self.state_dir = root / "state"
+        self.socket = root / "vipd.sock"
+        self.config = root / "vipd.yaml"
+        self.settings: dict[str, object] = {
+            "services_dir": str(self.services_dir),
+            "state_dir": str(self.state_dir),
+            "socket": str(self.socket),
+        }
+        self.process: subprocess.Popen[str] | None = None
+
+    def declare(self, name: str, *blocks: str) -> None:
+        """Write a file of declarations."""
+        (self.services_dir / name).write_text(HEAD + "".join(blocks))
+
+    def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
+        """The command line of a program of vipd in the namespace."""
+        return ["ip", "netns", "exec", self.namespace, sys.executable, "-m", module, *arguments]
+
+    def run(self, *arguments: str, module: str = "vipd", **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program of vipd to its end."""
+        self._write_config()
+        return subprocess.run(
+            self.argv(*arguments, module=module),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+            **more,
+        )
+
+    def vipd_as_nobody(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the daemon's program in the namespace without any privilege."""
+        self._write_config()
+        argv = self.argv("--config", str(self.config), *arguments)
+        plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+        inside = [*argv[:4], *plain, *argv[4:]]
+        return subprocess.run(inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+    def vipd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the daemon's program with this host's settings to its end."""
+        return self.run("--config", str(self.config), *arguments)
+
+    def cleanup(self) -> subprocess.CompletedProcess[str]:
+        """Run vipctl cleanup."""
+        return self.run("cleanup", "--state-dir", str(self.state_dir), module="vipd.cli.main")
+
+    def tool(self, *argv: str) -> str:
+        """What a program says in the namespace."""
+        inside = ["ip", "netns", "exec", self.namespace, *argv]
+        return subprocess.run(inside, capture_output=True, text=True, timeout=10, check=True).stdout
+
+    def rules(self) -> str:
+        """The IPv4 nat table."""
+        return self.tool("iptables-save", "-t", "nat")
+
+    def start(self) -> None:
+        """Start the daemon; returns once it says that it is in sync."""
+        self.begin()
+        self.wait_for(lambda: self.get("status")["state"] == "in-sync")
+
+    def begin(self) -> None:
+        """Start the daemon without waiting."""
+        self._write_config()
+        with (self.root / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                self.argv("--config", str(self.config)), stdout=log, stderr=log, text=True
+            )
+
+    def wait_for(self, condition: Any) -> None:
+        """Return once a condition holds; AssertionError with the log when it does not."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError, HTTPException, KeyError):
+                if condition():
+                    return
+            assert self.process is None or self.process.poll() is None, f"vipd ended:\n{self.log()}"
+            time.sleep(0.02)
+        raise AssertionError(f"not in time; the log:\n{self.log()}")
+
+    def log(self) -> str:
+        """What the daemon said."""
+        return (self.root / "log").read_text()
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(number)
+        try:
+            return process.wait(PATIENCE_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def hold(self) -> _UnixHttp:
+        """A connection that stays open after a request; the caller closes it."""
+        connection = _UnixHttp(self.socket)
+        connection.request("GET", "/v1/version")
+        connection.getresponse().read()
+        return connection
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """One request; status and body."""
+        connection = _UnixHttp(self.socket)
+        try:
+            connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The answer to a GET."""
+        return self.ask("GET", path)[1]
+
+    def names(self) -> set[str]:
+        """The services that it serves."""
+        return {service["name"] for service in self.get("services")["services"]}
+
+    def _write_config(self) -> None:
+        self.config.write_text(yaml.safe_dump(self.settings))
+
+
+@contextlib.contextmanager
+def host() -> Iterator[Host]:
+    """A fresh namespace; it and whatever runs in it end with the context."""
+    namespace = f"vipdt-{os.getpid()}-{next(_numbers)}"
+    subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=10)
+    try:
+        with tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:
+            made = Host(namespace, Path(directory))
+            try:
+                yield made
+            finally:
+                if made.process is not None:
+                    made.end(signal.SIGKILL)
+    finally:
+        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=10)

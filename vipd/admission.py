@@ -1,0 +1,94 @@
+"""Which addresses declarations may claim at all, whoever wrote them. Pure.
+
+An address that a service claims is taken from its real owner for every packet that passes this host
+(CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_network
+
+from vipd.declaration.problems import Declaration, Problem
+from vipd.model import Service, family_of
+
+_OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
+_OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPolicy:
+    """What services may claim. Raises ValueError for a network or address that is none."""
+
+    allowed: tuple[str, ...] = ()
+    """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
+    host_addresses: tuple[str, ...] = ()
+    """This host's own addresses, which no service may claim."""
+    _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
+    _own: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Frozen: what is derived from the fields once can only be set past the freeze.
+        object.__setattr__(self, "_ranges", _ranges_of(self.allowed))
+        object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
+
+    def allows(self, address: str) -> bool:
+        """Whether an address lies in the allowed networks."""
+        return not self.allowed or self._ranges[family_of(address)].hold(address)
+
+    def owned(self, address: str) -> bool:
+        """Whether it is this host's own."""
+        return address in self._own
+
+
+class _Ranges:
+    """Disjoint ranges of numbers, found by bisection however many networks there are."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        parsed = [ip_network(network) for network in networks]
+        pairs = sorted((int(n.network_address), int(n.broadcast_address)) for n in parsed)
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in pairs:
+            if self._ends and start <= self._ends[-1] + 1:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def hold(self, address: str) -> bool:
+        number = int(ip_address(address))
+        index = bisect_right(self._starts, number) - 1
+        return index >= 0 and number <= self._ends[index]
+
+
+def _ranges_of(networks: tuple[str, ...]) -> dict[int, _Ranges]:
+    return {
+        family: _Ranges(network for network in networks if family_of(network) == family) for family in (4, 6)
+    }
+
+
+def admit(declaration: Declaration, policy: AddressPolicy) -> Declaration:
+    """The declaration with a problem for each address that it must not claim, in line order."""
+    found = [problem for service in declaration.services for problem in admit_service(service, policy)]
+    if not found:
+        return declaration
+    problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
+    return replace(declaration, problems=tuple(problems))
+
+
+def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
+    """A problem for each address of a service that it must not claim, at the service's origin."""
+    found = []
+    origin = service.origin
+    for address in service.all_addresses():
+        what, hint = "", ""
+        if policy.owned(address):
+            what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
+        elif not policy.allows(address):
+            what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
+        if what:
+            found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    return tuple(found)
