@@ -43,6 +43,8 @@ class FakeDataplane:
     gate: asyncio.Event | None = None
     """While given and not set, `apply` waits for it."""
     applying: bool = False
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever `apply` is called."""
     misuse: list[str] = field(default_factory=list)
     """Calls that came while the kernel was being written."""
     _wanted: Rules = field(default_factory=dict)
@@ -73,6 +75,7 @@ class FakeDataplane:
         assert isinstance(plan, FakePlan)
         self._note("apply")
         self.applying = True
+        self.entered.set()
         try:
             if self.gate is not None:
                 await self.gate.wait()

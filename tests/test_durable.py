@@ -57,7 +57,7 @@ def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path: Path) -> Non
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         write_durably(tmp_path / "x", b"data")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -50,7 +50,8 @@ def test_lists_in_the_file_are_lists_and_networks_get_their_usual_spelling(tmp_p
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
-    text = "colour: red\nmark_bit: 32\nchain_prefix: vipd-long\nservices_dir: etc/x\ncluster_cidrs: [10.0.0.1/8]\n"
+    text = "colour: red\nmark_bit: 32\nchain_prefix: vipd-long\nservices_dir: etc/x\n"
+    text += "cluster_cidrs: [10.0.0.1/8]\n"
     told = problems(text=text, tmp_path=tmp_path, flags={"log_level": "loud"})
     for name in ("colour", "mark_bit", "chain_prefix", "services_dir", "cluster_cidrs", "log_level"):
         assert name in told

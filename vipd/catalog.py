@@ -7,7 +7,7 @@ another already has, keeps its accepted version: bad input never hurts what runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vipd.declaration.problems import Declaration, Problem
@@ -40,7 +40,7 @@ def merge(units: Mapping[str, Unit]) -> Merged:
     """Choose a version of every unit so that no two services claim the same name or frontend.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
-    the unit that sorts first wins. Accepted versions never conflict with each other, so this ends.
+    the unit that sorts first wins. Each round takes something away from a unit, so this ends.
     """
     chosen = {
         name: unit.candidate if unit.candidate.ok else unit.accepted for name, unit in sorted(units.items())
@@ -48,12 +48,14 @@ def merge(units: Mapping[str, Unit]) -> Merged:
     problems: dict[str, list[Problem]] = {
         name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
     }
+    judge = _Judge(units)
     while conflicts := list(_conflicts(chosen)):
-        for conflict in conflicts:
-            loser = _loser(conflict, units, chosen)
+        losers = [judge.loser(conflict, chosen) for conflict in conflicts]
+        for loser, conflict in zip(losers, conflicts, strict=True):
             problems.setdefault(loser, []).append(conflict.problem_of(loser))
-        for name in {_loser(conflict, units, chosen) for conflict in conflicts}:
-            chosen[name] = units[name].accepted
+        for loser in set(losers):
+            mine = [conflict for of, conflict in zip(losers, conflicts, strict=True) if of == loser]
+            chosen[loser] = judge.lesser(loser, chosen[loser], mine)
     services = {service.name: service for part in chosen.values() for service in part.services}
     return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()})
 
@@ -63,6 +65,10 @@ class _Conflict:
     claim: object
     first: tuple[str, Service]
     second: tuple[str, Service]
+
+    def sides(self) -> tuple[tuple[str, Service], tuple[str, Service]]:
+        """The two units, each with its service."""
+        return self.first, self.second
 
     def problem_of(self, loser: str) -> Problem:
         """The conflict as a fault of one of the two units."""
@@ -90,15 +96,39 @@ def _conflicts(chosen: Mapping[str, Declaration]) -> Iterator[_Conflict]:
                     yield _Conflict(claim, holder, (unit, service))
 
 
-def _loser(conflict: _Conflict, units: Mapping[str, Unit], chosen: Mapping[str, Declaration]) -> str:
-    """The unit to send back: a newcomer, and of two newcomers the later."""
-    first, second = conflict.first[0], conflict.second[0]
-    if chosen[second] is not units[second].accepted and not _accepted(units[second], conflict.claim):
-        return second
-    if chosen[first] is not units[first].accepted and not _accepted(units[first], conflict.claim):
-        return first
-    return second if chosen[second] is not units[second].accepted else first
+class _Judge:
+    """Says which unit of a conflict must give way, and how far."""
 
+    def __init__(self, units: Mapping[str, Unit]) -> None:
+        self._units = units
+        self._claims: dict[str, frozenset[object]] = {}
 
-def _accepted(unit: Unit, claim: object) -> bool:
-    return any(claim == s.name or claim in s.frontends() for s in unit.accepted.services)
+    def loser(self, conflict: _Conflict, chosen: Mapping[str, Declaration]) -> str:
+        """The unit that gives way: a newcomer, and of two newcomers the one that sorts later."""
+        first, second = conflict.first[0], conflict.second[0]
+        for name in (second, first):
+            if self._is_new(name, chosen) and conflict.claim not in self._accepted_claims(name):
+                return name
+        return second if self._is_new(second, chosen) or not self._is_new(first, chosen) else first
+
+    def lesser(self, name: str, chosen: Declaration, conflicts: Iterable[_Conflict]) -> Declaration:
+        """What is left of a unit that gives way: its accepted version.
+
+        If it serves no newer one it loses the services in question. Accepted versions conflict only where
+        they never met before, as after a restart with another directory of declarations.
+        """
+        unit = self._units[name]
+        if chosen is unit.candidate and chosen is not unit.accepted:
+            return unit.accepted
+        lost = {service for conflict in conflicts for of, service in conflict.sides() if of == name}
+        return Declaration(tuple(service for service in chosen.services if service not in lost))
+
+    def _is_new(self, name: str, chosen: Mapping[str, Declaration]) -> bool:
+        unit = self._units[name]
+        return chosen[name] is unit.candidate and unit.candidate is not unit.accepted
+
+    def _accepted_claims(self, name: str) -> frozenset[object]:
+        if name not in self._claims:
+            services = self._units[name].accepted.services
+            self._claims[name] = frozenset(c for s in services for c in (s.name, *s.frontends()))
+        return self._claims[name]

@@ -9,13 +9,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from aiohttp import web
 
 from vipd import __version__
+from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.views import time_text
@@ -23,6 +24,8 @@ from vipd.catalog import merge
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
+from vipd.observe.health_ports import HealthPorts
+from vipd.observe.listeners import Listeners, Place
 from vipd.process import run
 from vipd.reconciler import Reconciler
 from vipd.settings import Settings
@@ -82,10 +85,12 @@ async def serve(settings: Settings) -> int:
     with state_lock(settings):
         parts = await wire(settings)
         stop = asyncio.Event()
-        async with _listening(parts), asyncio.TaskGroup() as tasks:
+        listeners = _health(parts)
+        async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.reconciler.run(), name="reconcile"),
                 tasks.create_task(_watch(parts), name="watch files"),
+                *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
             _on_signals(parts, stop, tasks)
             parts.reconciler.wake()
@@ -137,8 +142,16 @@ def state_lock(settings: Settings) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _health(parts: Parts) -> tuple[Listeners, ...]:
+    """What answers health checks over TCP: the services' health ports, and `health_address`."""
+    ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
+    parts.reconciler.after_step.append(ports.follow)
+    place = parts.settings.health_place()
+    return ports.listeners, healthz_listener(parts.reconciler, Place(*place) if place else None)
+
+
 @contextlib.asynccontextmanager
-async def _listening(parts: Parts) -> AsyncIterator[None]:
+async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncIterator[None]:
     """The API's socket, answering."""
     settings = parts.settings
     about = {
@@ -148,7 +161,13 @@ async def _listening(parts: Parts) -> AsyncIterator[None]:
         "settings": settings.model_dump(mode="json"),
     }
     served = Served(
-        parts.reconciler, parts.dataplane, (parts.files, parts.store), parts.store, parts.rescan, about
+        parts.reconciler,
+        parts.dataplane,
+        (parts.files, parts.store),
+        parts.store,
+        parts.rescan,
+        about,
+        lambda: [warning for each in listeners for warning in each.warnings],
     )
     try:
         listener = bind_socket(settings.socket, settings.socket_group)

@@ -269,6 +269,8 @@ class Forwarding:
     """An address of this host lies in the networks that external addresses are limited to."""
     node_port: int | None = None
     health_port: int | None = None
+    ready_local: tuple[str, ...] = ()
+    """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
 
     @property
     def externally_accessible(self) -> bool:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
+OVERDUE_SECONDS = 60.0
+"""A wish for a step that is older has met a step that hangs: every program that a step runs has a limit."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,10 @@ class Progress:
     """The last wish that a good step has fulfilled."""
     tried: int = field(default=0)
     """The last wish that any step has taken up."""
+    waiting_since: datetime | None = None
+    """When the oldest wish was made that no good step has fulfilled; None while there is none."""
+    untaken_since: datetime | None = None
+    """When the oldest wish was made that no step has taken up; None while there is none."""
 
     @property
     def state(self) -> str:
@@ -52,6 +58,38 @@ class Progress:
         if not self.done:
             return "starting"
         return "in-sync" if self.done == self.wanted else "pending"
+
+    def wish(self, now: datetime) -> int:
+        """Note a wish for a step; returns its number."""
+        self.wanted += 1
+        self.waiting_since = self.waiting_since or now
+        self.untaken_since = self.untaken_since or now
+        return self.wanted
+
+    def take_up(self) -> int:
+        """A step begins, for all wishes so far; returns the last one's number."""
+        self.untaken_since = None
+        return self.wanted
+
+    def fulfilled(self, wish: int) -> None:
+        """A good step has ended that took up the wishes up to this one."""
+        self.fault, self.done, self.tried = "", wish, wish
+        self.waiting_since = self.untaken_since
+
+
+def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:
+    """Whether the kernel is kept as declared, and if not, why. Having nothing to do is healthy.
+
+    A fault counts until a step has worked, however many are tried meanwhile; a wish counts as overdue whoever
+    made it, also the first one of all (contract 7.23).
+    """
+    if progress.fault:
+        return False, progress.fault
+    waited = (now - progress.waiting_since).total_seconds() if progress.waiting_since else 0.0
+    if waited <= OVERDUE_SECONDS:
+        return True, ""
+    what = "a change is not in the kernel" if progress.done else "no rules are in the kernel since the start"
+    return False, f"{what} after {waited:.0f} s; hint: a step hangs, the log says after what"
 
 
 class Surroundings(Protocol):
@@ -75,21 +113,27 @@ class Reconciler:
         clock: Callable[[], datetime],
     ) -> None:
         self._sources, self._dataplane = sources, dataplane
-        self._surroundings, self._clock = surroundings, clock
+        self._surroundings, self.clock = surroundings, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
+        self.after_step: list[Callable[[], None]] = []
+        """Called after each step, good or bad. They only look; what raises here ends the loop."""
         self.progress = Progress()
         self.services: Mapping[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
         self.problems: Mapping[str, tuple[Problem, ...]] = {}
 
+    @property
+    def host_addresses(self) -> frozenset[str]:
+        """This host's addresses as of the last step."""
+        return self._policy.host.addresses if self._policy else frozenset()
+
     def wake(self) -> int:
         """Ask for a step; the number returned is for `settled`."""
-        self.progress.wanted += 1
         self._woken.set()
-        return self.progress.wanted
+        return self.progress.wish(self.clock())
 
     async def settled(self, wish: int, timeout: float) -> bool:
         """Wait until a step took up a wish: True when the kernel is as wished, else False."""
@@ -116,7 +160,7 @@ class Reconciler:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
         async with self._one_at_a_time:
             self._woken.clear()
-            wish, began = self.progress.wanted, self._clock()
+            wish, began = self.progress.take_up(), self.clock()
             try:
                 policy = await self._surroundings.policy()
                 merged = merge(self._units())
@@ -134,6 +178,8 @@ class Reconciler:
                 self._failed(
                     wish, f"{type(error).__name__}: {error}; hint: this is a fault in vipd, see the log"
                 )
+            for look in self.after_step:
+                look()
         async with self._stepped:
             self._stepped.notify_all()
         return not self.progress.fault
@@ -186,12 +232,12 @@ class Reconciler:
         self.progress.warnings = self._surroundings.prepare(families)
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
-        progress, now = self.progress, self._clock()
+        progress, now = self.progress, self.clock()
         if wrote or not progress.done:
             progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
             progress.applies += wrote
             log.info("%d services in the kernel after %.3f s", len(self.services), progress.last_seconds)
-        progress.fault, progress.done, progress.tried = "", wish, wish
+        progress.fulfilled(wish)
 
     def _failed(self, wish: int, fault: str) -> None:
         if fault != self.progress.fault:

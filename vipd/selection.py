@@ -96,6 +96,8 @@ class _Chosen:
     cluster: tuple[_Candidate, ...]
     local: tuple[_Candidate, ...]
     served: bool
+    ready_local: tuple[_Candidate, ...]
+    """Those on this host that are ready, under any policy."""
 
 
 def choose(service: Service, policy: SelectionPolicy) -> tuple[Forwarding, ...]:
@@ -141,6 +143,7 @@ def _forwarding(
         allow_host=host.within(network for e in external for network in e.allow_from or ()),
         node_port=port.node_port,
         health_port=service.health_port,
+        ready_local=_addresses(chosen.ready_local) if service.health_port else (),
     )
 
 
@@ -157,7 +160,7 @@ def _choose_endpoints(
     leaving = tuple(c for c in candidates if c.last_resort)
     cluster = () if local_internal and not accessible else _near(ready, host) or leaving
     local = _on_host(ready) or _on_host(leaving) if local_internal or local_external else ()
-    return _Chosen(cluster, local, served=bool(ready or leaving))
+    return _Chosen(cluster, local, served=bool(ready or leaving), ready_local=_on_host(ready))
 
 
 def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
@@ -195,3 +198,7 @@ def _candidates(
 
 def _endpoints(candidates: tuple[_Candidate, ...]) -> tuple[Endpoint, ...]:
     return tuple(candidate.endpoint for candidate in candidates)
+
+
+def _addresses(candidates: tuple[_Candidate, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(candidate.endpoint.address for candidate in candidates))

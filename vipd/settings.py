@@ -22,7 +22,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from vipd.model import Family, Masquerade, family_of
+from vipd.declaration.notation import parse_frontend
+from vipd.model import Family, Masquerade, family_of, socket_text
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
@@ -56,11 +57,21 @@ def _address(value: object) -> str:
         raise ValueError(f"{error}; hint: an address such as 192.0.2.1") from None
 
 
+def _listen_address(value: object) -> str:
+    text = str(value)
+    if "/" in text:
+        raise ValueError(f"{text} has a protocol; hint: write it like 127.0.0.1:10256")
+    frontend = parse_frontend(text)
+    return socket_text(frontend.address, frontend.port)
+
+
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
 
 Address = Annotated[str, BeforeValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
+
+ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
 
 
 class Settings(BaseSettings):
@@ -110,10 +121,15 @@ class Settings(BaseSettings):
     """Networks in which services may claim addresses; unset: any, but never this host's own."""
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8 too; unset: with prefix KUBE only. Never sets route_localnet."""
+    dispatch: Literal["auto", "flat", "grouped"] = "auto"
+    """How a packet finds its service: past every rule, or through groups of addresses; auto: grouped above 64
+    addresses. Always flat with `compat: kube-proxy`."""
     accept_forwarded: bool = True
     """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
     manage_sysctls: bool = True
     """Turn on IP forwarding when there are services, and put it back on cleanup."""
+    health_address: ListenAddress | None = None
+    """ADDR:PORT or [v6]:PORT where GET /healthz and /livez are answered over TCP too; unset: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod
@@ -145,6 +161,13 @@ class Settings(BaseSettings):
     def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
         """The cluster networks of one family."""
         return tuple(cidr for cidr in self.cluster_cidrs if family_of(cidr) is family)
+
+    def health_place(self) -> tuple[str, int] | None:
+        """Address and port of `health_address`; None when it is unset."""
+        if not self.health_address:
+            return None
+        frontend = parse_frontend(self.health_address)
+        return frontend.address, frontend.port
 
     def node_addresses(self, family: Family, host_addresses: frozenset[str]) -> tuple[str, ...] | None:
         """The host's addresses that answer on node ports; None for all.

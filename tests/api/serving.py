@@ -24,6 +24,19 @@ from vipd.sources.store import StoreSource
 
 PATIENCE_SECONDS = 30.0
 
+DNS: dict[str, object] = {
+    "name": "kube-system/kube-dns",
+    "address": ["10.96.0.10", "fd00:0:10::10"],
+    "ports": ["53/udp"],
+    "backends": ["10.244.0.5", {"address": "10.244.0.6", "weight": 2}, "fd01::5"],
+}
+WEB: dict[str, object] = {
+    "name": "web",
+    "address": "10.96.0.11",
+    "ports": ["80/tcp"],
+    "backends": ["10.244.0.7"],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -94,7 +107,7 @@ class Api:
         """One request; `path` is sent as it stands."""
         sent = {"data": data} if data is not None else {} if body is None else {"json": body}
         url = URL(f"http://vipd{path}", encoded=True)
-        async with self.session.request(method, url, **sent) as response:  # type: ignore[arg-type]  # one of two
+        async with self.session.request(method, url, **sent) as response:
             assert response.content_type == "application/json", await response.text()
             answer = Answer(response.status, await response.json())
         assert answer.body["apiVersion"] == "vipd/v1"
@@ -108,7 +121,12 @@ class Api:
 
 @contextlib.asynccontextmanager
 async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
-    about = {"version": "0", "pid": 1, "started": "2026-01-01T00:00:00Z", "settings": {"chain_prefix": "VIPD"}}
+    about = {
+        "version": "0",
+        "pid": 1,
+        "started": "2026-01-01T00:00:00Z",
+        "settings": {"chain_prefix": "VIPD"},
+    }
     served = Served(api.reconciler, api.dataplane, (api.files, api.store), api.store, api.rescan, about)
     runner = web.AppRunner(application(served, permission), access_log=None, shutdown_timeout=1)
     await runner.setup()

@@ -6,18 +6,10 @@ import socket
 
 import pytest
 
-from tests.api.serving import Answer, Api, served
+from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.fake_dataplane import broken_tool
 from tests.samples import block
 from vipd.api import server
-
-DNS = {
-    "name": "kube-system/kube-dns",
-    "address": ["10.96.0.10", "fd00:0:10::10"],
-    "ports": ["53/udp"],
-    "backends": ["10.244.0.5", {"address": "10.244.0.6", "weight": 2}, "fd01::5"],
-}
-WEB = {"name": "web", "address": "10.96.0.11", "ports": ["80/tcp"], "backends": ["10.244.0.7"]}
 
 
 def actions(answer: Answer) -> dict[str, str]:
@@ -117,7 +109,15 @@ def test_the_status_tells_the_whole_state() -> None:
         assert (store["name"], store["location"], store["services"]) == ("store", str(api.store_path), 1)
         assert status["dataplane"] == {"name": "iptables", "ipv4": "fake v1", "ipv6": "fake v1"}
         assert status["settings"] == {"chain_prefix": "VIPD"}
-        for key in ("version", "pid", "started", "message", "last_apply_seconds", "apply_failures", "warnings"):
+        for key in (
+            "version",
+            "pid",
+            "started",
+            "message",
+            "last_apply_seconds",
+            "apply_failures",
+            "warnings",
+        ):
             assert key in status
         assert status["last_apply"].endswith("Z")
 
@@ -270,94 +270,11 @@ def test_a_service_whose_rules_are_on_their_way_is_pending() -> None:
     async def story(api: Api) -> None:
         api.dataplane.gate = asyncio.Event()
         adding = asyncio.create_task(api.add(WEB))
-        while not api.dataplane.applying:
-            await asyncio.sleep(0.005)
+        await api.dataplane.entered.wait()
         view = (await api.ask("GET", "/v1/services/web")).body["service"]
         api.dataplane.gate.set()
         await adding
         assert view["status"]["state"] == "pending"
-
-    served(story)
-
-
-# Requests that come while a step is under way: each must build on what the ones before have stored.
-
-
-async def during_a_step(api: Api, *requests: tuple[str, str, object]) -> list[Answer]:
-    """Send requests one after the other while the kernel is being written; their answers."""
-    api.dataplane.gate = asyncio.Event()
-    api.dataplane.kernel = {}
-    api.reconciler.wake()
-    while not api.dataplane.applying:
-        await asyncio.sleep(0.005)
-    tasks = []
-    for method, path, body in requests:
-        tasks.append(asyncio.create_task(api.ask(method, path, body)))
-        await asyncio.sleep(0.05)
-    api.dataplane.gate.set()
-    return [await task for task in tasks]
-
-
-def test_two_adds_at_once_cannot_take_one_frontend() -> None:
-    async def story(api: Api) -> None:
-        await api.add(DNS)
-        first, second = ({**WEB, "name": "one"}, {**WEB, "name": "two"})
-        answers = await during_a_step(
-            api, ("POST", "/v1/services", {"service": first}), ("POST", "/v1/services", {"service": second})
-        )
-        assert [a.status for a in answers] == [200, 409]
-        assert api.stored() == {"kube-system/kube-dns", "one"}
-
-    served(story)
-
-
-def test_two_adds_at_once_cannot_take_one_name() -> None:
-    async def story(api: Api) -> None:
-        await api.add(DNS)
-        other = {**WEB, "address": "10.96.0.12"}
-        answers = await during_a_step(
-            api, ("POST", "/v1/services", {"service": WEB}), ("POST", "/v1/services", {"service": other})
-        )
-        assert [a.status for a in answers] == [200, 409]
-
-    served(story)
-
-
-def test_two_weights_set_at_once_are_both_kept() -> None:
-    async def story(api: Api) -> None:
-        await api.add(DNS)
-        path = "/v1/services/kube-system%2Fkube-dns/backends"
-        answers = await during_a_step(
-            api, ("PATCH", f"{path}/10.244.0.5", {"weight": 7}), ("PATCH", f"{path}/10.244.0.6", {"weight": 9})
-        )
-        assert [a.status for a in answers] == [200, 200]
-        spec = (await api.ask("GET", "/v1/services/kube-system%2Fkube-dns")).body["service"]["spec"]
-        assert spec["backends"][:2] == [
-            {"address": "10.244.0.5", "weight": 7},
-            {"address": "10.244.0.6", "weight": 9},
-        ]
-
-    served(story)
-
-
-def test_an_add_right_after_a_remove_is_not_unchanged() -> None:
-    async def story(api: Api) -> None:
-        await api.add(WEB)
-        await api.add(DNS)
-        await during_a_step(
-            api, ("DELETE", "/v1/services/web", None), ("POST", "/v1/services", {"service": WEB})
-        )
-        assert "web" in api.stored()
-
-    served(story)
-
-
-def test_a_reload_does_not_disturb_a_step_under_way() -> None:
-    async def story(api: Api) -> None:
-        await api.add(DNS)
-        api.dataplane.misuse.clear()
-        await during_a_step(api, ("POST", "/v1/reload", None))
-        assert api.dataplane.misuse == [], "the kernel's state is forgotten while it is being written"
 
     served(story)
 

@@ -86,7 +86,10 @@ def test_a_fallback_at_rest_is_not_said_to_have_weight_zero() -> None:
 
 
 def test_a_serving_fallback_does_not_count_as_a_ready_backend() -> None:
-    spec = {"backends": [{"address": "10.244.0.5", "weight": 0}], "fallback": {"backends": ["10.244.9.9"]}}
+    spec: dict[str, object] = {
+        "backends": [{"address": "10.244.0.5", "weight": 0}],
+        "fallback": {"backends": ["10.244.9.9"]},
+    }
     view = view_of(spec)
     assert (view["status"]["state"], view["status"]["ready"]) == ("ok", 0)
     spare = next(e for e in view["forwardings"][0]["endpoints"] if e["address"] == "10.244.9.9")

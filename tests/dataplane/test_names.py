@@ -73,7 +73,7 @@ def test_protocols_and_ports_have_chains_of_their_own() -> None:
 
 def test_every_name_fits_with_a_prefix_of_seven() -> None:
     fixed = [LONGEST.fixed(kind) for kinds in FIXED_KINDS.values() for kind in kinds]
-    chains = [f"ABCDEFG-{kind}-{hashed('x')}" for kind in HASHED_KINDS]
+    chains = [f"ABCDEFG-{kind}-{hashed('x')}" for kinds in HASHED_KINDS.values() for kind in kinds]
     built = [
         LONGEST.service(key("a", "b", Protocol.SCTP)),
         LONGEST.endpoint(key("a", "b", Protocol.SCTP), Endpoint("10.0.0.1", 80)),
@@ -83,7 +83,9 @@ def test_every_name_fits_with_a_prefix_of_seven() -> None:
 
 def test_own_chains_are_known_by_name_and_table() -> None:
     ours = [ChainId(table, KUBE.fixed(kind)) for table, kinds in FIXED_KINDS.items() for kind in kinds]
-    ours += [ChainId("nat", f"KUBE-{kind}-{hashed('x')}") for kind in HASHED_KINDS]
+    ours += [
+        ChainId("nat", f"KUBE-{kind}-{hashed('x')}") for kinds in HASHED_KINDS.values() for kind in kinds
+    ]
     assert all(KUBE.owns(chain) for chain in ours)
 
 

@@ -1,4 +1,4 @@
-"""What `vipctl render` prints under the prefix KUBE, as the kernel gives it back, beside kube-proxy's rules."""
+"""What `vipctl render` prints under the prefix KUBE, as the kernel gives it back, beside kube-proxy's."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane import states
-from tests.dataplane.declared import Machine
+from tests.dataplane.declared import HTTP, Machine, backends
 from tests.dataplane.fake_kernel import Block, FakeKernel
+from tests.dataplane.namespace import Namespace
 from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.model import Family, Frontend, Service, family_of
+from vipd.process import Runner
+from vipd.selection import SelectionPolicy, choose
 
 FOREIGN = """\
 *filter
@@ -42,8 +46,14 @@ Walk = Sequence[tuple[Service, ...]]
 
 @contextmanager
 def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
+    with machine_on(kernel.run, cidrs, **more) as built:
+        yield built
+
+
+@contextmanager
+def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
     with tempfile.TemporaryDirectory() as directory:
-        yield Machine(kernel.run, Path(directory), cluster_cidrs=cidrs, **more)
+        yield Machine(run, Path(directory), cluster_cidrs=cidrs, **more)
 
 
 def foreign_kernel() -> FakeKernel:
@@ -56,9 +66,8 @@ def rules(kernel: FakeKernel) -> dict[tuple[Family, str], str]:
     """Everything the kernel holds, but for tables in which nothing has been changed."""
     found = {}
     for family in Family:
-        for table in re.findall(r"(?ms)^\*.*?^COMMIT\n", kernel.saved(family)):
-            if re.search(r"(?m)^-A|^:\S+ (-|DROP) ", table):
-                found[family, table.partition("\n")[0]] = table
+        for table in tables(kernel.saved(family)):
+            found[family, table.partition("\n")[0]] = table
     return found
 
 
@@ -135,6 +144,27 @@ def test_without_services_nothing_of_ours_is_left(walk: Walk) -> None:
         assert rules(kernel) == rules(foreign_kernel())
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, ...]) -> None:
+    """It holds the same rules as the fake, and looking at it afresh finds nothing to do."""
+    kernel = FakeKernel(default=variant)
+    with (
+        Namespace() as namespace,
+        machine(kernel, cidrs) as faked,
+        machine_on(namespace.run, cidrs, iptables_variant=variant) as real,
+    ):
+        for state in walk:
+            faked.become(state)
+            real.become(state)
+            real.dataplane.forget()
+            assert str(real.plan()) == ""
+            for stem, family in (("iptables", Family.IPV4), ("ip6tables", Family.IPV6)):
+                assert namespace_rules(namespace, f"{stem}-{variant}-save") == tables(kernel.saved(family))
+
+
 @settings(deadline=None, max_examples=60)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...]) -> None:
@@ -152,7 +182,7 @@ def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
     """Guarantee G1, with the services in one restore."""
-    check_each_block(walk, cidrs)
+    check_each_block(walk, cidrs, lambda old, new, policy: frontends(old) & frontends(new))
 
 
 @settings(deadline=None, max_examples=40)
@@ -160,8 +190,23 @@ def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str,
 def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
     walk: Walk, cidrs: tuple[str, ...], batches_of_two: None
 ) -> None:
-    """Guarantee G1, with the services split over several restores."""
-    check_each_block(walk, cidrs)
+    """Guarantee G1, with the services split over several restores, for VIPs that keep their service."""
+    check_each_block(walk, cidrs, keeping_their_forwarding)
+
+
+def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed(batches_of_two: None) -> None:
+    """The leaf chain of the service it leaves must not be rewritten while the VIP is still sent there."""
+    two = ("10.96.0.1", "10.96.0.2")
+    before = (
+        Service("test/a", two, (HTTP,), backends("10.244.0.1")),
+        Service("test/b", ("10.96.0.3",), (HTTP,), backends("10.244.0.3")),
+    )
+    after = (
+        Service("test/a", two[:1], (HTTP,), backends("10.244.0.2")),
+        Service("test/b", ("10.96.0.3", "10.96.0.2"), (HTTP,), backends("10.244.0.3")),
+        *(Service(f"test/c{i}", (f"10.96.1.{i}",), (HTTP,), backends("10.244.0.4")) for i in range(3)),
+    )
+    check_each_block([before, after], (), lambda old, new, policy: frontends(old) & frontends(new))
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +217,31 @@ def batches_of_two() -> Iterator[None]:
         yield
 
 
-def check_each_block(walk: Walk, cidrs: tuple[str, ...]) -> None:
+Kept = Callable[[tuple[Service, ...], tuple[Service, ...], SelectionPolicy], set[Frontend]]
+"""Which frontends of an old and a new state must be served at every moment between."""
+
+
+def keeping_their_forwarding(
+    old: tuple[Service, ...], new: tuple[Service, ...], policy: SelectionPolicy
+) -> set[Frontend]:
+    owners = [
+        {
+            Frontend(address, forwarding.port, forwarding.key.protocol): forwarding.key
+            for service in state
+            for forwarding in choose(service, policy)
+            for address in forwarding.addresses
+        }
+        for state in (old, new)
+    ]
+    return {frontend for frontend, key in owners[0].items() if owners[1].get(frontend) == key}
+
+
+def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept) -> None:
     kernel = FakeKernel()
     with machine(kernel, cidrs) as walking:
         old: tuple[Service, ...] = ()
         for new in walk:
-            kept = frontends(old) & frontends(new)
+            kept = choose_kept(old, new, walking.policy)
             before, seen = reached_either_way(kernel, kept), list[tuple[Block, dict[Frontend, list[Reach]]]]()
             kernel.after_block = recorder(kernel, kept, seen)
             walking.become(new)
@@ -185,7 +249,9 @@ def check_each_block(walk: Walk, cidrs: tuple[str, ...]) -> None:
             for block, during in seen:
                 for frontend, reaches in during.items():
                     for was, now, then in zip(reaches, before[frontend], after[frontend], strict=True):
-                        assert was in (now, then), f"{frontend} after {block}"
+                        assert was in (now, then), (
+                            f"{frontend} after block {block.number}, {block.family} {block.table}"
+                        )
             old = new
 
 
@@ -218,6 +284,18 @@ def reached(
 
 def frontends(state: tuple[Service, ...]) -> set[Frontend]:
     return {frontend for service in state for frontend in service.frontends()}
+
+
+def namespace_rules(namespace: Namespace, program: str) -> list[str]:
+    finished = asyncio.run(namespace.run([program], ""))
+    assert finished.code == 0, finished.errors
+    return tables(re.sub(r"\[\d+:\d+\]", "[0:0]", finished.output))
+
+
+def tables(saved: str) -> list[str]:
+    """The tables in which there is anything, in a fixed order."""
+    found = re.findall(r"(?ms)^\*.*?^COMMIT\n", saved)
+    return sorted(table for table in found if re.search(r"(?m)^-A|^:\S+ (-|DROP) ", table))
 
 
 def ours(kernel: FakeKernel) -> list[str]:

@@ -5,7 +5,19 @@ from ipaddress import IPv4Address, IPv6Address
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from vipd.model import Affinity, Backend, Masquerade, Protocol, Refusal, Service, ServicePort
+from vipd.model import (
+    Affinity,
+    Backend,
+    BackendState,
+    ExternalAddress,
+    Masquerade,
+    Policy,
+    Protocol,
+    Refusal,
+    Service,
+    ServicePort,
+    family_of,
+)
 
 # The machine that runs the tests may be busy: how long an example takes says nothing.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,9 +36,14 @@ SERVICE_NAMES = (
 )
 
 
+PLACES = st.sampled_from(["node1", "a.b-c_d", "no", "1e3", "Zone-9"])
+
+
 @st.composite
-def backends(draw: st.DrawFn, like: tuple[str, ...], base: int) -> tuple[Backend, ...]:
-    """Backends of the families of `like`, each address once, apart from any VIP."""
+def backends(
+    draw: st.DrawFn, like: tuple[str, ...], base: int, names: tuple[str, ...] = ()
+) -> tuple[Backend, ...]:
+    """Backends of the families of `like`, each address once, apart from any VIP. `names`: of the ports."""
     v6 = any(":" in address for address in like)
     v4 = any(":" not in address for address in like)
     hosts = draw(st.lists(st.integers(1, 250), unique=True, max_size=5))
@@ -35,7 +52,18 @@ def backends(draw: st.DrawFn, like: tuple[str, ...], base: int) -> tuple[Backend
         use_v6 = v6 and (not v4 or draw(st.booleans()))
         address = f"fd01::{host:x}" if use_v6 else f"10.{base}.0.{host}"
         weight = draw(st.just(1) | st.integers(0, 65535))
-        found.append(Backend(address, draw(st.none() | PORTS), weight))
+        named = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+        found.append(
+            Backend(
+                address,
+                None if named else draw(st.none() | PORTS),
+                weight,
+                draw(st.sampled_from(list(BackendState))),
+                draw(st.just("") | PLACES),
+                tuple(draw(st.lists(PLACES, max_size=2, unique=True))),
+                tuple((name, draw(PORTS)) for name in named),
+            )
+        )
     return tuple(found)
 
 
@@ -46,30 +74,76 @@ def service_ports(draw: st.DrawFn) -> tuple[ServicePort, ...]:
         st.lists(st.tuples(PORTS, st.sampled_from(list(Protocol))), min_size=1, max_size=4, unique=True)
     )
     names = draw(st.lists(PORT_NAMES, min_size=len(keys), max_size=len(keys), unique=True))
+    on_host = draw(st.lists(PORTS, min_size=len(keys), max_size=len(keys), unique=True))
     found = []
-    for (port, protocol), name in zip(keys, names, strict=True):
+    for (port, protocol), name, node_port in zip(keys, names, on_host, strict=True):
         target = draw(st.none() | PORTS)
         found.append(
-            ServicePort(port, protocol, draw(st.sampled_from(["", name])), None if target == port else target)
+            ServicePort(
+                port,
+                protocol,
+                draw(st.sampled_from(["", name])),
+                None if target == port else target,
+                draw(st.sampled_from([None, node_port])),
+            )
         )
     return tuple(found)
+
+
+NETWORKS = {
+    4: st.sampled_from(["10.0.0.0/8", "192.0.2.0/24", "203.0.113.7/32", "0.0.0.0/0"]),
+    6: st.sampled_from(["fd00::/8", "2001:db8::/32", "::/0"]),
+}
+
+
+@st.composite
+def networks_like(draw: st.DrawFn, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """At least one network of each family of the addresses; none for no address."""
+    families = sorted({family_of(address) for address in addresses})
+    found = [draw(st.lists(NETWORKS[family], min_size=1, max_size=2, unique=True)) for family in families]
+    return tuple(network for networks in found for network in networks)
+
+
+@st.composite
+def externals(draw: st.DrawFn, taken: tuple[str, ...]) -> tuple[ExternalAddress, ...]:
+    """External IPs, then a load balancer's, apart from `taken`."""
+    addresses = [a for a in draw(st.lists(VIPS, max_size=3, unique=True)) if a not in taken]
+    balancers = draw(st.integers(0, len(addresses)))
+    return tuple(
+        ExternalAddress(
+            address,
+            index >= len(addresses) - balancers,
+            draw(st.none() | networks_like(()) | networks_like((address,))),
+        )
+        for index, address in enumerate(addresses)
+    )
 
 
 @st.composite
 def services(draw: st.DrawFn) -> Service:
     """A service that no rule of the language refuses."""
-    addresses = tuple(draw(st.lists(VIPS, min_size=1, max_size=3, unique=True)))
+    addresses = tuple(draw(st.lists(VIPS, max_size=3, unique=True)))
+    external = draw(externals(addresses))
+    if not addresses and not external:
+        addresses = (draw(VIPS),)
     ports = draw(service_ports())
+    names = tuple(port.name for port in ports if port.name)
     refusal = draw(st.sampled_from(list(Refusal)))
-    fallback = draw(backends(addresses, 245)) if refusal is Refusal.REJECT else ()
-    unnamed = Service("", addresses, ports)
+    unnamed = Service("", addresses, ports, external_addresses=external)
+    everything = unnamed.all_addresses()
+    taken = {port.node_port for port in ports}
     return Service(
         name=draw(st.just(str(unnamed.frontends()[0])) | SERVICE_NAMES),
         addresses=addresses,
         ports=ports,
-        backends=draw(backends(addresses, 244)),
+        backends=draw(backends(everything, 244, names)),
         affinity=draw(st.none() | st.integers(1, 86400).map(Affinity)),
         masquerade=draw(st.none() | st.sampled_from(list(Masquerade))),
         refusal=refusal,
-        fallback=fallback,
+        fallback=draw(backends(everything, 245, names)) if refusal is Refusal.REJECT else (),
+        external_addresses=external,
+        allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
+        internal_policy=draw(st.sampled_from(list(Policy))),
+        external_policy=draw(st.sampled_from(list(Policy))),
+        health_port=draw(st.none() | PORTS.filter(lambda port: port not in taken)),
     )

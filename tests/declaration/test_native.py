@@ -17,7 +17,19 @@ from vipd.declaration.native import (
     service_to_spec,
 )
 from vipd.declaration.problems import Declaration
-from vipd.model import Affinity, Backend, Masquerade, Origin, Protocol, Refusal, Service, ServicePort
+from vipd.model import (
+    Affinity,
+    Backend,
+    BackendState,
+    ExternalAddress,
+    Masquerade,
+    Origin,
+    Policy,
+    Protocol,
+    Refusal,
+    Service,
+    ServicePort,
+)
 
 HERE = Path(__file__).parent
 BROKEN = sorted((HERE / "broken").glob("*.yaml"))
@@ -84,6 +96,75 @@ def test_every_field_of_a_service_is_read() -> None:
         (Backend("10.244.9.9"),),
     )
     assert service.origin == Origin("file", "kube-dns.yaml", 5)
+
+
+def test_what_leads_to_a_service_from_outside_is_read() -> None:
+    (service,) = read(HERE / "valid" / "external.yaml").services
+    assert service == Service(
+        "203.0.113.10:443/tcp",
+        (),
+        (
+            ServicePort(443, Protocol.TCP, "https", 8443, 30443),
+            ServicePort(80, Protocol.TCP, "http", 8080),
+        ),
+        (
+            Backend("10.0.0.1", state=BackendState.UP, node="a1", zones=("z1",)),
+            Backend("10.0.0.2", state=BackendState.UP),
+            Backend("10.0.0.3", state=BackendState.DRAIN, zones=("z1", "z2")),
+            Backend("10.0.0.4", state=BackendState.DOWN),
+            Backend("10.0.0.5", ports=(("http", 8081),)),
+        ),
+        external_addresses=(
+            ExternalAddress("203.0.113.10"),
+            ExternalAddress("2001:db8::10", allow_from=()),
+            ExternalAddress("198.51.100.5", load_balancer=True, allow_from=("10.0.0.0/8", "192.0.2.0/24")),
+        ),
+        allow_from=("203.0.113.0/24",),
+        external_policy=Policy.LOCAL,
+        health_port=32100,
+    )
+
+
+def test_a_node_port_of_a_service_is_that_of_its_only_port() -> None:
+    assert one("    node_port: 30053\n").ports == (ServicePort(53, Protocol.UDP, node_port=30053),)
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("active", "up"), ("ready", "up"), ("draining", "drain"), ("disabled", "down"), ("drain", "drain")],
+)
+def test_other_words_for_a_state_are_printed_as_the_canonical_one(word: str, state: str) -> None:
+    service = one(f"    backends: {{address: 10.244.0.5, state: {word}}}\n")
+    assert service.backends[0].state == state
+    shown = service_to_spec(service).get("backends")
+    assert shown == (["10.244.0.5"] if state == "up" else [{"address": "10.244.0.5", "state": state}])
+
+
+def test_any_network_is_another_thing_than_the_services_networks() -> None:
+    text = "    external_addresses: [203.0.113.1, {address: 203.0.113.2, allow_from: any}]\n"
+    service = one(text + "    allow_from: 10.0.0.0/8\n")
+    assert [external.allow_from for external in service.external_addresses] == [None, ()]
+    assert one(text + "    allow_from: any\n").allow_from == ()
+
+
+def test_backends_with_disjoint_ports_may_share_an_address() -> None:
+    service = only(
+        "apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.1\n"
+        "    ports: [{name: a, port: 1}, {name: b, port: 2}]\n    backends:\n"
+        "      - {address: 10.0.0.1, ports: {a: 1}}\n"
+        "      - {address: 10.0.0.1, ports: {b: 2}, state: down}\n"
+    )
+    assert [backend.port_for(port) for backend in service.backends for port in service.ports] == [
+        1,
+        None,
+        None,
+        2,
+    ]
+
+
+def test_a_server_on_an_external_address_is_no_loop() -> None:
+    text = "    external_addresses: 203.0.113.1\n    backends: 203.0.113.1\n"
+    assert one(text).backends == (Backend("203.0.113.1"),)
 
 
 def test_short_forms_and_default_names() -> None:
@@ -245,7 +326,8 @@ def test_any_yaml_like_text_gives_a_declaration(text: str) -> None:
 
 WORDS = st.sampled_from(
     """name address ports backends affinity masquerade fallback check
-    port protocol target weight by type timeout node_port""".split()  # noqa: SIM905 - a list is no clearer
+    port protocol target weight by type timeout node_port external_addresses load_balancer_addresses
+    allow_from traffic_policy internal external health_port state node zone""".split()  # noqa: SIM905 - a list is no clearer
 )
 LEAVES = (
     st.none()
@@ -266,6 +348,11 @@ LEAVES = (
             "3h",
             "::1",
             "auto",
+            "any",
+            "local",
+            "drain",
+            "203.0.113.0/24",
+            "203.0.113.10",
         ]
     )
 )

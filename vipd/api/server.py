@@ -11,9 +11,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
+from vipd.api.healthz import healthz_routes
 from vipd.api.peers import Permission
 from vipd.api.views import Json, service_view, status_view
 from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.observe.explain import Compiled, explain
+from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
@@ -50,6 +53,8 @@ class Served:
     rescan: Callable[[], Awaitable[None]]
     """Reads every source anew."""
     about: Mapping[str, object]
+    warnings: Callable[[], Sequence[str]] = tuple
+    """What is wrong now besides the reconciler's own warnings."""
 
 
 def application(served: Served, permission: Permission) -> web.Application:
@@ -65,6 +70,7 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.get(target, routes.service),
             web.get("/v1/export", routes.export),
             web.get("/v1/diff", routes.diff),
+            web.get("/v1/explain", routes.explain),
             web.post("/v1/services", routes.add),
             web.patch(target, routes.change),
             web.delete(target, routes.remove),
@@ -73,6 +79,7 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.patch(target + "/backends/{backend}", routes.set_weight),
             web.post("/v1/apply", routes.apply),
             web.post("/v1/reload", routes.reload),
+            *healthz_routes(served.reconciler),
         ]
     )
     return app
@@ -87,7 +94,8 @@ class _Routes:
 
     async def status(self, _: web.Request) -> web.Response:
         s = self._served
-        return _answer(status_view(s.reconciler, s.dataplane, s.sources, s.about))
+        about = {**s.about, "warnings": s.warnings()}
+        return _answer(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def services(self, _: web.Request) -> web.Response:
         reconciler = self._served.reconciler
@@ -106,6 +114,21 @@ class _Routes:
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
         return _answer({"in_sync": not text, "diff": text})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        dataplane = self._served.dataplane
+        if not isinstance(dataplane, Compiled):
+            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
+        forwardings = [f for part in self._served.reconciler.forwardings.values() for f in part]
+        source, target = request.query.get("from", ""), request.query.get("target", "")
+        try:
+            question = ask(source, target, forwardings, dataplane.host_addresses())
+        except QuestionError as error:
+            kind: operations.Kind = "not-found" if error.unknown else "malformed"
+            raise RefusedError(kind, error.what, error.why, error.hint) from None
+        options = dataplane.options_of(question.packet.family)
+        explanation = explain(question, forwardings, options, dataplane.host_addresses())
+        return _answer({"explanation": explanation.view()})
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await _body(request)).get("service")
@@ -240,7 +263,7 @@ def _guard(permission: Permission) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = permission.peer(request.transport)
         request["peer"] = peer
-        if request.method != "GET" and not permission.may_change(peer):
+        if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
             return _error("forbidden", f"{peer} may not change services", why)
         return await handler(request)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import click
 
-from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
-from vipd.dataplane.iptables.options import RuleOptions
+from vipd.cli.offline import Compilation, host_addresses, read_settings, settings_options
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.model import Family, Policy, Service, family_of
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
+from vipd.settings import Settings
 
 FAMILIES = {str(family): family for family in Family}
 
@@ -29,15 +26,7 @@ FAMILIES = {str(family): family for family in Family}
     help="Address family; without it the one that the services have, ipv4 if both.",
 )
 @click.option("--table", type=click.Choice(TABLES), help="Only this table.")
-@click.option(
-    "--settings",
-    "settings_file",
-    metavar="FILE",
-    help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
-)
-@click.option(
-    "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
-)
+@settings_options
 def render(
     files: tuple[str, ...],
     dataplane: str,
@@ -52,38 +41,21 @@ def render(
     namespace that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for
     standard input.
     """
-    settings = _settings(settings_file, assignments)
+    settings = read_settings(settings_file, assignments)
     services = read_inputs(files).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
-    addresses = _host_addresses(settings, services)
-    policy = SelectionPolicy.of(settings, addresses)
-    forwardings = [forwarding for service in services for forwarding in choose(service, policy)]
-    options = RuleOptions.of(settings, chosen, random_fully=True, host_addresses=frozenset(addresses))
-    sys.stdout.write(render_rules(forwardings, options, (table,) if table else TABLES))
-
-
-def _settings(file: str | None, assignments: Sequence[str]) -> Settings:
-    default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
-    try:
-        return load_settings(Path(file) if file else default, parse_assignments(assignments))
-    except SettingsError as error:
-        raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
+    compiled = Compilation.of(services, settings, _host_addresses(settings, services))
+    tables = (table,) if table else TABLES
+    sys.stdout.write(render_rules(compiled.forwardings, compiled.options(chosen), tables))
 
 
 def _host_addresses(settings: Settings, services: Sequence[Service]) -> Collection[str]:
     """The host's addresses as set; read from the kernel only where the rules depend on them."""
-    if settings.host_addresses is not None:
-        return settings.host_addresses
     local = any(Policy.LOCAL in (s.internal_policy, s.external_policy) for s in services)
     limited = any(s.allow_from or any(e.allow_from for e in s.external_addresses) for s in services)
-    if not (local or limited or settings.node_port_addresses):
+    if settings.host_addresses is None and not (local or limited or settings.node_port_addresses):
         return ()
-    # Imported on use: asyncio and netlink are slow to import.
-    import asyncio
-
-    from vipd.hostnet import host_addresses
-
-    return asyncio.run(host_addresses())
+    return host_addresses(settings)
 
 
 def _family_of(services: Sequence[Service]) -> Family:

@@ -16,6 +16,7 @@ from vipd.declaration.fields import (
 )
 from vipd.declaration.nodes import Mapping, Node, null
 from vipd.declaration.notation import MAX_PORT, parse_address, parse_backend, shown
+from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
 from vipd.model import MAX_WEIGHT, Backend, BackendState
 
@@ -101,7 +102,8 @@ def _read_named_ports(report: Report, node: Node, path: str) -> tuple[tuple[str,
         )
     found = []
     for name, value in node.items.items():
-        number = read_integer(report, value, f"{path}.{name}", 1, MAX_PORT)
+        place = f"{path}.{name}" if is_port_name(name) else path
+        number = read_integer(report, value, place, 1, MAX_PORT)
         if number is not None:
             found.append((name, number))
     return tuple(found)

@@ -80,7 +80,7 @@ class KubernetesObjects:
         elif kind in _GROUPS and self._right_version(place, version, kind, _GROUPS[kind]):
             self._take(place, kind)
         elif kind != "List" and kind not in _GROUPS and kind not in _LISTS:
-            hint = "Service, EndpointSlice, Endpoints, and lists of them"
+            hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
             place.at("kind").problem(f"kind {shown(kind)[1:-1]} is not something that vipd serves", hint)
 
     def _read_list(self, place: Place) -> None:
@@ -90,7 +90,7 @@ class KubernetesObjects:
             kind, version = item.at("kind").text(), item.at("apiVersion").text()
             group = version.rpartition("/")[0]
             if kind in _GROUPS and (not version or group == _GROUPS[kind]):
-                if self._right_version(item, version, kind, group):
+                if self._right_version(item, version, kind, _GROUPS[kind]):
                     self._take(item, kind)
             elif kind:
                 others[kind] += 1

@@ -27,9 +27,10 @@ def with_backends(report: Report, declared: KubernetesService, groups: Iterable[
     """The service with the backends that these groups, all of this service, make."""
     servers = _servers_by_port(declared, groups)
     numbers = {port: Counter(number for _, number in found) for port, found in servers.items()}
-    ports = tuple(_with_target(port.value, numbers[port.value.name]) for port in declared.ports)
+    placed = [p._replace(value=_with_target(p.value, numbers[p.value.name])) for p in declared.ports]
+    ports = tuple(port.value for port in placed)
     backends = _backends(ports, servers)
-    check_backends(report, backends, declared.addresses, declared.ports)
+    check_backends(report, backends, declared.addresses, placed)
     return replace(declared.service, ports=ports, backends=tuple(backend.value for backend in backends))
 
 

@@ -46,8 +46,13 @@ class EndpointGroup:
 
 def object_name(place: Place) -> str:
     """An object's `namespace/name`, the name perhaps empty."""
-    metadata = place.at("metadata")
-    return f"{metadata.at('namespace').text('default')}/{metadata.at('name').text()}"
+    return _in_namespace(place, place.at("metadata", "name").text())
+
+
+def _in_namespace(place: Place, name: str) -> str:
+    whole = f"{place.at('metadata', 'namespace').text('default')}/{name}"
+    # What cannot be a name is a problem only where it would be served; everywhere else it is just shown.
+    return whole if whole.isprintable() else ascii(whole)[1:-1]
 
 
 def read_slice(place: Place) -> EndpointGroup | None:
@@ -69,8 +74,7 @@ def read_slice(place: Place) -> EndpointGroup | None:
     family = kind.choice(_FAMILIES, None)
     ports = tuple(port for item in place.at("ports").items() if (port := _read_port(item)))
     read = [_read_endpoint(item, family) for item in place.at("endpoints").items()]
-    namespace = place.at("metadata", "namespace").text("default")
-    return EndpointGroup(f"{namespace}/{service}", ports, tuple(server for server in read if server))
+    return EndpointGroup(_in_namespace(place, service), ports, tuple(server for server in read if server))
 
 
 def read_endpoints(place: Place) -> list[EndpointGroup]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from vipd.declaration import nodes
 from vipd.declaration.fields import Placed, Report, read_integer, read_notation, read_text
 from vipd.declaration.nodes import Node, Scalar, Sequence
-from vipd.declaration.notation import MAX_PORT, parse_address
+from vipd.declaration.notation import MAX_PORT, parse_address, shown
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         """What one of a few words stands for."""
         text = self.text()
         if text and text not in choices:
-            self.problem(f"must be one of {', '.join(choices)}, not {text}")
+            self.problem(f"must be one of {', '.join(choices)}, not {shown(text)}")
         return choices.get(text, default)
 
     def integer(self, low: int, high: int) -> int | None:

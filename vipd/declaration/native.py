@@ -1,4 +1,4 @@
-"""Declarations, vipd/v1 or Kubernetes objects: text in, a `Declaration` with every problem at once out. Pure."""
+"""Declarations, vipd/v1 or Kubernetes objects: text in, services and every problem at once out. Pure."""
 
 from __future__ import annotations
 

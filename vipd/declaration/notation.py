@@ -44,7 +44,7 @@ class NotationError(ValueError):
 def shown(text: str) -> str:
     """The text as messages show it: in quotes, on one line, cut when long, other scripts as escapes."""
     cut = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
-    return json.dumps(cut)
+    return json.dumps(cut).replace("\x7f", "\\u007f")
 
 
 def parse_address(text: str) -> str:

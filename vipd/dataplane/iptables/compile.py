@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
 from vipd.dataplane.iptables.leaves import LeafRules
 from vipd.dataplane.iptables.names import ChainId, Rules
-from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.spelling import comment, to_address, to_port
 from vipd.model import ExternalAddress, Family, Forwarding, Policy, Protocol, Refusal
 
@@ -20,17 +21,19 @@ class Fragment:
     """One forwarding's part of the rules: chains of its own, and its lines in chains that all share."""
 
     chains: Mapping[ChainId, Rules]
-    shared: Mapping[ChainId, Rules]
+    shared: Mapping[ChainId, ByAddress]
+    """Its lines by the address that they are about."""
 
 
 class _Lines:
     """Collects lines for shared chains, in order."""
 
     def __init__(self) -> None:
-        self.found: dict[ChainId, list[str]] = {}
+        self.found: dict[ChainId, dict[str, Rules]] = {}
 
-    def add(self, chain: ChainId, rule: str) -> None:
-        self.found.setdefault(chain, []).append(rule)
+    def add(self, chain: ChainId, rule: str, address: str = NO_ADDRESS) -> None:
+        rules = self.found.setdefault(chain, {})
+        rules[address] = (*rules.get(address, ()), rule)
 
 
 class Compiler:
@@ -41,10 +44,7 @@ class Compiler:
         self._names = options.names
         self._leaves = LeafRules(options, terse)
         version = "icmp" if options.family is Family.IPV4 else "icmp6"
-        self._refusals = {
-            Refusal.REJECT: f"-j REJECT --reject-with {version}-port-unreachable",
-            Refusal.DROP: "-j DROP",
-        }
+        self._reject = f"-j REJECT --reject-with {version}-port-unreachable"
 
     def compile(self, forwarding: Forwarding) -> Fragment:
         """The rules of one forwarding. Equal input gives equal rules."""
@@ -58,7 +58,7 @@ class Compiler:
                 f"{to_port(Protocol.TCP, note, forwarding.health_port)} -j ACCEPT",
             )
         chains = {ChainId("nat", name): rules for name, rules in self._chains(forwarding)}
-        return Fragment(chains, {chain: tuple(rules) for chain, rules in lines.found.items()})
+        return Fragment(chains, lines.found)
 
     def _chains(self, forwarding: Forwarding) -> Iterator[tuple[str, Rules]]:
         key, leaves = forwarding.key, self._leaves
@@ -90,11 +90,11 @@ class Compiler:
                 note = comment(f"{key.service_port} cluster IP")
                 match = to_address(address, key.family, key.protocol, note, forwarding.port)
                 chain = self._names.service(key, "SVL" if policy is Policy.LOCAL else "SVC")
-                lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}")
+                lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
             else:
                 note, target = self._refusal(forwarding)
                 match = to_address(address, key.family, key.protocol, note, forwarding.port)
-                lines.add(self._shared("filter", "SERVICES"), f"{match} {target}")
+                lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
 
     def _dispatch_external(self, forwarding: Forwarding, lines: _Lines) -> None:
         key = forwarding.key
@@ -107,7 +107,8 @@ class Compiler:
             if refused:
                 note, target = self._refusal(forwarding)
                 match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
-                lines.add(self._shared("filter", "EXTERNAL-SERVICES"), f"{match} {target}")
+                refusals = self._shared("filter", "EXTERNAL-SERVICES")
+                lines.add(refusals, f"{match} {target}", external.address)
         if forwarding.node_port:
             self._dispatch_node_port(forwarding, forwarding.node_port, refused, lines)
 
@@ -119,11 +120,11 @@ class Compiler:
         note = comment(f"{key.service_port} {kind}")
         match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
         chain = firewall or self._names.service(key, "EXT")
-        lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}")
+        lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", external.address)
         if firewall:
             said = comment(f"{key.service_port} traffic not accepted by {firewall}")
             match = to_address(external.address, key.family, key.protocol, said, forwarding.port)
-            lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP")
+            lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP", external.address)
 
     def _dispatch_node_port(self, forwarding: Forwarding, port: int, refused: bool, lines: _Lines) -> None:
         """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
@@ -144,7 +145,13 @@ class Compiler:
         """
         if forwarding.served:
             return comment(f"{forwarding.key.service_port} has no local endpoints"), "-j DROP"
-        return comment(f"{forwarding.key.service_port} has no endpoints"), self._refusals[forwarding.refusal]
+        note = comment(f"{forwarding.key.service_port} has no endpoints")
+        if forwarding.refusal is Refusal.DROP:
+            return note, "-j DROP"
+        # The reset is seen at once everywhere; an ICMPv6 error that meets a busy socket is lost, and the
+        # client tries again a second later (measured on 6.18, client on the same machine).
+        reset = forwarding.key.protocol is Protocol.TCP and self._options.prefix != KUBE_PREFIX
+        return note, "-j REJECT --reject-with tcp-reset" if reset else self._reject
 
     def _shared(self, table: str, kind: str) -> ChainId:
         return ChainId(table, self._names.fixed(kind))

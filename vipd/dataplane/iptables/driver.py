@@ -66,6 +66,7 @@ class IptablesDataplane:
         self._record = record
         self._run = run
         self._names = Names(settings.chain_prefix)
+        self._host_addresses: frozenset[str] = frozenset()
 
     @classmethod
     async def start(cls, settings: Settings, record: HostRecord, run: Runner) -> IptablesDataplane:
@@ -88,6 +89,7 @@ class IptablesDataplane:
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
+        self._host_addresses = addresses
         for family, state in self._states.items():
             options = state.ruleset.options
             state.ruleset.reconfigure(
@@ -125,6 +127,14 @@ class IptablesDataplane:
         """The SVC chain and each endpoint's SEP chain."""
         key = forwarding.key
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.endpoints}
+
+    def options_of(self, family: Family) -> RuleOptions:
+        """Everything besides the forwardings that shapes a family's rules."""
+        return self._states[family].ruleset.options
+
+    def host_addresses(self) -> frozenset[str]:
+        """This host's own addresses, as `host_changed` told them last."""
+        return self._host_addresses
 
     def versions(self) -> dict[str, str]:
         """Each family's iptables, as it names itself."""

@@ -42,7 +42,8 @@ FIXED_KINDS = {
 }
 """The chains that exist once, by table."""
 
-HASHED_KINDS = ("SVC", "SEP", "SVL", "EXT", "FW")
+HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "GRP"), "filter": ("GRP",)}
+"""The chains that exist for each service port, endpoint or group of addresses, by table."""
 
 
 def hashed(text: str) -> str:
@@ -55,8 +56,10 @@ class Names:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        kinds = "|".join(HASHED_KINDS)
-        self._hashed_name = re.compile(rf"^{prefix}-(?:{kinds})-[A-Z2-7]{{16}}$")
+        self._hashed = {
+            table: re.compile(rf"^{prefix}-(?:{'|'.join(kinds)})-[A-Z2-7]{{16}}$")
+            for table, kinds in HASHED_KINDS.items()
+        }
         self._fixed = {table: {f"{prefix}-{kind}" for kind in FIXED_KINDS[table]} for table in FIXED_KINDS}
 
     def fixed(self, kind: str) -> str:
@@ -80,9 +83,14 @@ class Names:
         """The chain that translates to one endpoint of one service port."""
         return f"{self.prefix}-SEP-{hashed(f'{key.service_port}{key.protocol}{endpoint}')}"
 
+    def group(self, chain: str, network: str) -> str:
+        """The chain that holds the part of a shared chain for one network."""
+        return f"{self.prefix}-GRP-{hashed(f'{chain} {network}')}"
+
     def owns(self, chain: ChainId) -> bool:
         """Whether a chain is ours. The canary chains of others under the same prefix are not."""
-        return self.is_fixed(chain) or bool(chain.table == "nat" and self._hashed_name.match(chain.name))
+        hashed_name = self._hashed.get(chain.table)
+        return self.is_fixed(chain) or bool(hashed_name and hashed_name.match(chain.name))
 
     def is_fixed(self, chain: ChainId) -> bool:
         """Whether a chain is one of those that exist once."""

@@ -31,6 +31,8 @@ class RuleOptions:
     node_port_addresses: tuple[str, ...] | None = None
     """This host's addresses that answer on node ports; None: all of them."""
     accept_forwarded: bool = True
+    dispatch: str = "auto"
+    """`auto`, `flat` or `grouped`: how shared chains find an address (`dispatch.py`)."""
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class RuleOptions:
             else local,
             node_port_addresses=settings.node_addresses(family, host_addresses),
             accept_forwarded=settings.accept_forwarded,
+            dispatch="flat" if kube_proxy else settings.dispatch,
         )
 
     @property

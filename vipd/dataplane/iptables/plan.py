@@ -9,6 +9,7 @@ a translated packet no longer has the address that the refusal matches.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,6 +20,9 @@ from vipd.dataplane.iptables.ruleset import Wanted
 BATCH_FORWARDINGS = 250
 """Forwardings per restore in a large load: iptables-nft-restore 1.8.9 is quadratic in chains per call;
 7.3 s against more than 100 s in one piece for 10,000 services (performance.md)."""
+
+_DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
+"""The chains that lead to a service port's own chains."""
 
 BATCH_DELETIONS = 2000
 """Chains per restore that only deletes."""
@@ -83,7 +87,7 @@ def make_plan(wanted: Wanted, installed: Installed, names: Names) -> Plan:
         *(Change(chain, chains[chain], None) for chain in gone),
         *(jump.change for jump in jumps),
     )
-    return Plan(_Steps(groups, shared, gone, jumps, chains).restores(), changes)
+    return Plan(_Steps(groups, shared, wanted.shared, gone, jumps, chains).restores(), changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class _Steps:
 
     groups: Sequence[Mapping[ChainId, Rules]]
     shared: Mapping[ChainId, Rules]
+    """Those shared chains that change."""
+    all_shared: Mapping[ChainId, Rules]
     gone: Sequence[ChainId]
     jumps: Sequence[_JumpChange]
     installed: Mapping[ChainId, Rules]
@@ -107,14 +113,27 @@ class _Steps:
     def restores(self) -> tuple[str, ...]:
         nat = _table("nat", self.shared)
         jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
-        deletions = [_delete(part) for part in _parts(self._gone_in("nat"), BATCH_DELETIONS)]
+        deletions = _delete_in_parts(self._gone_in("nat"))
         before, after = self._refusals_before(), self._refusals_after()
         if len(self.groups) <= BATCH_FORWARDINGS:
             # One process for the usual small change; each block is a transaction of its own all the same.
             reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
-        batches = [_write("nat", _joined(part), ()) for part in _parts(self.groups, BATCH_FORWARDINGS)]
-        return _nonempty([before, *batches, _write("nat", nat, jumps), *deletions, after])
+        early, late = self._apart()
+        batches = [_write("nat", _joined(part), ()) for part in _parts(early, BATCH_FORWARDINGS)]
+        commit = _write("nat", {**_joined(late), **nat}, jumps)
+        return _nonempty([before, *batches, commit, *deletions, after])
+
+    def _apart(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
+        """The groups to write before the dispatch, and those that must change in one step with it: what is
+        reached already, by other frontends than before. Few are, so that this last restore stays small."""
+        reached, wanted = _ways_in(self.installed), _ways_in(self.all_shared)
+        early: list[Mapping[ChainId, Rules]] = []
+        late: list[Mapping[ChainId, Rules]] = []
+        for group in self.groups:
+            moved = any(reached.get(c.name) and reached.get(c.name) != wanted.get(c.name) for c in group)
+            (late if moved and any(c in self.installed for c in group) else early).append(group)
+        return early, late
 
     def _refusals_before(self) -> str:
         """Filter chains with what they gain, and still with what they will lose."""
@@ -193,6 +212,23 @@ def _delete(chains: Sequence[ChainId]) -> str:
     emptied = [f":{chain.name} - [0:0]" for chain in chains]
     removed = [f"-X {chain.name}" for chain in chains]
     return "\n".join([f"*{chains[0].table}", *emptied, *removed, "COMMIT", ""])
+
+
+def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
+    """The rules of the nat dispatch that lead to each chain, by that chain's name."""
+    ways: dict[str, set[str]] = {}
+    for chain, rules in chains.items():
+        if chain.table == "nat" and _DISPATCH.search(chain.name):
+            for rule in rules:
+                ways.setdefault(jump_target(rule), set()).add(rule)
+    return {target: frozenset(rules) for target, rules in ways.items()}
+
+
+def _delete_in_parts(chains: Sequence[ChainId]) -> list[str]:
+    """Blocks that remove any number of chains; with several, all are emptied before the first is removed."""
+    parts = list(_parts(chains, BATCH_DELETIONS))
+    emptied = [_write("nat", dict.fromkeys(part, ()), ()) for part in parts] if len(parts) > 1 else []
+    return [*emptied, *map(_delete, parts)]
 
 
 def _table(table: str, chains: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:

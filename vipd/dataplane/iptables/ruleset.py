@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.iptables.compile import Compiler, Fragment
+from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.fixed import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
@@ -45,6 +46,8 @@ class Ruleset:
         self._touched: dict[ForwardingKey, None] = {}
         self._gone: set[ChainId] = set()
         self._shared: Mapping[ChainId, Rules] | None = None
+        self._shared_before: frozenset[ChainId] = frozenset()
+        self._dispatch: dict[ChainId, Dispatch] = {}
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end."""
@@ -64,6 +67,7 @@ class Ruleset:
     def touched(self) -> Wanted:
         """What changed since `written`: enough when the rest of the kernel is known to be right."""
         self._settle_comments()
+        self.shared()
         changed = (self._fragments.get(key) for key in self._touched)
         return self._wanted((f for f in changed if f), frozenset(self._gone))
 
@@ -81,9 +85,12 @@ class Ruleset:
         self._gone.clear()
 
     def shared(self) -> Mapping[ChainId, Rules]:
-        """The chains that all forwardings share, their lines in the stable order of keys."""
+        """The chains that all forwardings share, and the groups that they fan out into."""
         if self._shared is None:
             self._shared = self._assemble() if self._in_use() else {}
+            self._gone.update(self._shared_before - self._shared.keys())
+            self._gone.difference_update(self._shared)
+            self._shared_before = frozenset(self._shared)
         return self._shared
 
     def _replace(self, key: ForwardingKey, new: Fragment | None) -> None:
@@ -94,7 +101,10 @@ class Ruleset:
         if old is not None:
             self._gone.update(chain for chain in old.chains if new is None or chain not in new.chains)
         self._touched[key] = None
-        if old is None or new is None or old.shared != new.shared:
+        before, after = old.shared if old else {}, new.shared if new else {}
+        for chain in before.keys() | after.keys():
+            self._dispatch_of(chain).replace(key, after.get(chain, {}))
+        if before != after:
             self._shared = None
 
     def _settle_comments(self) -> None:
@@ -106,18 +116,25 @@ class Ruleset:
     def _recompile(self) -> None:
         self._compiler = Compiler(self.options, self._terse)
         self._shared = None
+        self._dispatch.clear()
         for key, forwarding in self._forwardings.items():
             self._replace(key, self._compiler.compile(forwarding))
 
+    def _dispatch_of(self, chain: ChainId) -> Dispatch:
+        if chain not in self._dispatch:
+            self._dispatch[chain] = Dispatch(
+                self.options.names, f"{chain.table} {chain.name}", self.options.family, self.options.dispatch
+            )
+        return self._dispatch[chain]
+
     def _assemble(self) -> Mapping[ChainId, Rules]:
-        lines: dict[ChainId, list[str]] = {}
-        for key in sorted(self._fragments):
-            for chain, rules in self._fragments[key].shared.items():
-                lines.setdefault(chain, []).extend(rules)
-        return {
-            chain: (*dict.fromkeys(lines.get(chain, ())), *last)
+        shared = {
+            chain: (*self._dispatch_of(chain).root(), *last)
             for chain, last in entry_chains(self.options).items()
         }
+        for chain, dispatch in self._dispatch.items():
+            shared.update({ChainId(chain.table, name): r for name, r in dispatch.groups().items()})
+        return shared
 
     def _in_use(self) -> bool:
         return bool(self._fragments) or self.options.kube_proxy

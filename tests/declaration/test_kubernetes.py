@@ -1,0 +1,546 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.declaration.manifests import Json, endpoint_slice, items, manifests, service
+from tests.declaration.strategies import PATIENT
+from vipd.declaration.native import format_declaration, parse_declaration
+from vipd.declaration.problems import Declaration
+from vipd.model import (
+    Affinity,
+    Backend,
+    BackendState,
+    ExternalAddress,
+    Family,
+    Masquerade,
+    Origin,
+    Policy,
+    Protocol,
+    Service,
+    ServicePort,
+)
+from vipd.selection import SelectionPolicy, choose
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/manifest.json"))
+UP, DRAIN, DOWN = BackendState.UP, BackendState.DRAIN, BackendState.DOWN
+TCP, UDP = Protocol.TCP, Protocol.UDP
+TWO_PORTS = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]
+
+
+def read(*objects: Json) -> Declaration:
+    return parse_declaration(json.dumps(items(*objects)), "k.json")
+
+
+def only(*objects: Json) -> Service:
+    declaration = read(*objects)
+    assert declaration.problems == ()
+    (found,) = declaration.services
+    return found
+
+
+def notes(*objects: Json) -> list[str]:
+    declaration = read(*objects)
+    assert declaration.problems == ()
+    return [note.text for note in declaration.notes]
+
+
+def backends(*objects: Json) -> tuple[Backend, ...]:
+    return only(*objects).backends
+
+
+def named(port: int, name: str) -> Json:
+    return {"name": name, "port": port}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.parent.name)
+def test_what_kube_proxy_was_given_survives_formatting(path: Path) -> None:
+    declaration = parse_declaration(path.read_text(), "manifest.json")
+    assert (declaration.problems, declaration.notes) == ((), ())
+    assert len(declaration.services) >= 1
+    assert parse_declaration(format_declaration(declaration.services), "x").services == declaration.services
+
+
+def test_golden_manifests_are_there() -> None:
+    assert len(GOLDEN) >= 20
+
+
+@PATIENT
+@given(manifests())
+def test_formatting_generated_manifests_is_read_back(manifest: Json) -> None:
+    declaration = parse_declaration(json.dumps(manifest), "k.json")
+    assert declaration.problems == ()
+    again = parse_declaration(format_declaration(declaration.services), "x.yaml")
+    assert again.problems == ()
+    assert again.services == declaration.services
+
+
+def states_by_rule(manifest: Json, of: str, port: Json) -> dict[tuple[str, int], set[BackendState]]:
+    """Straight from the objects: what each endpoint of one service port may be, by address and number."""
+    found: dict[tuple[str, int], set[BackendState]] = {}
+    for each in manifest["items"]:
+        if each["metadata"].get("labels", {}).get("kubernetes.io/service-name") != of:
+            continue
+        numbers = [
+            p["port"]
+            for p in each["ports"]
+            if p["port"] and (p["name"], p["protocol"]) == (port["name"], "TCP")
+        ]
+        for endpoint in each["endpoints"]:
+            conditions = endpoint["conditions"]
+            leaving = conditions["terminating"] and conditions["serving"] is not False
+            state = UP if conditions["ready"] is not False else DRAIN if leaving else DOWN
+            for number in numbers:
+                found.setdefault((endpoint["addresses"][0], number), set()).add(state)
+    return found
+
+
+@PATIENT
+@given(manifests())
+def test_each_port_has_exactly_the_endpoints_of_its_slices(manifest: Json) -> None:
+    declaration = parse_declaration(json.dumps(manifest), "k.json")
+    specs = {o["metadata"]["name"]: o["spec"] for o in manifest["items"] if o["kind"] == "Service"}
+    assert {s.name for s in declaration.services} == {f"default/{name}" for name in specs}
+    for found in declaration.services:
+        spec = specs[found.name.partition("/")[2]]
+        families = {":" in address for address in spec["clusterIPs"]}
+        for port, declared in zip(found.ports, spec["ports"], strict=True):
+            wanted = {
+                key: min(states, key=[UP, DRAIN, DOWN].index)
+                for key, states in states_by_rule(manifest, found.name.partition("/")[2], declared).items()
+                if (":" in key[0]) in families
+            }
+            told = [((b.address, n), b.state) for b in found.backends if (n := b.port_for(port))]
+            assert dict(told) == wanted
+            assert len(told) == len(wanted)
+
+
+def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
+    slices = [
+        endpoint_slice("10.244.0.1", "10.244.0.2", ports=[named(8080, "http"), named(8443, "https")]),
+        endpoint_slice("10.244.0.3", ports=[named(9090, "http")]),
+    ]
+    found = only(service(ports=TWO_PORTS), *slices)
+    modes = {Family.IPV4: Masquerade.ALWAYS, Family.IPV6: Masquerade.ALWAYS}
+    reached = {f.key.port_name: list(map(str, f.endpoints)) for f in choose(found, SelectionPolicy(modes))}
+    assert reached == {
+        "http": ["10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:9090"],
+        "https": ["10.244.0.1:8443", "10.244.0.2:8443"],
+    }
+
+
+def test_a_service_with_everything() -> None:
+    found = only(
+        service(
+            type="LoadBalancer",
+            clusterIP="10.96.0.20",
+            clusterIPs=["10.96.0.20", "fd00::20"],
+            ports=[
+                {"name": "http", "port": 80, "nodePort": 30080, "targetPort": "web"},
+                {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},
+            ],
+            externalIPs=["203.0.113.10"],
+            loadBalancerSourceRanges=[" 192.0.2.77/24 ", "10.0.0.0/8", "192.0.2.0/24"],
+            sessionAffinity="ClientIP",
+            sessionAffinityConfig={"clientIP": {"timeoutSeconds": 90}},
+            internalTrafficPolicy="Local",
+            externalTrafficPolicy="Local",
+            healthCheckNodePort=32100,
+            status={"loadBalancer": {"ingress": [{"ip": "198.51.100.5"}, {"ip": "2001:db8::5"}]}},
+        )
+    )
+    assert found == Service(
+        "default/web",
+        ("10.96.0.20", "fd00::20"),
+        (ServicePort(80, TCP, "http", node_port=30080), ServicePort(53, UDP, "dns")),
+        affinity=Affinity(90),
+        external_addresses=(
+            ExternalAddress("203.0.113.10", allow_from=()),
+            ExternalAddress("198.51.100.5", load_balancer=True, allow_from=("192.0.2.0/24", "10.0.0.0/8")),
+            ExternalAddress("2001:db8::5", load_balancer=True, allow_from=()),
+        ),
+        internal_policy=Policy.LOCAL,
+        external_policy=Policy.LOCAL,
+        health_port=32100,
+    )
+
+
+LOCAL: Json = {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32100}
+INGRESS = {"loadBalancer": {"ingress": [{"ip": "198.51.100.5"}]}}
+
+
+def test_a_type_decides_what_counts() -> None:
+    ports = [{"port": 80, "nodePort": 30080}]
+    ranges = ["10.0.0.0/8"]
+    plain = only(service(status=INGRESS, ports=ports, loadBalancerSourceRanges=ranges, **LOCAL))
+    assert (plain.ports[0].node_port, plain.external_addresses) == (None, ())
+    assert (plain.external_policy, plain.health_port) == (Policy.CLUSTER, None)
+    node = only(
+        service(status=INGRESS, type="NodePort", ports=ports, loadBalancerSourceRanges=ranges, **LOCAL)
+    )
+    assert (node.ports[0].node_port, node.external_addresses) == (30080, ())
+    assert (node.external_policy, node.health_port) == (Policy.LOCAL, None)
+    external = only(service(externalIPs=["203.0.113.1"], loadBalancerSourceRanges=ranges, **LOCAL))
+    assert external.external_addresses == (ExternalAddress("203.0.113.1"),)
+    assert (external.external_policy, external.health_port) == (Policy.LOCAL, None)
+    cluster = only(service(type="LoadBalancer", ports=ports, healthCheckNodePort=32100))
+    assert cluster.health_port is None
+
+
+def test_affinity_defaults_to_three_hours() -> None:
+    assert only(service(sessionAffinity="ClientIP")).affinity == Affinity(10800)
+    assert only(service(sessionAffinity="None")).affinity is None
+
+
+def test_ingress_that_no_packet_arrives_for_is_passed_over() -> None:
+    ingress = [{"ip": "198.51.100.5", "ipMode": "Proxy"}, {"hostname": "x.example"}, {"ip": "198.51.100.6"}]
+    found = only(service(type="LoadBalancer", status={"loadBalancer": {"ingress": ingress}}))
+    assert found.external_addresses == (ExternalAddress("198.51.100.6", load_balancer=True),)
+
+
+def test_an_external_ip_wins_over_the_same_of_a_load_balancer() -> None:
+    ranges = ["10.0.0.0/8"]
+    declared = service(
+        type="LoadBalancer", status=INGRESS, externalIPs=["198.51.100.5"], loadBalancerSourceRanges=ranges
+    )
+    assert only(declared).external_addresses == (ExternalAddress("198.51.100.5", allow_from=()),)
+    assert notes(declared) == ["198.51.100.5 left out: Service default/web has it already"]
+
+
+def test_external_addresses_of_a_family_without_cluster_ip_are_left_out() -> None:
+    declared = service(externalIPs=["2001:db8::1"], externalTrafficPolicy="Local")
+    assert only(declared).external_addresses == ()
+    assert only(declared).external_policy is Policy.CLUSTER
+    assert notes(declared) == ["2001:db8::1 left out: no clusterIP of Service default/web is of its family"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"clusterIP": "None"}, "headless"),
+        ({"clusterIP": "", "clusterIPs": ["None"]}, "headless"),
+        ({"type": "ExternalName", "externalName": "x.example", "clusterIP": ""}, "ExternalName"),
+        ({"clusterIP": ""}, "no clusterIP yet"),
+        ({"clusterIP": None}, "no clusterIP yet"),
+    ],
+)
+def test_services_without_an_address_are_left_out(spec: Json, why: str) -> None:
+    (note,) = notes(service(**spec), endpoint_slice("10.244.0.1"))
+    assert note.startswith("Service default/web left out: ")
+    assert why in note
+    assert read(service(**spec)).services == ()
+
+
+def test_what_another_proxy_serves_is_left_out() -> None:
+    declared = service()
+    declared["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "cilium"}
+    assert notes(declared) == [
+        "Service default/web left out: another proxy serves it "
+        "(label service.kubernetes.io/service-proxy-name)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state"),
+    [
+        ({}, UP),
+        (None, UP),
+        ({"ready": True}, UP),
+        ({"ready": False}, DOWN),
+        ({"ready": False, "serving": True}, DOWN),
+        ({"ready": False, "serving": True, "terminating": True}, DRAIN),
+        ({"ready": False, "terminating": True}, DRAIN),
+        ({"ready": False, "serving": False, "terminating": True}, DOWN),
+        # Both are true only where the service publishes what is not ready: kube-proxy then sends there.
+        ({"ready": True, "serving": True, "terminating": True}, UP),
+    ],
+)
+def test_conditions_make_the_state(conditions: Json | None, state: BackendState) -> None:
+    (backend,) = backends(
+        service(), endpoint_slice({"addresses": ["10.244.0.1", "10.244.0.2"], "conditions": conditions})
+    )
+    assert backend == Backend("10.244.0.1", state=state)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "zones"),
+    [
+        ({}, ()),
+        ({"service.kubernetes.io/topology-mode": "Auto"}, ("a", "b")),
+        ({"service.kubernetes.io/topology-aware-hints": "auto"}, ("a", "b")),
+        ({"service.kubernetes.io/topology-mode": "Disabled"}, ()),
+        ({"service.kubernetes.io/topology-mode": ""}, ()),
+        (
+            {
+                "service.kubernetes.io/topology-mode": "Auto",
+                "service.kubernetes.io/topology-aware-hints": "disabled",
+            },
+            (),
+        ),
+    ],
+)
+def test_zone_hints_count_when_the_service_asks(annotations: dict[str, str], zones: tuple[str, ...]) -> None:
+    declared = service()
+    declared["metadata"]["annotations"] = annotations
+    endpoint = {
+        "addresses": ["10.244.0.1"],
+        "nodeName": "n1",
+        "hints": {"forZones": [{"name": z} for z in "ab"]},
+    }
+    assert backends(declared, endpoint_slice(endpoint)) == (Backend("10.244.0.1", node="n1", zones=zones),)
+
+
+def test_the_usual_number_is_the_target_and_others_are_the_backends() -> None:
+    found = only(
+        service(),
+        endpoint_slice("10.244.0.1", "10.244.0.2", ports=[{"port": 8080}]),
+        endpoint_slice(
+            "10.244.0.3", "10.244.0.1", ports=[{"port": 9090}, {"port": 0}, {"name": "x", "port": 1}]
+        ),
+    )
+    assert found.ports == (ServicePort(80, TCP, "", 8080),)
+    assert found.backends == (
+        Backend("10.244.0.1"),
+        Backend("10.244.0.1", 9090),
+        Backend("10.244.0.2"),
+        Backend("10.244.0.3", 9090),
+    )
+
+
+def test_ports_with_servers_of_their_own() -> None:
+    found = only(
+        service(ports=TWO_PORTS),
+        endpoint_slice("10.244.0.1", "10.244.0.2", ports=[named(80, "http"), named(8443, "https")]),
+        endpoint_slice("10.244.0.3", ports=[named(80, "http"), named(9443, "https")]),
+        endpoint_slice(
+            "10.244.0.4", ports=[named(80, "http"), {"name": "https", "port": 8443, "protocol": "UDP"}]
+        ),
+    )
+    assert found.ports == (ServicePort(80, TCP, "http"), ServicePort(443, TCP, "https", 8443))
+    assert found.backends == (
+        Backend("10.244.0.1"),
+        Backend("10.244.0.2"),
+        Backend("10.244.0.3", ports=(("http", 80), ("https", 9443))),
+        Backend("10.244.0.4", ports=(("http", 80),)),
+    )
+
+
+def test_of_twins_the_readier_one_is_kept() -> None:
+    late = {"addresses": ["10.244.0.1"], "conditions": {"ready": False}, "nodeName": "n1"}
+    soon = {"addresses": ["10.244.0.1"], "nodeName": "n2"}
+    for first, second in ((late, soon), (soon, late)):
+        found = backends(service(), endpoint_slice(first), endpoint_slice(second))
+        assert found == (Backend("10.244.0.1", node="n2"),)
+
+
+def test_slices_of_the_services_families_count() -> None:
+    found = only(
+        service(clusterIPs=["fd00::20", "10.96.0.20"]),
+        endpoint_slice("10.244.0.1"),
+        endpoint_slice("FD01::1", family="IPv6", ports=[{"port": 8080}]),
+    )
+    assert found.backends == (Backend("10.244.0.1"), Backend("fd01::1"))
+    assert backends(service(), endpoint_slice("fd01::1", family="IPv6")) == ()
+
+
+def test_slices_without_a_use_are_told() -> None:
+    fqdn = endpoint_slice("x.example", name="f", family="FQDN")
+    bare = endpoint_slice("10.244.0.1", name="b")
+    bare["metadata"]["labels"] = {}
+    headless = endpoint_slice("10.244.0.1", name="h")
+    headless["metadata"]["labels"]["service.kubernetes.io/headless"] = ""
+    declared = [service(), fqdn, bare, headless, endpoint_slice("10.244.0.1", of="gone", name="g")]
+    assert notes(*declared) == [
+        "EndpointSlice default/f left out: its endpoints are names, which are not resolved",
+        "EndpointSlice default/b left out: it has no label kubernetes.io/service-name",
+        "EndpointSlice default/g left out: there is no Service default/gone in this file",
+    ]
+    assert backends(*declared) == ()
+
+
+def endpoints(**subset: Any) -> Json:
+    return {"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "web"}, "subsets": [subset]}
+
+
+ADDRESSES = {
+    "addresses": [{"ip": "10.244.0.1", "nodeName": "n1", "targetRef": {"kind": "Pod"}}],
+    "notReadyAddresses": [{"ip": "10.244.0.2"}],
+    "ports": [{"port": 8080}],
+}
+
+
+def test_endpoints_serve_where_there_is_no_slice() -> None:
+    found = only(service(), endpoints(**ADDRESSES))
+    assert found.ports == (ServicePort(80, TCP, "", 8080),)
+    assert found.backends == (Backend("10.244.0.1", node="n1"), Backend("10.244.0.2", state=DOWN))
+    published = backends(service(publishNotReadyAddresses=True), endpoints(**ADDRESSES))
+    assert [backend.state for backend in published] == [UP, UP]
+    assert backends(service(), endpoints(**ADDRESSES), endpoint_slice()) == ()
+
+
+def test_documents_of_both_languages_in_any_order() -> None:
+    native = "apiVersion: vipd/v1\nservices: [{name: a, address: 10.96.0.1, ports: 53}]\n"
+    text = "---\n".join(
+        yaml.safe_dump(document) if isinstance(document, dict) else document
+        for document in (endpoint_slice("10.244.0.1"), native, service(), native.replace("a,", "b,"))
+    )
+    declaration = parse_declaration(text, "x.yaml", "file")
+    assert [problem.what for problem in declaration.problems] == [
+        "b: 10.96.0.1:53/tcp already belongs to a at x.yaml:15"
+    ]
+    assert [found.name for found in declaration.services] == ["a", "default/web", "b"]
+    assert declaration.services[1].backends == (Backend("10.244.0.1"),)
+    assert declaration.services[1].origin == Origin("file", "x.yaml", 17)
+
+
+def test_typed_lists_need_no_kind_in_their_items() -> None:
+    item = service()
+    del item["kind"], item["apiVersion"]
+    text = json.dumps({"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [item]})
+    assert [found.name for found in parse_declaration(text, "x").services] == ["default/web"]
+
+
+def test_other_kinds_of_a_mixed_list_are_told() -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod"}
+    knative = {"apiVersion": "serving.knative.dev/v1", "kind": "Service"}
+    assert notes(pod, service(), pod, knative) == ["left out of the List: 2 Pod, 1 Service"]
+
+
+def test_notes_name_file_and_line() -> None:
+    declaration = parse_declaration("\n" + yaml.safe_dump(service(clusterIP="None")), "x.yaml")
+    assert str(declaration.notes[0]).startswith("x.yaml:2: note: Service default/web left out: ")
+
+
+KUBECTL = """\
+apiVersion: v1
+items:
+- apiVersion: v1
+  kind: Service
+  metadata:
+    annotations:
+      kubectl.kubernetes.io/last-applied-configuration: |
+        {"apiVersion":"v1","kind":"Service"}
+    creationTimestamp: "2024-05-01T10:00:00Z"
+    labels: {app: web}
+    managedFields:
+    - apiVersion: v1
+      fieldsV1: {f:spec: {f:ports: {.: {}, 'k:{"port":80,"protocol":"TCP"}': {.: {}, f:port: {}}}}}
+      manager: kubectl
+    name: web
+    namespace: shop
+    resourceVersion: "1234"
+    uid: 0b0d4f52-0d28-4a8d-8d3c-2ff4f53a2a11
+  spec:
+    clusterIP: 10.96.7.7
+    clusterIPs:
+    - 10.96.7.7
+    internalTrafficPolicy: Cluster
+    ipFamilies:
+    - IPv4
+    ipFamilyPolicy: SingleStack
+    ports:
+    - port: 80
+      protocol: TCP
+      targetPort: 8080
+    selector: {app: web}
+    sessionAffinity: None
+    type: ClusterIP
+  status:
+    loadBalancer: {}
+- addressType: IPv4
+  apiVersion: discovery.k8s.io/v1
+  endpoints:
+  - addresses:
+    - 10.244.1.7
+    conditions: {ready: true, serving: true, terminating: false}
+    nodeName: node1
+    targetRef: {kind: Pod, name: web-6c9d, namespace: shop}
+    zone: a
+  kind: EndpointSlice
+  metadata:
+    creationTimestamp: null
+    generateName: web-
+    labels:
+      kubernetes.io/service-name: web
+    name: web-x2x4z
+    namespace: shop
+  ports:
+  - name: ""
+    port: 8080
+    protocol: TCP
+kind: List
+metadata:
+  resourceVersion: ""
+"""
+
+
+def test_the_output_of_kubectl_is_read_as_it_is() -> None:
+    declaration = parse_declaration(KUBECTL, "x.yaml")
+    assert (declaration.problems, declaration.notes) == ((), ())
+    assert declaration.services == (
+        Service(
+            "shop/web",
+            ("10.96.7.7",),
+            (ServicePort(80, TCP, "", 8080),),
+            (Backend("10.244.1.7", node="node1"),),
+        ),
+    )
+
+
+KEYS = st.sampled_from(
+    """apiVersion kind items metadata name namespace labels annotations spec status type clusterIP clusterIPs
+    ports port nodePort protocol targetPort externalIPs loadBalancer ingress ip loadBalancerSourceRanges addressType
+    endpoints addresses conditions ready hints forZones subsets kubernetes.io/service-name""".split()  # noqa: SIM905
+)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 70000)
+    | st.text(max_size=6)
+    | st.sampled_from(
+        ["v1", "Service", "EndpointSlice", "Endpoints", "List", "ServiceList", "10.96.0.1", "TCP"]
+    )
+)
+SHAPES = st.recursive(
+    VALUES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def put(tree: object, path: list[int], value: object) -> object:
+    """The tree with `value` at some place below; `path` chooses it."""
+    if not path or not isinstance(tree, dict | list) or not tree:
+        return value
+    if isinstance(tree, list):
+        index = path[0] % len(tree)
+        return [put(each, path[1:], value) if i == index else each for i, each in enumerate(tree)]
+    chosen = sorted(tree)[path[0] % len(tree)]
+    return {key: put(each, path[1:], value) if key == chosen else each for key, each in tree.items()}
+
+
+def never_raises(tree: object, write: Callable[[object], str]) -> None:
+    declaration = parse_declaration(write(tree), "x")
+    for told in (*declaration.problems, *declaration.notes):
+        assert str(told).isprintable()
+    if declaration.ok:
+        again = parse_declaration(format_declaration(declaration.services), "y")
+        assert again == Declaration(declaration.services)
+
+
+@PATIENT
+@given(manifests(), st.lists(st.integers(0, 9), min_size=1, max_size=9), SHAPES)
+def test_any_damage_to_a_manifest_gives_a_declaration(manifest: Json, path: list[int], value: object) -> None:
+    never_raises(put(manifest, path, value), json.dumps)
+
+
+@PATIENT
+@given(st.dictionaries(KEYS, SHAPES), st.sampled_from(["Service", "EndpointSlice", "Endpoints", "List"]))
+def test_any_object_gives_a_declaration(tree: Json, kind: str) -> None:
+    group = "discovery.k8s.io/v1" if kind == "EndpointSlice" else "v1"
+    never_raises(tree | {"apiVersion": group, "kind": kind}, yaml.safe_dump)

@@ -1,0 +1,113 @@
+import time
+from dataclasses import replace
+
+import pytest
+
+from vipd.admission import AddressPolicy, admit, admit_service
+from vipd.declaration.problems import Declaration, Note, Problem
+from vipd.model import ExternalAddress, Origin, Protocol, Service, ServicePort
+
+PORTS = (ServicePort(53, Protocol.UDP),)
+
+
+def service(*addresses: str, line: int = 4, external: tuple[ExternalAddress, ...] = ()) -> Service:
+    origin = Origin("file", "a.yaml", line)
+    return Service("dns", addresses, PORTS, external_addresses=external, origin=origin)
+
+
+def told(found: Service, *allowed: str, host: tuple[str, ...] = ()) -> list[str]:
+    return [str(problem) for problem in admit_service(found, AddressPolicy(allowed, host))]
+
+
+def test_without_a_list_every_address_is_allowed() -> None:
+    assert told(service("10.96.0.10", "fd00::10")) == []
+
+
+def test_an_address_outside_the_list_is_told_with_its_place() -> None:
+    assert told(service("10.97.0.10"), "10.96.0.0/16") == [
+        "a.yaml:4: dns: 10.97.0.10 lies outside allowed_addresses; "
+        "choose another address, or widen allowed_addresses in vipd's settings"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("10.95.255.255", False),
+        ("10.96.0.0", True),
+        ("10.96.255.255", True),
+        ("10.97.0.0", False),
+        ("10.99.0.7", True),
+        ("10.99.0.8", False),
+        ("0.0.0.1", False),
+        ("fd00::1", True),
+        ("fd00::1:0:0:0:0", False),
+        ("::10.96.0.1", False),
+    ],
+)
+def test_networks_hold_their_first_and_last_address(address: str, inside: bool) -> None:
+    allowed = ("10.99.0.7/32", "10.96.128.0/17", "10.96.0.0/16", "fd00::/64")
+    assert (told(service(address), *allowed) == []) is inside
+
+
+def test_a_list_of_one_family_allows_nothing_of_the_other() -> None:
+    assert len(told(service("10.96.0.1", "fd00::1"), "10.0.0.0/8")) == 1
+
+
+def test_networks_side_by_side_are_one_range() -> None:
+    assert told(service("10.96.0.255", "10.96.1.0", "10.96.1.255"), "10.96.0.0/24", "10.96.1.0/24") == []
+
+
+def test_addresses_for_outside_obey_too() -> None:
+    external = (ExternalAddress("203.0.113.1"), ExternalAddress("203.0.113.2", load_balancer=True))
+    assert len(told(service("10.96.0.1", external=external), "10.96.0.0/16")) == 2
+
+
+def test_no_service_takes_an_address_of_this_host() -> None:
+    external = (ExternalAddress("192.168.1.1"),)
+    found = told(service("FD00::1".lower(), external=external), host=("192.168.1.1", "FD00:0::1"))
+    assert found[1] == (
+        "a.yaml:4: dns: 192.168.1.1 is an address of this host itself; "
+        "choose an address that no host has; for a port of this host itself use node_port"
+    )
+    assert len(found) == 2
+
+
+def test_being_allowed_does_not_make_a_host_address_free() -> None:
+    assert len(told(service("10.96.0.1"), "10.0.0.0/8", host=("10.96.0.1",))) == 1
+
+
+def test_problems_of_a_declaration_come_in_line_order_and_the_rest_stays() -> None:
+    earlier, later = Problem("a.yaml", 2, "", "it is wrong"), Problem("a.yaml", 9, "", "it is wrong")
+    notes = (Note("a.yaml", 1, "something"),)
+    declared = Declaration((service("10.97.0.1"), service("10.96.0.1", line=6)), (earlier, later), notes)
+    admitted = admit(declared, AddressPolicy(("10.96.0.0/16",)))
+    assert [problem.line for problem in admitted.problems] == [2, 4, 9]
+    assert (admitted.services, admitted.notes, admitted.ok) == (declared.services, notes, False)
+
+
+def test_what_is_admitted_stays_the_same_object() -> None:
+    declared = Declaration((service("10.96.0.1"),))
+    assert admit(declared, AddressPolicy(("10.0.0.0/8",), ("192.168.1.1",))) is declared
+
+
+def test_what_is_no_network_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="does not appear"):
+        AddressPolicy(("10.0.0.0/8", "x"))
+    with pytest.raises(ValueError, match="does not appear"):
+        AddressPolicy(host_addresses=("10.0.0.0/8",))
+
+
+def test_services_without_a_file_are_named_by_their_source() -> None:
+    found = replace(service("10.97.0.1"), origin=Origin("cli"))
+    assert told(found, "10.96.0.0/16")[0].startswith("cli: dns: ")
+
+
+def test_ten_thousand_services_and_a_thousand_networks_take_a_moment() -> None:
+    services = tuple(service(f"10.{i // 250}.{i % 250}.1") for i in range(10_000))
+    policy = AddressPolicy(tuple(f"10.{i // 25}.{i % 25 * 10}.0/24" for i in range(1_000)))
+    started = time.perf_counter()
+    problems = admit(Declaration(services), policy).problems
+    assert len(problems) == 9_000
+    # A tenth of this is usual; a walk over every network for every address would take minutes.
+    assert time.perf_counter() - started < 2

@@ -1,0 +1,60 @@
+"""Whether vipd does its work, for probes: GET /healthz and /livez (contract 6).
+
+Both are judged alike: vipd has no state in which it works but should get no traffic.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from aiohttp import web
+
+from vipd.api.views import Json, time_text
+from vipd.observe.listeners import Listeners, Place
+from vipd.reconciler import Progress, Reconciler, healthy
+
+PATHS = ("/healthz", "/livez")
+
+
+def healthz_view(progress: Progress, now: datetime) -> tuple[int, Json]:
+    """HTTP status and body: 200 when vipd is healthy, else 503."""
+    well, message = healthy(progress, now)
+    return 200 if well else 503, {
+        "lastUpdated": time_text(progress.last_apply),
+        "currentTime": time_text(now),
+        "state": progress.state,
+        "message": message,
+    }
+
+
+def healthz_routes(reconciler: Reconciler) -> list[web.RouteDef]:
+    """The routes of the API's socket."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return _answer(reconciler)
+
+    return [web.get(path, answer) for path in PATHS]
+
+
+def healthz_listener(reconciler: Reconciler, place: Place | None) -> Listeners:
+    """The same over TCP, and nothing else there. None: nowhere."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        if request.path not in PATHS:
+            return web.Response(status=404)
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        return _answer(reconciler)
+
+    listeners = Listeners(answer)
+    if place:
+        listeners.want({place: "health_address"})
+    return listeners
+
+
+def _answer(reconciler: Reconciler) -> web.Response:
+    status, view = healthz_view(reconciler.progress, reconciler.clock())
+    body = json.dumps(view).encode()
+    headers = {"X-Content-Type-Options": "nosniff"}
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -1,0 +1,91 @@
+"""What verbs need that compile declarations themselves, without a daemon: settings, addresses, forwardings.
+
+It imports parts of the daemon, which are slow to import: verbs that can also ask a daemon import it on use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.errors import NOT_FOUND, USAGE, CliError
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.model import Family, Forwarding, Service
+from vipd.observe.explain import explain
+from vipd.observe.question import QuestionError, ask
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """Services as a daemon with these settings would forward them on a host with these addresses."""
+
+    settings: Settings
+    host_addresses: frozenset[str]
+    forwardings: tuple[Forwarding, ...]
+
+    @classmethod
+    def of(
+        cls, services: Iterable[Service], settings: Settings, host_addresses: Collection[str]
+    ) -> Compilation:
+        """Choose the backends of every service."""
+        policy = SelectionPolicy.of(settings, host_addresses)
+        chosen = tuple(forwarding for service in services for forwarding in choose(service, policy))
+        return cls(settings, frozenset(host_addresses), chosen)
+
+    def options(self, family: Family) -> RuleOptions:
+        """The options of one family's rules, for an iptables that can do everything."""
+        return RuleOptions.of(self.settings, family, random_fully=True, host_addresses=self.host_addresses)
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--settings FILE` and `--set KEY=VALUE`, as `settings_file` and `assignments`."""
+    one = click.option(
+        "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
+    )
+    file = click.option(
+        "--settings",
+        "settings_file",
+        metavar="FILE",
+        help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
+    )
+    return file(one(command))
+
+
+def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
+    """The settings of a file, else of the default one, and of assignments. Raises CliError."""
+    default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+    try:
+        return load_settings(Path(file) if file else default, parse_assignments(assignments))
+    except SettingsError as error:
+        raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
+
+
+def host_addresses(settings: Settings) -> Collection[str]:
+    """This host's addresses as set, else read from the kernel."""
+    if settings.host_addresses is not None:
+        return settings.host_addresses
+    # Imported on use: netlink is slow to import.
+    from vipd.hostnet import host_addresses as read
+
+    return asyncio.run(read())
+
+
+def explain_files(services: Sequence[Service], settings: Settings, source: str, target: str) -> Json:
+    """The API's explanation of a packet, worked out here. Raises CliError."""
+    compiled = Compilation.of(services, settings, host_addresses(settings))
+    try:
+        question = ask(source, target, compiled.forwardings, compiled.host_addresses)
+    except QuestionError as error:
+        code = NOT_FOUND if error.unknown else USAGE
+        shown = "" if error.unknown else error.hint
+        raise CliError(error.what, error.why, shown, code=code) from None
+    options = compiled.options(question.packet.family)
+    return explain(question, compiled.forwardings, options, compiled.host_addresses).view()

@@ -1,0 +1,193 @@
+"""How a shared chain finds the rules for an address without walking past all others. Pure.
+
+Flat, a chain holds every rule, and every new connection of the host walks past all of them: measured, 10,000
+services cut 20,000 connects a second to 3,900. Grouped, the chain is a tree over address prefixes, four bits
+a level: a group holds at most 16 jumps, or the rules of at most 16 addresses. Bits that all addresses share
+are skipped, so the tree is as deep as the addresses differ. What it looks like depends on the addresses alone,
+never on the order in which they came; one address more or less rewrites the groups on its own path.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vipd.dataplane.iptables.names import Names, Rules
+from vipd.model import Family, ForwardingKey
+
+LEVEL_BITS = 4
+LEAF_ADDRESSES = 16
+"""Addresses whose rules one group holds. Fewer make more chains, more make longer walks."""
+INLINE_RULES = 4
+"""A lone address with at most so many rules stands in the group above, without a chain of its own."""
+GROUPED_ABOVE = 64
+"""Addresses above which `dispatch: auto` groups."""
+
+NO_ADDRESS = ""
+"""Stands for rules that are not about one address, such as those of node ports."""
+
+ByAddress = Mapping[str, Rules]
+
+
+class Prefix(NamedTuple):
+    """A network: its first address as a number, and how many leading bits it fixes."""
+
+    start: int
+    length: int
+
+
+ROOT = Prefix(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One chain of the tree."""
+
+    name: str
+    rules: Rules
+    children: tuple[Prefix, ...]
+
+
+class Dispatch:
+    """The services' rules in one shared chain. `mode` is auto, flat or grouped."""
+
+    def __init__(self, names: Names, chain: str, family: Family, mode: str) -> None:
+        self._names, self._chain, self._family, self._mode = names, chain, family, mode
+        self._bits: int = family.bits
+        self._by_key: dict[ForwardingKey, ByAddress] = {}
+        self._by_address: dict[int, dict[ForwardingKey, Rules]] = {}
+        self._addresses: list[int] = []
+        """The keys of `_by_address`, sorted."""
+        self._groups: dict[Prefix, _Group] = {}
+        """Empty while flat."""
+        self._root: Rules | None = None
+
+    def replace(self, key: ForwardingKey, rules: ByAddress) -> None:
+        """Take one forwarding's rules; no rules take it out."""
+        before = self._by_key.pop(key, {})
+        if rules:
+            self._by_key[key] = rules
+        if rules == before:
+            return
+        self._root = None
+        for address in {*before, *rules} - {NO_ADDRESS}:
+            if before.get(address) != rules.get(address):
+                self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
+
+    def root(self) -> Rules:
+        """The rules in the shared chain itself."""
+        if self._root is None:
+            self._settle()
+            self._root = tuple(self._grouped_root() if self._groups else self._flat())
+        return self._root
+
+    def groups(self) -> Mapping[str, Rules]:
+        """Every other chain by name."""
+        self.root()
+        return {group.name: group.rules for prefix, group in self._groups.items() if prefix != ROOT}
+
+    def _flat(self) -> Iterator[str]:
+        """In the order of forwardings, and for each in the order in which kube-proxy has them."""
+        for key in sorted(self._by_key):
+            for rules in self._by_key[key].values():
+                yield from rules
+
+    def _grouped_root(self) -> Iterator[str]:
+        yield from self._groups[ROOT].rules
+        for key in sorted(key for key, rules in self._by_key.items() if NO_ADDRESS in rules):
+            yield from self._by_key[key][NO_ADDRESS]
+
+    def _put(self, address: int, key: ForwardingKey, rules: Rules | None) -> None:
+        holders = self._by_address.setdefault(address, {})
+        if not holders:
+            insort(self._addresses, address)
+        if rules:
+            holders[key] = rules
+        else:
+            holders.pop(key, None)
+        if not holders:
+            del self._by_address[address]
+            del self._addresses[bisect_left(self._addresses, address)]
+        if self._groups:
+            self._build(ROOT, address)
+
+    def _settle(self) -> None:
+        """Group or ungroup as the number of addresses asks for."""
+        many = self._mode == "auto" and len(self._addresses) > GROUPED_ABOVE
+        grouped = bool(self._addresses) and (many or self._mode == "grouped")
+        if grouped and not self._groups:
+            self._build(ROOT, None)
+        elif not grouped:
+            self._groups = {}
+
+    def _build(self, prefix: Prefix, touched: int | None) -> None:
+        """Make one group, and those below it that are new or hold the touched address."""
+        before = self._groups.get(prefix)
+        group = self._groups[prefix] = self._group(prefix)
+        for child in before.children if before else ():
+            if child not in group.children:
+                self._drop(child)
+        for child in group.children:
+            if child not in self._groups or (touched is not None and self._holds(child, touched)):
+                self._build(child, touched)
+
+    def _drop(self, prefix: Prefix) -> None:
+        group = self._groups.pop(prefix, None)
+        for child in group.children if group else ():
+            self._drop(child)
+
+    def _group(self, prefix: Prefix) -> _Group:
+        low, high = self._range(prefix)
+        name = self._names.group(self._chain, self._text(prefix))
+        # The root always branches: one more address then seldom rewrites it.
+        if prefix != ROOT and high - low <= LEAF_ADDRESSES:
+            rules = tuple(rule for a in self._addresses[low:high] for rule in self._rules_of(a))
+            return _Group(name, rules, ())
+        found: list[str] = []
+        children: list[Prefix] = []
+        for first, last in self._slots(prefix, low, high):
+            alone = list(self._rules_of(first)) if first == last else []
+            if 0 < len(alone) <= INLINE_RULES:
+                found += alone
+            else:
+                children.append(self._common(first, last, prefix.length + LEVEL_BITS))
+                found.append(self._jump(children[-1]))
+        return _Group(name, tuple(found), tuple(children))
+
+    def _slots(self, prefix: Prefix, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """The first and last address in each sixteenth of a network that holds any."""
+        step = 1 << (self._bits - prefix.length - LEVEL_BITS)
+        while low < high:
+            end = bisect_left(self._addresses, (self._addresses[low] // step + 1) * step, low, high)
+            yield self._addresses[low], self._addresses[end - 1]
+            low = end
+
+    def _common(self, first: int, last: int, at_least: int) -> Prefix:
+        """The longest prefix, in whole levels, of all addresses from first to last."""
+        shared = (self._bits - (first ^ last).bit_length()) // LEVEL_BITS * LEVEL_BITS
+        length = max(shared, at_least)
+        return Prefix(first >> (self._bits - length) << (self._bits - length), length)
+
+    def _range(self, prefix: Prefix) -> tuple[int, int]:
+        return bisect_left(self._addresses, prefix.start), bisect_left(self._addresses, self._end(prefix))
+
+    def _holds(self, prefix: Prefix, address: int) -> bool:
+        return prefix.start <= address < self._end(prefix)
+
+    def _end(self, prefix: Prefix) -> int:
+        return prefix.start + (1 << (self._bits - prefix.length))
+
+    def _rules_of(self, address: int) -> Iterator[str]:
+        for _, rules in sorted(self._by_address[address].items()):
+            yield from rules
+
+    def _jump(self, prefix: Prefix) -> str:
+        text = self._text(prefix)
+        return f"-d {text} -j {self._names.group(self._chain, text)}"
+
+    def _text(self, prefix: Prefix) -> str:
+        address = ipaddress.IPv4Address if self._family is Family.IPV4 else ipaddress.IPv6Address
+        return f"{address(prefix.start)}/{prefix.length}"

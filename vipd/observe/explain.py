@@ -1,0 +1,203 @@
+"""What the compiled rules do to one packet, told in words and numbers. Pure: reads neither kernel nor files.
+
+`question.ask` reads the words of a question, `explain` answers it with an `Explanation`; `view` is the API's
+form of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.render import render
+from vipd.model import Family, Forwarding, socket_text
+from vipd.observe.question import Question, is_own
+from vipd.observe.reasons import Situation, fate, hint, meaning, notes
+from vipd.observe.tracer import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, trace
+
+Json = dict[str, object]
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A dataplane whose rules can be explained."""
+
+    def options_of(self, family: Family) -> RuleOptions:
+        """Everything besides the forwardings that shapes a family's rules."""
+
+    def host_addresses(self) -> frozenset[str]:
+        """This host's own addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One backend that new flows of this kind get to. `share` is 0..1 of all of them."""
+
+    endpoint: str
+    share: float
+    masqueraded: bool
+    """It sees this host's address as the source, not the client's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer to one question."""
+
+    trace: Trace
+    service_port: str
+    """`namespace/name:port` of the service that the packet is for; empty when it is for none."""
+    summary: str
+    """One sentence: from, to, and what becomes of it."""
+    hint: str
+    notes: tuple[str, ...]
+
+    @property
+    def packet(self) -> Packet:
+        """The packet asked about."""
+        return self.trace.packet
+
+    @property
+    def verdict(self) -> str:
+        """`delivered`, `rejected`, `dropped` or `unchanged`; `mixed` when it depends on chance."""
+        return _verdict(self.trace)
+
+    def backends(self) -> tuple[Reached, ...]:
+        """The backends that packets are delivered to, in rule order."""
+        return tuple(_reached(self.trace))
+
+    def view(self) -> Json:
+        """As JSON, in the form that docs/api.md describes."""
+        packet = self.packet
+        return {
+            "packet": {
+                "source": packet.source,
+                "source_port": packet.source_port,
+                "destination": packet.destination,
+                "port": packet.port,
+                "protocol": packet.protocol,
+                "arriving": str(packet.arriving),
+            },
+            "service_port": self.service_port or None,
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "hint": self.hint,
+            "notes": list(self.notes),
+            "backends": [
+                {
+                    "endpoint": reached.endpoint,
+                    "share": round(reached.share, 6),
+                    "masqueraded": reached.masqueraded,
+                    "source_seen": "host" if reached.masqueraded else "client",
+                }
+                for reached in self.backends()
+            ],
+            "outcomes": [_outcome_view(outcome) for outcome in self.trace.outcomes],
+        }
+
+
+def explain(
+    question: Question,
+    forwardings: Iterable[Forwarding],
+    options: RuleOptions,
+    host_addresses: Collection[str],
+) -> Explanation:
+    """What the rules for these forwardings do to the question's packet.
+
+    `options` are those of the packet's family, `host_addresses` all that this host has. For speed only the
+    forwardings are compiled that can bear on the packet: those with its destination address, or with its port
+    as a node or health port, and those of which the same is true for a backend of these. All rules of other
+    forwardings name an address or a port that the packet never has.
+
+    Raises:
+        RulesetError: a compiled rule has a form that the tracer does not know; that is a fault in vipd.
+    """
+    packet = question.packet
+    related, others = _related(packet, forwardings)
+    # Without any forwarding there would be no rules at all, not even those that all packets pass.
+    ruleset = parse_ruleset(render(related or others, options), packet.family)
+    found = trace(ruleset, packet, Host(tuple(sorted(host_addresses))))
+    situation = Situation(packet, related, options, own=is_own(packet.destination, host_addresses))
+    owner = situation.owner()
+    return Explanation(
+        found,
+        owner.key.service_port if owner else "",
+        f"{_place(packet)} {_fates(found, situation)}",
+        hint(situation) if _verdict(found) == Verdict.UNCHANGED else "",
+        notes(question, owner, several=len(found.shares()) > 1),
+    )
+
+
+def _related(
+    packet: Packet, forwardings: Iterable[Forwarding]
+) -> tuple[tuple[Forwarding, ...], tuple[Forwarding, ...]]:
+    """The forwardings that bear on the packet, and one of the others, if there is one."""
+    family = [f for f in forwardings if f.key.family is packet.family]
+    port = packet.port or 0
+    direct = [f for f in family if _concerns(f, {packet.destination}, {port})]
+    endpoints = [endpoint for f in direct for endpoint in f.reachable()]
+    # A backend may itself be the address of a service, whose refusal then meets the translated packet.
+    addresses, ports = {e.address for e in endpoints}, {e.port for e in endpoints}
+    further = [f for f in family if endpoints and f not in direct and _concerns(f, addresses, ports)]
+    return (*direct, *further), tuple(family[:1])
+
+
+def _concerns(forwarding: Forwarding, addresses: Collection[str], ports: Collection[int]) -> bool:
+    if forwarding.node_port in ports or forwarding.health_port in ports:
+        return True
+    if any(address in addresses for address in forwarding.addresses):
+        return True
+    return any(external.address in addresses for external in forwarding.external_addresses)
+
+
+def _place(packet: Packet) -> str:
+    there = socket_text(packet.destination, packet.port or 0)
+    return f"{packet.source} -> {there}/{packet.protocol}"
+
+
+def _fates(found: Trace, situation: Situation) -> str:
+    """What becomes of the packet; several ways with how likely each is."""
+    delivered = found.probability(Verdict.DELIVERED)
+    others = [outcome for outcome in found.outcomes if outcome.verdict is not Verdict.DELIVERED]
+    if not others:
+        return _delivery(found)
+    if len(others) == 1 and not delivered:
+        return fate(others[0], situation)
+    parts = [f"{100 * outcome.probability:.1f}%: {fate(outcome, situation)}" for outcome in others]
+    ways = [f"{100 * delivered:.1f}%: {_delivery(found)}"] if delivered else []
+    return "; ".join([*ways, *parts])
+
+
+def _delivery(found: Trace) -> str:
+    backends = list(_reached(found))
+    count = len(found.shares())
+    where = f"is balanced over {count} backends" if count > 1 else f"goes to {backends[0].endpoint}"
+    masqueraded = [reached.masqueraded for reached in backends]
+    if all(masqueraded):
+        return f"{where}, masqueraded"
+    return f"{where}, masqueraded for some" if any(masqueraded) else f"{where}, not masqueraded"
+
+
+def _reached(found: Trace) -> Iterator[Reached]:
+    for outcome in found.outcomes:
+        if outcome.verdict is Verdict.DELIVERED and outcome.backend is not None:
+            yield Reached(outcome.backend, outcome.probability, outcome.masqueraded)
+
+
+def _verdict(found: Trace) -> str:
+    verdicts = {str(outcome.verdict) for outcome in found.outcomes}
+    return verdicts.pop() if len(verdicts) == 1 else "mixed"
+
+
+def _outcome_view(outcome: Outcome) -> Json:
+    return {
+        "verdict": str(outcome.verdict),
+        "backend": outcome.backend,
+        "probability": round(outcome.probability, 6),
+        "masqueraded": outcome.masqueraded,
+        "rules": [
+            {"table": s.table, "chain": s.chain, "rule": s.rule, "comment": s.comment, "meaning": meaning(s)}
+            for s in outcome.steps
+        ],
+    }

@@ -1,0 +1,107 @@
+"""A port for each service that says whether this host has a ready backend of it (contract 6).
+
+Outer load balancers ask there which hosts to send a service's traffic to: kube-proxy's healthCheckNodePort.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from aiohttp import web
+
+from vipd.model import Family, Forwarding
+from vipd.observe.listeners import Listeners, Place, supported
+from vipd.reconciler import Reconciler, healthy
+
+EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
+
+NodeAddresses = Callable[[Family, frozenset[str]], tuple[str, ...] | None]
+"""Of the host's addresses those of a family that answer on node ports; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPort:
+    """What a health port tells of its service."""
+
+    service: str
+    ready_local: int
+    """Distinct addresses of ready backends on this host."""
+
+    def body(self, vipd_healthy: bool) -> dict[str, object]:
+        """kube-proxy's answer. The name that vipd makes of a frontend has a slash but no namespace."""
+        namespace, slash, name = self.service.partition("/")
+        if not slash or ":" in self.service:
+            namespace, name = "", self.service
+        return {
+            "service": {"namespace": namespace, "name": name},
+            "localEndpoints": self.ready_local,
+            "serviceProxyHealthy": vipd_healthy,
+        }
+
+
+def wanted_health_ports(forwardings: Iterable[Forwarding]) -> dict[int, HealthPort]:
+    """The health ports to have open. A backend that serves several ports of a service counts once."""
+    ready: dict[int, set[str]] = {}
+    owners: dict[int, str] = {}
+    for forwarding in forwardings:
+        if forwarding.health_port:
+            owners[forwarding.health_port] = forwarding.key.service
+            ready.setdefault(forwarding.health_port, set()).update(forwarding.ready_local)
+    return {port: HealthPort(owners[port], len(addresses)) for port, addresses in ready.items()}
+
+
+def health_answer(port: HealthPort, vipd_healthy: bool) -> web.Response:
+    """200 when this host can take the service's traffic, else 503."""
+    return web.Response(
+        body=json.dumps(port.body(vipd_healthy)).encode(),
+        status=200 if port.ready_local and vipd_healthy else 503,
+        content_type="application/json",
+        headers={
+            "X-Content-Type-Options": "nosniff",
+            "X-Load-Balancing-Endpoint-Weight": str(port.ready_local),
+        },
+    )
+
+
+class HealthPorts:
+    """The health ports of what a reconciler serves, on the addresses that node ports have."""
+
+    def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
+        self._reconciler, self._node_addresses = reconciler, node_addresses
+        self._families = [family for family in Family if supported(family)]
+        self._ports: dict[int, HealthPort] = {}
+        self.listeners = Listeners(self.answer)
+
+    def follow(self) -> None:
+        """Take over what the last step found; for `Reconciler.after_step`."""
+        reconciler = self._reconciler
+        self._ports = wanted_health_ports(f for part in reconciler.forwardings.values() for f in part)
+        addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
+        self.listeners.want(
+            {
+                Place(address, port): f"the health port of {health.service}"
+                for port, health in self._ports.items()
+                for address in addresses
+            }
+        )
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """The answer of the port at which a request came in; the path does not matter."""
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        here = request.get_extra_info("sockname")
+        port = self._ports.get(here[1]) if here else None
+        if port is None:  # closed while the request was on its way
+            return web.Response(status=503)
+        vipd_healthy, _ = healthy(self._reconciler.progress, self._reconciler.clock())
+        return health_answer(port, vipd_healthy)
+
+    def _addresses(self, family: Family) -> tuple[str, ...]:
+        named = self._node_addresses(family, self._reconciler.host_addresses)
+        if named is None:
+            return (EVERYWHERE[family],)
+        # A link-local IPv6 address cannot be bound without its interface, which no setting names.
+        return tuple(a for a in named if family is Family.IPV4 or not ip_address(a).is_link_local)

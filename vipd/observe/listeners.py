@@ -1,0 +1,155 @@
+"""HTTP on TCP ports that come and go while vipd runs. One that cannot be had is a warning, and tried again.
+
+Made for health checks by strangers: a connection gets one answer and does not live long, and there are never
+so many that vipd has no descriptor left for its own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from aiohttp import web
+
+from vipd.model import Family, socket_text
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
+CONNECTION_SECONDS = 10.0
+"""Longest life of a connection; whoever asks after health has given up long before."""
+MOST_CONNECTIONS = 256
+BACKLOG = 64
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+
+class Place(NamedTuple):
+    """A TCP address to listen on. `0.0.0.0` means all of IPv4, `::` all of IPv6 and no IPv4."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return socket_text(self.address, self.port)
+
+
+class Listeners:
+    """Keeps the wanted places open while `run` runs, all answered by one function."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._wanted: Mapping[Place, str] = {}
+        self._open: dict[Place, asyncio.Server] = {}
+        self._faults: dict[Place, str] = {}
+        self._woken = asyncio.Event()
+
+    @property
+    def open(self) -> frozenset[Place]:
+        """The places where it listens now."""
+        return frozenset(self._open)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One for each wanted place that could not be opened."""
+        return tuple(self._faults.values())
+
+    def want(self, places: Mapping[Place, str]) -> None:
+        """The places to have open from now on, each with what it is for, as a warning says it."""
+        if places != self._wanted:
+            self._wanted = dict(places)
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Open and close as wanted, for ever; whatever is open is closed when this is cancelled."""
+        server = web.Server(self._answer_once, access_log=None)
+        try:
+            while True:
+                self._woken.clear()
+                await self._match(server)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), RETRY_SECONDS if self._faults else None)
+        finally:
+            for place in list(self._open):
+                self._open.pop(place).close()
+            await server.shutdown(timeout=1.0)
+
+    async def _match(self, server: web.Server) -> None:
+        wanted, faults = self._wanted, dict[Place, str]()
+        for place in self._open.keys() - wanted.keys():
+            self._open.pop(place).close()
+        for place in wanted.keys() - self._open.keys():
+            try:
+                self._open[place] = await _listen(place, server)
+            except OSError as error:
+                what = f"{wanted[place]} cannot listen on {place}: {os.strerror(error.errno or 0)}"
+                who = "ss -ltnp shows who does, and " if error.errno == errno.EADDRINUSE else ""
+                faults[place] = f"{what}; hint: {who}vipd tries again every {RETRY_SECONDS:.0f} s"
+                if place not in self._faults:
+                    log.warning("%s", faults[place])
+        self._faults = faults
+
+    async def _answer_once(self, request: web.BaseRequest) -> web.Response:
+        response = await self._answer(request)
+        response.force_close()  # a kept connection would outlive its port
+        return response
+
+
+def supported(family: Family) -> bool:
+    """Whether this kernel has the family at all."""
+    try:
+        socket.socket(_NUMBERS[family], socket.SOCK_STREAM).close()
+    except OSError:
+        return False
+    return True
+
+
+_NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+
+
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def _listen(place: Place, server: web.Server) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+
+    def accept() -> asyncio.BaseProtocol:
+        if len(server.connections) >= MOST_CONNECTIONS:
+            return _Refused()
+        connection = server()
+        loop.call_later(CONNECTION_SECONDS, connection.force_close)
+        return connection
+
+    listener = _bind(place)
+    try:
+        return await loop.create_server(accept, sock=listener, backlog=BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _bind(place: Place) -> socket.socket:
+    family = Family.IPV6 if ":" in place.address else Family.IPV4
+    listener = socket.socket(_NUMBERS[family], socket.SOCK_STREAM)
+    try:
+        # Else a port that had connections a moment ago, as when vipd restarts, counts as taken for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is Family.IPV6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setblocking(False)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,148 @@
+"""What `explain` is asked: the words for a source and a target, read as the first packet of a new flow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from vipd.declaration.notation import NotationError, parse_address, parse_backend, parse_frontend
+from vipd.model import Family, Forwarding, Frontend, family_of, socket_text
+from vipd.observe.tracer import Arrival, Packet
+
+LOCAL = "local"
+"""The source that stands for a process of this host."""
+
+DEFAULT_SOURCE_PORT = 40000
+"""Where `--from` names none; no rule of vipd asks for it."""
+
+
+class QuestionError(ValueError):
+    """A question that has no answer: what, why, hint. `unknown`: its target is no known service."""
+
+    def __init__(self, what: str, why: str = "", hint: str = "", *, unknown: bool = False) -> None:
+        super().__init__(what)
+        self.what, self.why, self.hint, self.unknown = what, why, hint, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the packet comes from. The address is empty for a process of this host that names none."""
+
+    address: str
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One packet, and whether its source address is only what this host would likely choose."""
+
+    packet: Packet
+    assumed: bool = False
+
+
+def parse_source(text: str) -> Source:
+    """`10.10.0.9`, `10.10.0.9:40000`, `[fd00::9]:40000` or `local`. Raises QuestionError."""
+    if text == LOCAL:
+        return Source("")
+    try:
+        if "@" in text:
+            raise NotationError(f"{text} has a weight", f"write {text.partition('@')[0]}")
+        backend = parse_backend(text)
+    except NotationError as error:
+        hint = error.hint or "an address, ADDRESS:PORT, or local for a process of this host"
+        raise QuestionError(error.what, hint=hint) from None
+    return Source(backend.address, backend.port)
+
+
+def ask(
+    source: str, target: str, forwardings: Collection[Forwarding], host_addresses: Collection[str]
+) -> Question:
+    """The packet from `source` to `target`, `ADDR:PORT[/PROTO]` or a service's name.
+
+    A name means the service's first frontend of the source's family. The packet starts on this host when its
+    source is `local` or one of the host's addresses. Raises QuestionError.
+    """
+    sender = parse_source(source)
+    family = family_of(sender.address) if sender.address else None
+    frontend = _frontend(target, forwardings, family)
+    if family not in (None, family_of(frontend.address)):
+        raise QuestionError(
+            f"{sender.address} and {frontend.address} are of different families",
+            hint=f"give an {family_of(frontend.address)} address with --from",
+        )
+    address = sender.address or _chosen_source(frontend.address, host_addresses)
+    local = is_own(address, host_addresses)
+    packet = Packet(
+        address,
+        frontend.address,
+        str(frontend.protocol),
+        frontend.port,
+        sender.port or DEFAULT_SOURCE_PORT,
+        Arrival.LOCAL if local else Arrival.FORWARDED,
+    )
+    return Question(packet, assumed=not sender.address and address != frontend.address)
+
+
+def is_own(address: str, host_addresses: Collection[str]) -> bool:
+    """Whether an address is one of this host's; loopback always is."""
+    return address in host_addresses or ip_address(address).is_loopback
+
+
+def _frontend(target: str, forwardings: Iterable[Forwarding], family: Family | None) -> Frontend:
+    named = [forwarding for forwarding in forwardings if forwarding.key.service == target]
+    if named:
+        return _first_frontend(target, named, family)
+    try:
+        return parse_frontend(target)
+    except NotationError as error:
+        if _meant_as_address(target):
+            raise QuestionError(error.what, hint=error.hint) from None
+        raise QuestionError(f"no service {target}", hint="vipctl list shows them", unknown=True) from None
+
+
+def _first_frontend(name: str, named: Sequence[Forwarding], family: Family | None) -> Frontend:
+    found = [frontend for forwarding in named for frontend in _frontends(forwarding)]
+    if not found:
+        raise QuestionError(f"{name} has no address", hint="give ADDRESS:PORT/PROTOCOL, such as a node port")
+    fitting = [f for f in found if family in (None, family_of(f.address))]
+    if not fitting:
+        raise QuestionError(f"{name} has no {family} address", hint=f"it has {found[0].address}")
+    first = fitting[0]
+    same = [f for f in fitting if f.address == first.address]
+    if len(same) > 1:
+        raise QuestionError(f"{name} has several ports", hint=f"name one: {', '.join(map(str, same))}")
+    return first
+
+
+def _frontends(forwarding: Forwarding) -> list[Frontend]:
+    addresses = (*forwarding.addresses, *(external.address for external in forwarding.external_addresses))
+    return [Frontend(address, forwarding.port, forwarding.key.protocol) for address in addresses]
+
+
+def _meant_as_address(target: str) -> bool:
+    """Whether a target that is no frontend was to be one: then what is wrong with it says more."""
+    if target.startswith("[") or ":" in target:
+        return True
+    try:
+        parse_address(target.partition("/")[0])
+    except NotationError:
+        return False
+    return True
+
+
+def _chosen_source(destination: str, host_addresses: Collection[str]) -> str:
+    """The source a process most likely gets: the destination itself when that is local, else an own address.
+
+    The kernel's choice follows its routes, which are not looked at.
+    """
+    if is_own(destination, host_addresses):
+        return destination
+    wanted = (ip_address(a) for a in host_addresses if family_of(a) is family_of(destination))
+    usable = sorted(int(a) for a in wanted if not (a.is_loopback or a.is_link_local))
+    if not usable:
+        raise QuestionError(
+            f"this host has no address to reach {socket_text(destination, 0).removesuffix(':0')} from",
+            hint="give one with --from",
+        )
+    return str(type(ip_address(destination))(usable[0]))

@@ -1,0 +1,157 @@
+"""The words for what rules did to a packet, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.declaration.notation import duration_text
+from vipd.model import Forwarding, Frontend, Protocol, socket_text
+from vipd.observe.question import Question
+from vipd.observe.tracer import Outcome, Packet, Step, Verdict
+
+_MOST_NAMED = 6
+"""More ports or networks than these are not listed."""
+
+_TARGETS = {
+    "MASQUERADE": "this host's address becomes the source",
+    "ACCEPT": "accepted",
+    "DROP": "dropped",
+    "REJECT": "refused",
+    "RETURN": "nothing more to do here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A packet among the forwardings that can bear on it."""
+
+    packet: Packet
+    forwardings: Sequence[Forwarding]
+    options: RuleOptions
+    own: bool
+    """The packet's destination is an address of this host."""
+
+    def owner(self, place: str = "") -> Forwarding | None:
+        """The forwarding of the packet's destination, or of the `address:port` it was translated to."""
+        wanted = place or socket_text(self.packet.destination, self.packet.port or 0)
+        for forwarding in self._of_protocol():
+            on_node = self.own and not place and forwarding.node_port == self.packet.port
+            if on_node or wanted in _places(forwarding):
+                return forwarding
+        return None
+
+    def _of_protocol(self) -> list[Forwarding]:
+        return [f for f in self.forwardings if f.key.protocol == self.packet.protocol]
+
+
+def fate(outcome: Outcome, situation: Situation) -> str:
+    """What becomes of a packet that is not delivered, and why."""
+    if outcome.verdict is Verdict.UNCHANGED:
+        return _left_alone(situation)
+    last = outcome.steps[-1]
+    owner = situation.owner(outcome.backend or "")
+    through = f"translated to {outcome.backend}, " if outcome.backend else ""
+    if owner is None:
+        return f"is {through}{outcome.verdict} by {last.chain}: {last.comment or last.rule}"
+    name = owner.key.service_port
+    if last.chain == situation.options.names.fixed("PROXY-FIREWALL"):
+        return (
+            f"is {through}dropped: its source may not use this address of {name}{_networks(owner, situation)}"
+        )
+    if owner.served:
+        return (
+            f"is {through}dropped: {name} has no endpoints on this host and its policy is local; "
+            "a client behind a load balancer tries another host"
+        )
+    if outcome.verdict is Verdict.DROPPED:
+        return f"is {through}dropped: {name} has no endpoints, clients see a timeout"
+    return (
+        f"is {through}refused: {name} has no endpoints; "
+        "the answer is ICMP port unreachable, TCP clients see connection refused"
+    )
+
+
+def hint(situation: Situation) -> str:
+    """What the asker may have meant, when no service takes the packet; else nothing."""
+    packet = situation.packet
+    owner = situation.owner()
+    if owner is not None:
+        return (
+            f"{packet.port} is a node port of {owner.key.service_port}, but not at this address; "
+            "see node_port_addresses and localhost_node_ports"
+        )
+    there = [f for f in situation.forwardings if _has_address(f, packet.destination)]
+    if there:
+        served = [f"{f.port}/{f.key.protocol}" for f in there]
+        return f"{packet.destination} serves {_listed(served)}"
+    return _node_port_hint(situation)
+
+
+def notes(question: Question, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
+    """What else decides about such packets."""
+    said = []
+    if question.assumed:
+        said.append(f"{question.packet.source} is assumed as the source; --from ADDRESS tells another")
+    if several and owner is not None and owner.affinity_timeout is not None:
+        kept = duration_text(owner.affinity_timeout)
+        said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
+    return tuple(said)
+
+
+def meaning(step: Step) -> str:
+    """What a rule does, in a few words; for a jump its comment, or where it leads."""
+    # Comments stand before the target in every rule that vipd writes.
+    _, jumps, target = step.rule.rpartition(" -j ")
+    if not jumps:
+        return step.comment or step.rule
+    name, _, argument = target.partition(" ")
+    match name:
+        case "DNAT":
+            return f"to {argument.removeprefix('--to-destination ')}"
+        case "MARK":
+            return "mark taken off again" if argument.endswith("/0x0") else "marked for masquerade"
+        case "CONNMARK":
+            value = argument.removeprefix("--set-xmark ")
+            return "flow is not vipd's after all" if value.startswith("0x0/") else "flow marked as vipd's"
+    return _TARGETS.get(name) or step.comment or f"on to {target}"
+
+
+def _left_alone(situation: Situation) -> str:
+    packet, health = situation.packet, None
+    if situation.own and packet.protocol == Protocol.TCP:
+        health = next((f for f in situation.forwardings if f.health_port == packet.port), None)
+    if health is not None:
+        return f"is left to this host: {packet.port} is the health port of {health.key.service}"
+    return "is left alone: no service has this address and port"
+
+
+def _node_port_hint(situation: Situation) -> str:
+    packet = situation.packet
+    with_port = [f for f in situation.forwardings if f.node_port == packet.port]
+    if not with_port:
+        return ""
+    named = [f"{Frontend('', packet.port or 0, f.key.protocol)} ({f.key.service_port})" for f in with_port]
+    return f"there is {_listed(named)}" + ("" if situation.own else ", at this host's own addresses")
+
+
+def _networks(owner: Forwarding, situation: Situation) -> str:
+    destination = situation.packet.destination
+    allowed = [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
+    return f", only {_listed(allowed)}" if allowed else ""
+
+
+def _places(forwarding: Forwarding) -> set[str]:
+    external = (e.address for e in forwarding.external_addresses)
+    return {socket_text(address, forwarding.port) for address in (*forwarding.addresses, *external)}
+
+
+def _has_address(forwarding: Forwarding, address: str) -> bool:
+    return address in forwarding.addresses or any(e.address == address for e in forwarding.external_addresses)
+
+
+def _listed(words: Sequence[str]) -> str:
+    shown = ", ".join(list(dict.fromkeys(words))[:_MOST_NAMED])
+    more = len(set(words)) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
