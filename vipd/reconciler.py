@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
 OVERDUE_SECONDS = 60.0
-"""A wish for a step that is older has met a step that hangs: every program that a step runs has a limit."""
+"""A wish for a step that waits longer is overdue: something hangs (kube-proxy: twice its period of 30 s)."""
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Progress:
     failures: int = 0
     last_apply: datetime | None = None
     last_seconds: float = 0.0
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Services of which the kernel does not take a part, and why."""
     fault: str = ""
     """Why the last step failed; empty when it did not."""
     warnings: tuple[str, ...] = ()

@@ -120,13 +120,12 @@ def delete_service_chain(kernel: FakeKernel) -> None:
     kernel.restore("\n".join(["*nat", *lines, "COMMIT", ""]))
 
 
-def insert_before_ours(kernel: FakeKernel) -> None:
-    """Ours come first again afterwards, so the rule stays and stands behind them."""
+def double_jump(kernel: FakeKernel) -> None:
     jump = kernel.chains("nat")["PREROUTING"][0]
     kernel.restore(f"*nat\n-D PREROUTING {jump}\n-A PREROUTING {jump}\n-A PREROUTING {jump}\nCOMMIT\n")
 
 
-RIVALS = [drop_table, flush_table, delete_jump, empty_service_chain, delete_service_chain, insert_before_ours]
+RIVALS = [drop_table, flush_table, delete_jump, empty_service_chain, delete_service_chain, double_jump]
 
 
 @pytest.mark.parametrize("rival", RIVALS)
@@ -139,6 +138,19 @@ def test_a_rival_is_found_out_by_looking_afresh(
     machine.dataplane.forget()
     assert machine.step()
     assert rules(kernel) == written_by(FIRST, tmp_path)
+
+
+def test_a_rule_inserted_before_our_jump_comes_to_stand_behind_it(
+    machine: Machine, kernel: FakeKernel
+) -> None:
+    machine.become(FIRST)
+    before = kernel.chains("nat")["PREROUTING"]
+    kernel.restore("*nat\n-I PREROUTING 1 -s 198.51.100.1/32 -j ACCEPT\nCOMMIT\n")
+    machine.dataplane.forget()
+    machine.step()
+    assert kernel.chains("nat")["PREROUTING"] == [*before, "-s 198.51.100.1/32 -j ACCEPT"]
+    machine.dataplane.forget()
+    assert not machine.plan()
 
 
 @pytest.mark.parametrize("rival", RIVALS)

@@ -108,6 +108,21 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
 
 
 @settings(deadline=None, max_examples=40)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel, cidrs) as walking:
+        walking.become(walk[0])
+        for state in (*walk, walk[0]):
+            walking.declare(state)
+        assert not walking.step()
+        for state in walk:
+            walking.declare(state)
+        walking.step()
+        assert rules(kernel) == cold_start(walk[-1], cidrs)
+
+
+@settings(deadline=None, max_examples=40)
 @given(before=states.state(), after=states.state(), cidrs=states.cluster_cidrs)
 def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
     before: tuple[Service, ...], after: tuple[Service, ...], cidrs: tuple[str, ...]

@@ -26,8 +26,10 @@ VIPS = st.integers(0x0A60_0000, 0x0A60_00FF).map(lambda number: str(IPv4Address(
     0xFD00 << 112, (0xFD00 << 112) + 0xFFFF
 ).map(lambda number: str(IPv6Address(number)))
 PORTS = st.integers(1, 65535)
-PORT_NAMES = st.tuples(st.text("az09-", max_size=5), st.sampled_from("bm"), st.text("az09-", max_size=5)).map(
-    "".join
+PORT_NAMES = (
+    st.tuples(st.text("az09-", max_size=5), st.sampled_from("bm"), st.text("az09-", max_size=5)).map("".join)
+    # As keys these would be something else to YAML, if they stood there without quotes.
+    | st.sampled_from(["no", "on", "null", "true", "1e3", "0x10"])
 )
 ENDS = st.sampled_from("aZ09")
 ODD_NAMES = ("no", "null", "1.5", "1e3", "010", "2026-01-01", "0x10", "true", "53", "1_000", "y")

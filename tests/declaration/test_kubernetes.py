@@ -240,8 +240,10 @@ def test_what_another_proxy_serves_is_left_out() -> None:
     declared = service()
     declared["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "cilium"}
     assert notes(declared) == [
-        "Service default/web left out: another proxy serves it "
-        "(label service.kubernetes.io/service-proxy-name)"
+        (
+            "Service default/web left out: another proxy serves it "
+            "(label service.kubernetes.io/service-proxy-name)"
+        )
     ]
 
 
@@ -494,8 +496,9 @@ def test_the_output_of_kubectl_is_read_as_it_is() -> None:
 
 KEYS = st.sampled_from(
     """apiVersion kind items metadata name namespace labels annotations spec status type clusterIP clusterIPs
-    ports port nodePort protocol targetPort externalIPs loadBalancer ingress ip loadBalancerSourceRanges addressType
-    endpoints addresses conditions ready hints forZones subsets kubernetes.io/service-name""".split()  # noqa: SIM905
+    ports port nodePort protocol targetPort externalIPs loadBalancer ingress ip loadBalancerSourceRanges
+    addressType endpoints addresses conditions ready hints forZones subsets
+    kubernetes.io/service-name""".split()  # noqa: SIM905 - a list is no clearer
 )
 VALUES = (
     st.none()

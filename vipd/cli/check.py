@@ -30,23 +30,17 @@ def check(files: tuple[str, ...], services_dir: str, quiet: bool, form: str) -> 
     left out of Kubernetes objects is told as file:line: note: text.
     """
     inputs = read_inputs(files or (services_dir,))
+    if not quiet:
+        inputs.tell_notes()
     if form != "text":
         problems = [asdict(problem) for problem in inputs.problems]
-        notes = [asdict(note) for note in inputs.notes]
-        counted_services = len(inputs.services)
-        print(
-            document(
-                {"ok": not problems, "services": counted_services, "problems": problems, "notes": notes}, form
-            )
-        )
+        print(document({"ok": not problems, "services": len(inputs.services), "problems": problems}, form))
     else:
         _print_text(inputs, quiet)
     return FAILED if inputs.problems else OK
 
 
 def _print_text(inputs: Inputs, quiet: bool) -> None:
-    if not quiet:
-        inputs.tell_notes()
     if inputs.problems:
         for problem in inputs.problems:
             print(problem, file=sys.stderr)

@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Verb]] = {
     "Look": {
         "list": Verb("show", "list_services", "List services"),
         "describe": Verb("describe", "describe", "Show all about a service"),
+        "explain": Verb("explain", "explain", "Show what the rules do to one packet, and why"),
         "status": Verb("status", "status", "Show how the daemon is doing"),
         "export": Verb("show", "export", "Print every service as a declaration"),
     },

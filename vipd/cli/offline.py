@@ -5,13 +5,9 @@ It imports parts of the daemon, which are slow to import: verbs that can also as
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import click
 
 from vipd.api.client import Json
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
@@ -45,20 +41,6 @@ class Compilation:
         return RuleOptions.of(self.settings, family, random_fully=True, host_addresses=self.host_addresses)
 
 
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--settings FILE` and `--set KEY=VALUE`, as `settings_file` and `assignments`."""
-    one = click.option(
-        "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
-    )
-    file = click.option(
-        "--settings",
-        "settings_file",
-        metavar="FILE",
-        help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
-    )
-    return file(one(command))
-
-
 def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
     """The settings of a file, else of the default one, and of assignments. Raises CliError."""
     default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
@@ -72,7 +54,9 @@ def host_addresses(settings: Settings) -> Collection[str]:
     """This host's addresses as set, else read from the kernel."""
     if settings.host_addresses is not None:
         return settings.host_addresses
-    # Imported on use: netlink is slow to import.
+    # Imported on use: asyncio and netlink are slow to import.
+    import asyncio
+
     from vipd.hostnet import host_addresses as read
 
     return asyncio.run(read())

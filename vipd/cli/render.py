@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 import click
 
 from vipd.cli.inputs import read_inputs
-from vipd.cli.offline import Compilation, host_addresses, read_settings, settings_options
+from vipd.cli.offline import Compilation, host_addresses, read_settings
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.model import Family, Policy, Service, family_of
-from vipd.settings import Settings
+from vipd.settings import DEFAULT_CONFIG, Settings
 
 FAMILIES = {str(family): family for family in Family}
 
@@ -26,7 +26,15 @@ FAMILIES = {str(family): family for family in Family}
     help="Address family; without it the one that the services have, ipv4 if both.",
 )
 @click.option("--table", type=click.Choice(TABLES), help="Only this table.")
-@settings_options
+@click.option(
+    "--settings",
+    "settings_file",
+    metavar="FILE",
+    help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
+)
+@click.option(
+    "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
+)
 def render(
     files: tuple[str, ...],
     dataplane: str,

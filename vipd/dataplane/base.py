@@ -11,9 +11,11 @@ from vipd.model import Endpoint, Forwarding, ForwardingKey
 class ApplyError(RuntimeError):
     """The kernel's rules could not be read or written: what was tried and what the tool said."""
 
-    def __init__(self, what: str, why: str, hint: str = "") -> None:
+    def __init__(self, what: str, why: str, hint: str = "", *, rules_at_fault: bool = False) -> None:
         super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
         self.what, self.why, self.hint = what, why, hint
+        self.rules_at_fault = rules_at_fault
+        """Some rule was not taken: trying again will not help, trying without it will."""
 
 
 class DataplanePlan(Protocol):
@@ -45,6 +47,12 @@ class Dataplane(Protocol):
 
     def forget(self) -> None:
         """Trust nothing that is known about the kernel: the next plan reads it."""
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        """The forwardings that the kernel does not take, and what it said. All others are programmed."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What this host lacks and what that means for services."""
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The kernel names by which a forwarding and its endpoints are found."""

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.model import Family, Forwarding, socket_text
 from vipd.observe.question import Question, is_own
-from vipd.observe.reasons import Situation, fate, hint, meaning, notes
+from vipd.observe.reasons import Fate, Situation, fate, hint, meaning, notes
 from vipd.observe.tracer import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, trace
 
 Json = dict[str, object]
@@ -50,7 +50,10 @@ class Explanation:
     """`namespace/name:port` of the service that the packet is for; empty when it is for none."""
     summary: str
     """One sentence: from, to, and what becomes of it."""
+    reason: str
+    """What follows from it for the client, or why it is so; may be empty."""
     hint: str
+    """What the asker may have meant, where no service takes the packet; may be empty."""
     notes: tuple[str, ...]
 
     @property
@@ -82,6 +85,7 @@ class Explanation:
             "service_port": self.service_port or None,
             "verdict": self.verdict,
             "summary": self.summary,
+            "reason": self.reason,
             "hint": self.hint,
             "notes": list(self.notes),
             "backends": [
@@ -108,7 +112,8 @@ def explain(
     `options` are those of the packet's family, `host_addresses` all that this host has. For speed only the
     forwardings are compiled that can bear on the packet: those with its destination address, or with its port
     as a node or health port, and those of which the same is true for a backend of these. All rules of other
-    forwardings name an address or a port that the packet never has.
+    forwardings name an address or a port that the packet never has. So few are not dispatched by groups of
+    addresses, as many may be in the kernel: the jumps between such groups are missing from the steps.
 
     Raises:
         RulesetError: a compiled rule has a form that the tracer does not know; that is a fault in vipd.
@@ -120,10 +125,12 @@ def explain(
     found = trace(ruleset, packet, Host(tuple(sorted(host_addresses))))
     situation = Situation(packet, related, options, own=is_own(packet.destination, host_addresses))
     owner = situation.owner()
+    told, reason = _fates(found, situation)
     return Explanation(
         found,
         owner.key.service_port if owner else "",
-        f"{_place(packet)} {_fates(found, situation)}",
+        f"{_place(packet)} {told}",
+        reason,
         hint(situation) if _verdict(found) == Verdict.UNCHANGED else "",
         notes(question, owner, several=len(found.shares()) > 1),
     )
@@ -156,17 +163,18 @@ def _place(packet: Packet) -> str:
     return f"{packet.source} -> {there}/{packet.protocol}"
 
 
-def _fates(found: Trace, situation: Situation) -> str:
+def _fates(found: Trace, situation: Situation) -> Fate:
     """What becomes of the packet; several ways with how likely each is."""
     delivered = found.probability(Verdict.DELIVERED)
     others = [outcome for outcome in found.outcomes if outcome.verdict is not Verdict.DELIVERED]
     if not others:
-        return _delivery(found)
-    if len(others) == 1 and not delivered:
-        return fate(others[0], situation)
-    parts = [f"{100 * outcome.probability:.1f}%: {fate(outcome, situation)}" for outcome in others]
-    ways = [f"{100 * delivered:.1f}%: {_delivery(found)}"] if delivered else []
-    return "; ".join([*ways, *parts])
+        return Fate(_delivery(found))
+    fates = [fate(outcome, situation) for outcome in others]
+    if len(found.outcomes) == 1:
+        return fates[0]
+    ways = [f"in {100 * delivered:.1f}% {_delivery(found)}"] if delivered else []
+    ways += [f"in {100 * o.probability:.1f}% {f.told}" for o, f in zip(others, fates, strict=True)]
+    return Fate("; ".join(ways), next((f.reason for f in fates if f.reason), ""))
 
 
 def _delivery(found: Trace) -> str:

@@ -1,4 +1,4 @@
-"""What `explain` is asked: the words for a source and a target, read as the first packet of a new flow. Pure."""
+"""What `explain` is asked: the words for a source and a target, read as the first packet of a flow. Pure."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ def ask(
     A name means the service's first frontend of the source's family. The packet starts on this host when its
     source is `local` or one of the host's addresses. Raises QuestionError.
     """
+    if not target:
+        raise QuestionError("no target is given", hint="ADDRESS:PORT/PROTOCOL, or the name of a service")
     sender = parse_source(source)
     family = family_of(sender.address) if sender.address else None
     frontend = _frontend(target, forwardings, family)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.declaration.notation import duration_text
@@ -20,6 +21,11 @@ _TARGETS = {
     "DROP": "dropped",
     "REJECT": "refused",
     "RETURN": "nothing more to do here",
+}
+
+_REASONS = {
+    Verdict.REJECTED: "refused with ICMP port unreachable: TCP clients see connection refused",
+    Verdict.DROPPED: "its fallback is drop: clients wait until they give up",
 }
 
 
@@ -46,31 +52,32 @@ class Situation:
         return [f for f in self.forwardings if f.key.protocol == self.packet.protocol]
 
 
-def fate(outcome: Outcome, situation: Situation) -> str:
+class Fate(NamedTuple):
+    """What becomes of a packet that is not delivered: a clause for the summary, and what follows from it."""
+
+    told: str
+    reason: str = ""
+
+
+def fate(outcome: Outcome, situation: Situation) -> Fate:
     """What becomes of a packet that is not delivered, and why."""
     if outcome.verdict is Verdict.UNCHANGED:
-        return _left_alone(situation)
+        return Fate(_left_alone(situation))
     last = outcome.steps[-1]
     owner = situation.owner(outcome.backend or "")
-    through = f"translated to {outcome.backend}, " if outcome.backend else ""
+    refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
+    does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
     if owner is None:
-        return f"is {through}{outcome.verdict} by {last.chain}: {last.comment or last.rule}"
+        return Fate(f"{does} by {last.chain}", last.comment or last.rule)
     name = owner.key.service_port
     if last.chain == situation.options.names.fixed("PROXY-FIREWALL"):
-        return (
-            f"is {through}dropped: its source may not use this address of {name}{_networks(owner, situation)}"
-        )
+        return Fate(f"{does}: this source may not use {name}", _allowed(owner, situation))
     if owner.served:
-        return (
-            f"is {through}dropped: {name} has no endpoints on this host and its policy is local; "
-            "a client behind a load balancer tries another host"
+        return Fate(
+            f"{does}: {name} has no endpoints on this host",
+            "its traffic policy is local; a client behind a load balancer tries another host",
         )
-    if outcome.verdict is Verdict.DROPPED:
-        return f"is {through}dropped: {name} has no endpoints, clients see a timeout"
-    return (
-        f"is {through}refused: {name} has no endpoints; "
-        "the answer is ICMP port unreachable, TCP clients see connection refused"
-    )
+    return Fate(f"{does}: {name} has no endpoints", _REASONS[outcome.verdict])
 
 
 def hint(situation: Situation) -> str:
@@ -115,6 +122,8 @@ def meaning(step: Step) -> str:
         case "CONNMARK":
             value = argument.removeprefix("--set-xmark ")
             return "flow is not vipd's after all" if value.startswith("0x0/") else "flow marked as vipd's"
+    if name in ("DROP", "REJECT") and step.comment:
+        return f"{_TARGETS[name]}: {step.comment}"
     return _TARGETS.get(name) or step.comment or f"on to {target}"
 
 
@@ -136,10 +145,10 @@ def _node_port_hint(situation: Situation) -> str:
     return f"there is {_listed(named)}" + ("" if situation.own else ", at this host's own addresses")
 
 
-def _networks(owner: Forwarding, situation: Situation) -> str:
+def _allowed(owner: Forwarding, situation: Situation) -> str:
     destination = situation.packet.destination
     allowed = [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
-    return f", only {_listed(allowed)}" if allowed else ""
+    return f"allowed are {_listed(allowed)}" if allowed else ""
 
 
 def _places(forwarding: Forwarding) -> set[str]:

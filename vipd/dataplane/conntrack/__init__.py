@@ -1,1 +1,1 @@
-"""The kernel's connection tracking table as a part of the state: flows to what does not serve any more end."""
+"""The kernel's connection tracking table as part of the state: flows to what no longer serves end."""

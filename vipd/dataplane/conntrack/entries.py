@@ -45,12 +45,11 @@ ATTRIBUTE_HEAD = struct.Struct("=HH")
 
 _TYPE = 0x3FFF
 _U32 = struct.Struct(">I")
-_U16 = struct.Struct(">H")
 _FAMILIES = {number: family for family, number in ADDRESS_FAMILIES.items()}
 _PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
 
 
-class MalformedMessage(ValueError):
+class MalformedEntryError(ValueError):
     """A message from the kernel that does not hold together, or lacks what every entry has."""
 
 
@@ -97,7 +96,7 @@ class _Ends(NamedTuple):
 def parse(message: bytes) -> Entry | None:
     """The entry in a message with its heads; None for a protocol without balanced ports, such as ICMP.
 
-    Raises MalformedMessage.
+    Raises MalformedEntryError.
     """
     family = _FAMILIES.get(message[MESSAGE_HEAD.size])
     if family is None:
@@ -107,34 +106,35 @@ def parse(message: bytes) -> Entry | None:
         return None
     identity = message[ATTRIBUTES:position]
     reply, position = _leading_ends(message, position, family, CTA_TUPLE_REPLY)
-    status = tcp_state = timeout = mark = 0
-    for kind, start, end in attributes(message, position, len(message)):
-        if kind == CTA_STATUS:
-            (status,) = _U32.unpack_from(message, start)
-        elif kind == CTA_PROTOINFO:
-            tcp_state = _tcp_state(message, start, end)
-        elif kind == CTA_TIMEOUT:
-            (timeout,) = _U32.unpack_from(message, start)
-        elif kind == CTA_MARK:
-            (mark,) = _U32.unpack_from(message, start)
-        elif kind in (CTA_ID, CTA_ZONE):
+    rest = {kind: (start, end) for kind, start, end in attributes(message, position, len(message))}
+    for kind in (CTA_ZONE, CTA_ID):
+        if kind in rest:
+            start, end = rest[kind]
             identity += message[start - ATTRIBUTE_HEAD.size : start + _padded(end - start)]
     return Entry(
-        family, original.protocol, *original[1:], *reply[1:], status, tcp_state, timeout, mark, identity
+        family,
+        original.protocol,
+        *original[1:],
+        *reply[1:],
+        status=_number(message, rest.get(CTA_STATUS)),
+        tcp_state=_tcp_state(message, *rest[CTA_PROTOINFO]) if CTA_PROTOINFO in rest else 0,
+        timeout=_number(message, rest.get(CTA_TIMEOUT)),
+        mark=_number(message, rest.get(CTA_MARK)),
+        identity=identity,
     )
 
 
 def attributes(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The attributes in a part of a message: type, where the value starts, where it ends.
 
-    Raises MalformedMessage when one reaches beyond the part.
+    Raises MalformedEntryError when one reaches beyond the part.
     """
     while position < end:
         if end - position < ATTRIBUTE_HEAD.size:
-            raise MalformedMessage(f"{end - position} stray bytes after the last attribute")
+            raise MalformedEntryError(f"{end - position} stray bytes after the last attribute")
         length, kind = ATTRIBUTE_HEAD.unpack_from(data, position)
         if length < ATTRIBUTE_HEAD.size or position + length > end:
-            raise MalformedMessage(f"attribute {kind & _TYPE} claims {length} of {end - position} bytes")
+            raise MalformedEntryError(f"attribute {kind & _TYPE} claims {length} of {end - position} bytes")
         yield kind & _TYPE, position + ATTRIBUTE_HEAD.size, position + length
         position += _padded(length)
 
@@ -182,7 +182,7 @@ def _leading_ends(message: bytes, position: int, family: Family, outer: int) -> 
         if kind == outer:
             return _walk_ends(message, start, end), end
         break
-    raise MalformedMessage(f"an entry without attribute {outer} in its place")
+    raise MalformedEntryError(f"an entry without attribute {outer} in its place")
 
 
 def _walk_ends(message: bytes, start: int, end: int) -> _Ends:
@@ -196,11 +196,11 @@ def _walk_ends(message: bytes, start: int, end: int) -> _Ends:
             for which, a, b in attributes(message, inner, inner_end):
                 numbers[which] = int.from_bytes(message[a:b], "big")
     if set(addresses) not in ({1, 2}, {3, 4}) or CTA_PROTO_NUM not in numbers:
-        raise MalformedMessage("ends of a flow without addresses or protocol")
+        raise MalformedEntryError("ends of a flow without addresses or protocol")
     source, destination = (addresses[which] for which in sorted(addresses))
     protocol = _PROTOCOLS.get(numbers[CTA_PROTO_NUM])
     if protocol and not {CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT} <= numbers.keys():
-        raise MalformedMessage(f"a {protocol} flow without ports")
+        raise MalformedEntryError(f"a {protocol} flow without ports")
     ports = numbers.get(CTA_PROTO_SRC_PORT, 0), numbers.get(CTA_PROTO_DST_PORT, 0)
     return _Ends(protocol, (source, ports[0]), (destination, ports[1]))
 
@@ -214,6 +214,11 @@ def _tcp_state(message: bytes, start: int, end: int) -> int:
     return 0
 
 
+def _number(message: bytes, place: tuple[int, int] | None) -> int:
+    """A 32-bit value, 0 where the kernel left it out."""
+    return int(_U32.unpack_from(message, place[0])[0]) if place else 0
+
+
 def _padded(length: int) -> int:
     """Attributes begin at multiples of four."""
     return (length + 3) & ~3
@@ -221,8 +226,8 @@ def _padded(length: int) -> int:
 
 @lru_cache(maxsize=65536)
 def _text(address: bytes) -> str:
-    """Canonical text of a packed address. Raises MalformedMessage."""
+    """Canonical text of a packed address. Raises MalformedEntryError."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError as error:
-        raise MalformedMessage(str(error)) from None
+        raise MalformedEntryError(str(error)) from None

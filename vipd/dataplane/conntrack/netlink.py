@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from vipd.dataplane.conntrack.entries import ATTRIBUTES, MESSAGE_HEAD, Entry, MalformedMessage, parse
+from vipd.dataplane.conntrack.entries import ATTRIBUTES, MESSAGE_HEAD, Entry, MalformedEntryError, parse
 from vipd.dataplane.conntrack.messages import DUMP_INTERRUPTED, NEW, Query, delete_request, dump_request
 
 NETLINK_NETFILTER = 12
@@ -145,7 +145,7 @@ class Conntrack:
             while waiting and not lost:
                 for answer in self._receive(what):
                     lost = lost or answer is None
-                    if answer is not None and waiting.pop(answer.sequence, None):
+                    if answer is not None and waiting.pop(answer.sequence, b""):
                         deleted += _deleted(what, answer)
             if not waiting:
                 return deleted
@@ -199,13 +199,14 @@ def _entries(what: str, answer: _Answer, query: Query) -> list[Entry]:
         return []
     try:
         entry = parse(answer.message)
-    except (MalformedMessage, struct.error) as error:
+    except (MalformedEntryError, struct.error) as error:
         raise ConntrackError(what, f"cannot understand an entry: {error}") from error
     return [entry] if entry is not None and query.fits(entry) else []
 
 
 def _deleted(what: str, answer: _Answer) -> bool:
     """Whether a deletion ended an entry. One that is gone, or has a successor, needs none."""
-    if answer.error not in (0, errno.ENOENT):
+    # EBUSY: the flow was handed to a flow table or to hardware, and the kernel keeps such entries.
+    if answer.error not in (0, errno.ENOENT, errno.EBUSY):
         raise ConntrackError.of(what, answer.error)
     return not answer.error

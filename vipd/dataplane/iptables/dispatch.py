@@ -3,7 +3,7 @@
 Flat, a chain holds every rule, and every new connection of the host walks past all of them: measured, 10,000
 services cut 20,000 connects a second to 3,900. Grouped, the chain is a tree over address prefixes, four bits
 a level: a group holds at most 16 jumps, or the rules of at most 16 addresses. Bits that all addresses share
-are skipped, so the tree is as deep as the addresses differ. What it looks like depends on the addresses alone,
+are skipped, so the tree is as deep as the addresses differ. Its shape depends on the addresses alone,
 never on the order in which they came; one address more or less rewrites the groups on its own path.
 """
 

@@ -90,14 +90,15 @@ def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
 
 def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
     names, said, flow = options.names, _words(options), f"{options.flow_mark:#x}"
+    services = f"-j {names.fixed('SERVICES')}"
     ours = f"-m conntrack --ctstate DNAT -m connmark --mark {flow}/{flow}"
     accept = (f"{comment(said.forward)} {ours} -j ACCEPT",) if options.accept_forwarded else ()
     return {
+        # DNAT ends the walk, so only flows that vipd did not translate get to lose the mark again.
         ChainId("nat", names.fixed("PREROUTING")): (
-            # DNAT ends the walk, so only flows that vipd did not translate get to lose the mark again.
-            f"-j CONNMARK --set-xmark {flow}/{flow}",
-            f"-j {names.fixed('SERVICES')}",
-            f"-j CONNMARK --set-xmark 0x0/{flow}",
+            (f"-j CONNMARK --set-xmark {flow}/{flow}", services, f"-j CONNMARK --set-xmark 0x0/{flow}")
+            if options.flow_marks
+            else (services,)
         ),
         ChainId("filter", names.fixed("FORWARD")): accept,
     }

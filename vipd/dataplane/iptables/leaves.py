@@ -36,8 +36,7 @@ class LeafRules:
             )
             for e in endpoints
         ]
-        if forwarding.affinity_timeout is not None:
-            seconds = forwarding.affinity_timeout
+        if (seconds := self._pinned(forwarding)) is not None:
             for note, chain in steps:
                 pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
                 rules.append(joined(note, pinned, f"-j {chain}"))
@@ -47,7 +46,7 @@ class LeafRules:
         """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
         chain = self._names.endpoint(key, endpoint)
-        remember = f"-m recent --set {self._list(chain)}" if forwarding.affinity_timeout is not None else ""
+        remember = f"-m recent --set {self._list(chain)}" if self._pinned(forwarding) is not None else ""
         target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
         return (
             joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),
@@ -105,6 +104,9 @@ class LeafRules:
             yield f"-s {cidr} {self._about('pod traffic', forwarding)} {cluster}"
         yield f"{self._about('masquerade LOCAL traffic', forwarding)} {LOCAL_SOURCE} {self._mark}"
         yield f"{self._about('route LOCAL traffic', forwarding)} {LOCAL_SOURCE} {cluster}"
+
+    def _pinned(self, forwarding: Forwarding) -> int | None:
+        return forwarding.affinity_timeout if self._options.affinity else None
 
     def _about(self, what: str, forwarding: Forwarding) -> str:
         return comment(f"{what} for {forwarding.key.service_port} external destinations")

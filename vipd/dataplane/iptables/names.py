@@ -30,7 +30,7 @@ TABLES = ("nat", "filter")
 """The tables that vipd writes to."""
 
 FIXED_KINDS = {
-    "nat": ("SERVICES", "PREROUTING", "POSTROUTING", "NODEPORTS", "MARK-MASQ", "MARK-OFF-CLUSTER"),
+    "nat": ("SERVICES", "PREROUTING", "POSTROUTING", "NODEPORTS", "MARK-MASQ", "MARK-OFF-CLUSTER", "PROBE"),
     "filter": (
         "SERVICES",
         "EXTERNAL-SERVICES",
@@ -38,6 +38,7 @@ FIXED_KINDS = {
         "PROXY-FIREWALL",
         "FORWARD",
         "FIREWALL",
+        "PROBE",
     ),
 }
 """The chains that exist once, by table."""

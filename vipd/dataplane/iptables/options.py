@@ -31,6 +31,10 @@ class RuleOptions:
     node_port_addresses: tuple[str, ...] | None = None
     """This host's addresses that answer on node ports; None: all of them."""
     accept_forwarded: bool = True
+    affinity: bool = True
+    """The kernel can remember clients (xt_recent)."""
+    flow_marks: bool = True
+    """The kernel can mark connections (xt_connmark)."""
     dispatch: str = "auto"
     """`auto`, `flat` or `grouped`: how shared chains find an address (`dispatch.py`)."""
 

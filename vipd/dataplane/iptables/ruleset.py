@@ -42,6 +42,8 @@ class Ruleset:
         self._terse = False
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
+        self._committed: dict[ForwardingKey, Forwarding] = {}
+        """What the kernel held when everything was last written."""
         self._endpoints = 0
         self._touched: dict[ForwardingKey, None] = {}
         self._gone: set[ChainId] = set()
@@ -64,6 +66,17 @@ class Ruleset:
             self.options = options
             self._recompile()
 
+    def hold_back(self) -> dict[ForwardingKey, Forwarding | None]:
+        """Go back to what was last written, and return what that leaves out."""
+        held = {key: self._forwardings.get(key) for key in self._touched}
+        for key in held:
+            self.update(key, self._committed.get(key))
+        return held
+
+    def services_with_affinity(self) -> list[str]:
+        """The services that ask for affinity, sorted."""
+        return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
+
     def touched(self) -> Wanted:
         """What changed since `written`: enough when the rest of the kernel is known to be right."""
         self._settle_comments()
@@ -81,6 +94,11 @@ class Ruleset:
 
     def written(self) -> None:
         """The kernel holds all that was wanted."""
+        for key in self._touched:
+            if key in self._forwardings:
+                self._committed[key] = self._forwardings[key]
+            else:
+                self._committed.pop(key, None)
         self._touched.clear()
         self._gone.clear()
 

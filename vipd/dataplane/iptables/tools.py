@@ -77,7 +77,10 @@ def _check(finished: Finished, what: str, text: str = "") -> None:
     lines = text.splitlines()
     if line and 0 < int(line[1]) <= len(lines):
         why = f"{why} (line {line[1]}: {lines[int(line[1]) - 1]})"
-    raise ApplyError(f"{what} failed with exit code {finished.code}", why, _hint(finished))
+    hint = _hint(finished)
+    raise ApplyError(
+        f"{what} failed with exit code {finished.code}", why, hint, rules_at_fault=bool(text) and not hint
+    )
 
 
 def _hint(finished: Finished) -> str:

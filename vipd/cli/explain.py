@@ -1,0 +1,148 @@
+"""`vipctl explain`: what the compiled rules do to one packet, asked of the daemon or worked out here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from urllib.parse import urlencode
+
+import click
+
+from vipd.api.client import Json, url_path
+from vipd.cli.connection import connect
+from vipd.cli.errors import OK, USAGE, CliError
+from vipd.cli.output import Cell, Column, Screen, document, output_option, screen, socket_option, table
+
+BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
+RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))
+
+_MOST_BRANCHES = 8
+"""Where a path forks into more, only so many of them are shown; the table of backends has them all."""
+
+_COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": "yellow"}
+
+
+@click.command()
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--from",
+    "source",
+    metavar="ADDR[:PORT]",
+    required=True,
+    help="Where the packet comes from; local: a process of this host, as is any of its addresses.",
+)
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="Ask no daemon: compile FILE; may be repeated.",
+)
+@click.option("--settings", "settings_file", metavar="FILE", help="With -f: settings, as in vipd.yaml.")
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="With -f: one setting.")
+@output_option("text", "json", "yaml")
+@socket_option
+def explain(
+    target: str,
+    source: str,
+    files: tuple[str, ...],
+    settings_file: str | None,
+    assignments: tuple[str, ...],
+    form: str,
+) -> int:
+    """Show what the compiled rules do to a packet, rule by rule, without touching the kernel.
+
+    TARGET is ADDR:PORT/PROTOCOL, also of a node port, or the name of a service. With -f FILE, which may be a
+    directory or - for standard input, no daemon is asked. Rules that others put into the kernel are not
+    looked at.
+    """
+    if files:
+        # Imported on use: only without a daemon parts of it have to be imported.
+        from vipd.cli.inputs import read_inputs
+        from vipd.cli.offline import explain_files, read_settings
+
+        settings = read_settings(settings_file, assignments)
+        view = explain_files(read_inputs(files).require_ok(), settings, source, target)
+    elif settings_file or assignments:
+        raise CliError("--settings and --set go with -f FILE", "the daemon has its own settings", code=USAGE)
+    else:
+        view = _asked(source, target)
+    print(document({"explanation": view}, form) if form != "text" else "\n".join(_lines(view, screen())))
+    return OK
+
+
+def _asked(source: str, target: str) -> Json:
+    query = urlencode({"from": source, "target": target})
+    # `Daemon.get` takes segments of a path only.
+    answer: Json = connect()._ask("GET", f"{url_path('explain')}?{query}", None)["explanation"]
+    return answer
+
+
+def _lines(view: Json, on: Screen) -> Iterator[str]:
+    yield on.paint(view["summary"], _COLOURS.get(view["verdict"], "bold"))
+    if view["reason"]:
+        yield view["reason"]
+    if view["hint"]:
+        yield f"hint: {view['hint']}"
+    for note in view["notes"]:
+        yield f"note: {note}"
+    if view["backends"]:
+        yield ""
+        yield from table(BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], on)
+    yield from _rule_lines(view["outcomes"], on)
+
+
+def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
+    seen = "this host's" if backend["masqueraded"] else f"its own, {view['packet']['source']}"
+    return [backend["endpoint"], _percent(backend["share"]), seen]
+
+
+def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
+    """One path; where it forks, every branch with its share, and then on along the likeliest one."""
+    likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
+    path = likeliest["rules"]
+    fork = _fork(outcomes) if len(outcomes) > 1 else len(path)
+    rows = [(rule["table"], _rule_row(rule)) for rule in path[:fork]]
+    if fork < len(path):
+        rows += [(path[fork]["table"], row) for row in _branch_rows(outcomes, fork)]
+        rows += [(rule["table"], _rule_row(rule)) for rule in path[fork + 1 :]]
+    if rows and fork + 1 < len(path):
+        yield ""
+        yield f"Rules, after the fork those on the way to {likeliest['backend'] or likeliest['verdict']}:"
+    elif rows:
+        yield ""
+        yield "Rules:"
+    widths = [max(len(row[1][i]) for row in rows) for i in range(2)] if rows else []
+    for name, group in groupby(rows, key=lambda row: row[0]):
+        yield on.paint(f"  {name}", "bold")
+        # All groups get columns of the same width, so that they read as one table.
+        cells = [[chain.ljust(widths[0]), share.rjust(widths[1]), told] for _, (chain, share, told) in group]
+        yield from table(RULE_COLUMNS, cells, on, headers=False, indent="    ")
+
+
+def _fork(outcomes: Sequence[Json]) -> int:
+    """How many rules all paths have in common at their start."""
+    paths = [outcome["rules"] for outcome in outcomes]
+    for index, rules in enumerate(zip(*paths, strict=False)):
+        if any(rule != rules[0] for rule in rules):
+            return index
+    return min(map(len, paths))
+
+
+def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[tuple[str, str, str]]:
+    rows = [
+        _rule_row(outcome["rules"][fork], _percent(outcome["probability"]))
+        for outcome in outcomes[:_MOST_BRANCHES]
+        if len(outcome["rules"]) > fork
+    ]
+    more = len(outcomes) - _MOST_BRANCHES
+    return [*rows, ("", "", f"and {more} more, as above")] if more > 0 else rows
+
+
+def _rule_row(rule: Json, share: str = "") -> tuple[str, str, str]:
+    return rule["chain"], share, rule["meaning"]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

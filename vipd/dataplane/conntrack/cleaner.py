@@ -1,0 +1,125 @@
+"""Ends the tracked flows that lead to what does not serve any more, and lists flows.
+
+The work is done in a thread: reading and deleting wait for the kernel, and a large table keeps Python busy
+for a second. The event loop keeps running meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vipd.dataplane.conntrack.entries import Entry, SocketAddress
+from vipd.dataplane.conntrack.messages import Query
+from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
+from vipd.dataplane.conntrack.stale import Destination, Reason, Wanted, judge
+
+Connect = Callable[[], socket.socket]
+"""Opens a netlink socket in the network namespace that is meant. Raises ConntrackError."""
+
+MOST_DELETIONS = 100_000
+"""In one run. It bounds the memory, a few hundred bytes for each, and the time, some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a run did."""
+
+    examined: int
+    """Entries looked at. Those that the kernel left out, as of no interest, do not count."""
+    deleted: Mapping[Reason, int]
+    """Flows ended, for each reason that occurred."""
+    seconds: float
+    complete: bool = True
+    """False when there was more to delete than one run may: then another one is due."""
+
+
+async def clean(
+    wanted: Wanted, connect: Connect = open_socket, most_deletions: int = MOST_DELETIONS
+) -> Cleaned:
+    """End every flow that `judge` says must end. Raises ConntrackError; some may have been ended then.
+
+    `wanted`'s mapping may change meanwhile: each entry is judged by what it holds at that moment. A cancelled
+    call stops soon, but perhaps not at once.
+    """
+    queries, stop = wanted.queries(), threading.Event()
+    if not queries:
+        return Cleaned(0, {}, 0.0)
+    try:
+        return await asyncio.to_thread(_clean, _Run(wanted, connect, most_deletions, stop), queries)
+    finally:
+        stop.set()
+
+
+def flows_to(
+    frontend: Destination | None = None,
+    backend: SocketAddress | None = None,
+    *,
+    wanted: Wanted,
+    connect: Connect = open_socket,
+) -> Iterator[Entry]:
+    """The tracked flows to a frontend, to a backend, or to one through the other; it blocks.
+
+    `wanted` says which destinations are vipd's; flows to others are never listed. Raises ConntrackError.
+    """
+    parts = {(d.family, d.protocol) for d in ([frontend] if frontend else list(wanted.targets))}
+    for query in (Query(*part) for part in sorted(parts)):
+        with Conntrack(connect()) as table:
+            for entry in (entry for chunk in table.dump(query) for entry in chunk):
+                if backend in (None, entry.reply_source) and _leads_to(entry, frontend, wanted):
+                    yield entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    wanted: Wanted
+    connect: Connect
+    most_deletions: int
+    stop: threading.Event
+
+
+def _clean(run: _Run, queries: tuple[Query, ...]) -> Cleaned:
+    began, examined, deleted = time.monotonic(), 0, Counter[Reason]()
+    left = run.most_deletions
+    for query in queries:
+        stale, seen = _find(run, query, left)
+        examined += seen
+        left -= len(stale)
+        with Conntrack(run.connect()) as table:
+            for reason in Reason:
+                entries = [entry for entry, why in stale.values() if why is reason]
+                deleted[reason] += table.delete(entries) if not run.stop.is_set() else 0
+    return Cleaned(
+        examined,
+        {reason: count for reason, count in deleted.items() if count},
+        time.monotonic() - began,
+        complete=left > 0,
+    )
+
+
+def _find(run: _Run, query: Query, most: int) -> tuple[dict[bytes, tuple[Entry, Reason]], int]:
+    """Stale entries by their identity, at most so many; and how many were looked at."""
+    stale, seen = dict[bytes, tuple[Entry, Reason]](), 0
+    with Conntrack(run.connect()) as table:
+        for chunk in table.dump(query):
+            seen += len(chunk)
+            for entry in chunk:
+                reason = judge(entry, run.wanted)
+                if reason and len(stale) < most:
+                    stale[entry.identity] = entry, reason
+            if run.stop.is_set() or len(stale) >= most:
+                break
+    return stale, seen
+
+
+def _leads_to(entry: Entry, frontend: Destination | None, wanted: Wanted) -> bool:
+    if frontend is None:
+        return wanted.target(entry) is not None
+    at_host = not frontend.address and entry.destination[0] in wanted.host_addresses
+    address = "" if at_host else entry.destination[0]
+    return Destination(entry.family, entry.protocol, address, entry.destination[1]) == frontend

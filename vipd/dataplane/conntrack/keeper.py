@@ -1,0 +1,151 @@
+"""Remembers what has to be cleaned from the connection tracking table, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
+from vipd.dataplane.conntrack.entries import SocketAddress
+from vipd.dataplane.conntrack.netlink import open_socket
+from vipd.dataplane.conntrack.stale import (
+    Destination,
+    Target,
+    TargetOf,
+    Wanted,
+    default_target,
+    destinations,
+)
+from vipd.model import Forwarding, ForwardingKey
+
+INTERVAL_SECONDS = 60.0
+"""Between runs without a change."""
+REMEMBERED_SECONDS = 60.0
+"""How long flows to a removed frontend are looked for, counted from when the rules without it were written.
+New ones cannot come up then; this is for packets under way, and for a run that missed an entry."""
+
+
+class ConntrackKeeper:
+    """Follows the forwardings and cleans after them.
+
+    The caller says `update` whenever the dataplane is told the same, `applied` once the kernel's rules are
+    as told, and calls `clean` when `due`. Nothing is due between an update and its `applied`: until then the
+    old rules make the very flows that a run would end. A failed run stays due; when to try again is the
+    caller's.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        interval: float = INTERVAL_SECONDS,
+        connect: Connect = open_socket,
+        target_of: TargetOf = default_target,
+    ) -> None:
+        """`clock` gives seconds that never go back; `interval` is in seconds."""
+        self._clock, self._interval = clock, interval
+        self._connect, self._target_of = connect, target_of
+        self._places: dict[ForwardingKey, list[Destination]] = {}
+        self._owners: dict[Destination, ForwardingKey] = {}
+        self._targets: dict[Destination, Target] = {}
+        self._former: dict[Destination, frozenset[SocketAddress]] = {}
+        """Backends that a destination had since the last good run."""
+        self._removed: dict[Destination, float | None] = {}
+        """When the rules without it were written; None: not yet."""
+        self._host_addresses: frozenset[str] = frozenset()
+        self._applied = False
+        self._changed = False
+        self._next_run = clock()
+
+    @property
+    def wanted(self) -> Wanted:
+        """What flows are judged by. Its mapping follows later updates."""
+        return Wanted(self._targets, self._host_addresses)
+
+    @property
+    def due(self) -> bool:
+        """Whether `clean` should be called now."""
+        return self._applied and (self._changed or self._clock() >= self._next_run)
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone: what the dataplane's `update` takes."""
+        if not changes:
+            return
+        self._applied = False
+        new = {key: destinations(f) for key, f in changes.items() if f is not None}
+        # A run in progress reads the targets: one that stays must not be missing for a moment.
+        staying = {place for places in new.values() for place in places}
+        for key in changes:
+            for place in self._places.pop(key, ()):
+                if place not in staying and self._owners[place] == key:
+                    self._remove(place)
+        for key, forwarding in changes.items():
+            if forwarding is not None:
+                self._places[key] = new[key]
+                self._add(key, self._target_of(forwarding))
+
+    def host_changed(self, addresses: Iterable[str]) -> None:
+        """This host's own addresses are these from now on."""
+        new = frozenset(addresses)
+        if new != self._host_addresses:
+            self._host_addresses, self._applied = new, False
+
+    def remember(self, forwardings: Iterable[Forwarding]) -> None:
+        """Clean after forwardings that ended before this process began, unless their frontends are in use."""
+        for forwarding in forwardings:
+            for place in destinations(forwarding):
+                if place not in self._targets:
+                    self._targets[place] = self._target_of(forwarding)
+                    self._remove(place)
+                    self._applied = False
+
+    def applied(self, wrote: bool = True) -> None:
+        """The kernel's rules are as the updates say. Call it after every good step.
+
+        `wrote`: rules had to be written. If they were missing, flows that began meanwhile are not translated.
+        """
+        if self._applied and not wrote:
+            return
+        self._applied = self._changed = True
+        now = self._clock()
+        for place, since in self._removed.items():
+            self._removed[place] = now if since is None else since
+
+    async def clean(self) -> Cleaned:
+        """End what must end. Raises ConntrackError, and is due again then, as after being cancelled."""
+        began, self._changed = self._clock(), False
+        try:
+            cleaned = await clean(self.wanted, self._connect)
+        except BaseException:
+            self._changed = True
+            raise
+        self._changed = self._changed or not cleaned.complete
+        self._next_run = self._clock() + self._interval
+        if cleaned.complete:
+            self._forget(began)
+        return cleaned
+
+    def _add(self, key: ForwardingKey, target: Target) -> None:
+        for place in self._places[key]:
+            self._keep_former(place)
+            self._targets[place], self._owners[place] = target, key
+            self._removed.pop(place, None)
+
+    def _remove(self, place: Destination) -> None:
+        self._keep_former(place)
+        self._owners.pop(place, None)
+        ends_flows = self._targets[place].ends_flows
+        self._targets[place] = Target(frozenset(), ends_flows, self._former[place])
+        self._removed[place] = None
+
+    def _keep_former(self, place: Destination) -> None:
+        before = self._targets.get(place)
+        if before is not None:
+            known = self._former.get(place, frozenset())
+            self._former[place] = known | before.serving | (before.former or frozenset())
+
+    def _forget(self, began: float) -> None:
+        """Let go of what a good run, begun then, has made needless to know."""
+        if self._applied and not self._changed:
+            self._former = {place: self._former[place] for place in self._removed}
+        for place, since in list(self._removed.items()):
+            if since is not None and began >= since + REMEMBERED_SECONDS:
+                del self._removed[place], self._targets[place], self._former[place]

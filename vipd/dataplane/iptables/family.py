@@ -1,0 +1,201 @@
+"""One address family's rules at work: what is wanted, what the kernel is known to hold, and the way between.
+
+A restore that fails because of its rules is tried again in halves until the forwarding at fault is alone. That one
+is quarantined: the kernel keeps what it had for it, and all others are programmed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import TABLES, Names
+from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
+from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
+from vipd.dataplane.iptables.probe import Abilities, probe
+from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.saved import read_saved, recognise
+from vipd.dataplane.iptables.tools import Tools, restore, save
+from vipd.host_record import HostRecord
+from vipd.model import Family, Forwarding, ForwardingKey
+from vipd.process import Runner
+from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
+
+KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
+
+Suspects = Sequence[tuple[ForwardingKey, Forwarding | None]]
+
+
+class FamilyRules:
+    """The rules of one family. Without tools it fails only when something is wanted of it."""
+
+    def __init__(
+        self, family: Family, tools: Tools | ApplyError, settings: Settings, record: HostRecord, run: Runner
+    ) -> None:
+        self.tools = tools
+        self._family, self._settings, self._record, self._run = family, settings, record, run
+        random_fully = isinstance(tools, Tools) and tools.random_fully
+        self.ruleset = Ruleset(RuleOptions.of(settings, family, random_fully))
+        self._names = Names(settings.chain_prefix)
+        self._installed: Installed | None = None
+        """None: not known, so the next plan reads the kernel."""
+        self._abilities: Abilities | None = None
+        self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
+
+    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Take a forwarding's new form, or its end. A new form gets a new chance."""
+        self._quarantine.pop(key, None)
+        self.ruleset.update(key, forwarding)
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """Node ports may be limited to some of this host's addresses."""
+        limited = self._settings.node_addresses(self._family, addresses)
+        self.ruleset.reconfigure(replace(self.ruleset.options, node_port_addresses=limited))
+
+    def forget(self) -> None:
+        """Trust nothing about the kernel, and give what is quarantined a new chance."""
+        self._installed = None
+        for key, (forwarding, _) in list(self._quarantine.items()):
+            self.update(key, forwarding)
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        """The forwardings that the kernel does not take, and what it said."""
+        return {key: reason for key, (_, reason) in self._quarantine.items()}
+
+    def warnings(self) -> list[str]:
+        """What the kernel's lack of something means for services."""
+        abilities, found = self._abilities, []
+        if abilities and not abilities.affinity and (pinned := self.ruleset.services_with_affinity()):
+            names = ", ".join(pinned)
+            found.append(
+                f"{self._family}: no affinity for {names}: the kernel lacks xt_recent; modprobe xt_recent"
+            )
+        if abilities and not abilities.flow_marks and self._settings.accept_forwarded:
+            why = "the kernel lacks xt_connmark; modprobe xt_connmark"
+            found.append(f"{self._family}: translated flows are not accepted in FORWARD: {why}")
+        return found
+
+    async def plan(self) -> Plan:
+        """What has to be written now. Raises ApplyError."""
+        if isinstance(self.tools, ApplyError):
+            if self.ruleset.shared():
+                raise self.tools
+            return Plan()
+        if self._installed is None:
+            self._installed = await self._observe(self.tools)
+        else:
+            plan = make_plan(self.ruleset.touched(), self._installed, self._names)
+            return self._settled(plan)
+        wanted = self.ruleset.whole(self._installed.chains)
+        for group in (*wanted.leaves, wanted.shared):
+            recognise(self._installed, group)
+        return self._settled(make_plan(wanted, self._installed, self._names))
+
+    async def apply(self, plan: Plan) -> None:
+        """Write a plan. Raises ApplyError when no single forwarding is to blame."""
+        if not plan:
+            return
+        try:
+            await self._write(plan)
+        except ApplyError as error:
+            if not error.rules_at_fault:
+                raise
+            await self._isolate(error)
+
+    def _settled(self, plan: Plan) -> Plan:
+        if not plan:
+            self.ruleset.written()
+        return plan
+
+    async def _observe(self, tools: Tools) -> Installed:
+        text = await save(tools, self._run)
+        if self._settings.chain_prefix == KUBE_PREFIX and not self._settings.force_chain_prefix:
+            _refuse_beside_kube_proxy(text, self._family)
+        installed = read_saved(text, self._names)
+        missing = [f"{self._family} {table}" for table in TABLES if f"*{table}\n" not in text]
+        if self._abilities is None and self.ruleset.shared():
+            self._record_writing(missing)
+            await self._probe(tools)
+        return installed
+
+    def _record_writing(self, missing_tables: list[str]) -> None:
+        try:
+            self._record.rules(self._settings.chain_prefix, missing_tables)
+        except OSError as error:
+            what = "what is done to this host cannot be recorded"
+            raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+
+    async def _probe(self, tools: Tools) -> None:
+        self._abilities = abilities = await probe(tools, self._names, self._family, self._run)
+        options = self.ruleset.options
+        self.ruleset.reconfigure(
+            replace(
+                options,
+                affinity=abilities.affinity,
+                accept_forwarded=options.accept_forwarded and abilities.flow_marks,
+                flow_marks=abilities.flow_marks,
+                random_fully=options.random_fully and abilities.random_fully,
+            )
+        )
+
+    async def _write(self, plan: Plan) -> None:
+        assert isinstance(self.tools, Tools)  # noqa: S101 (a plan with work exists only where tools do)
+        assert self._installed is not None  # noqa: S101
+        try:
+            for text in plan.restores:
+                await restore(self.tools, text, self._run)
+        except BaseException:
+            # Some restores may have been done, also when this task was cancelled: look again first.
+            self._installed = None
+            raise
+        plan.settle(self._installed)
+        self.ruleset.written()
+
+    async def _isolate(self, error: ApplyError) -> None:
+        """Find which forwardings the kernel does not take, and program all others."""
+        suspects = list(self.ruleset.hold_back().items())
+        admitted = 0
+        try:
+            await self._rewrite()
+            log.warning("%s; looking for the service at fault among %d", error, len(suspects))
+            await self._readmit(suspects)
+            admitted = len(suspects)
+        finally:
+            if not admitted:
+                for key, forwarding in suspects:
+                    self.ruleset.update(key, forwarding)
+
+    async def _readmit(self, suspects: Suspects) -> None:
+        """Program these forwardings; whoever fails alone is quarantined."""
+        for key, forwarding in suspects:
+            self.ruleset.update(key, forwarding)
+        try:
+            await self._rewrite()
+        except ApplyError as error:
+            if not error.rules_at_fault:
+                raise
+            self.ruleset.hold_back()
+            await self._rewrite()
+            if len(suspects) == 1:
+                self._quarantine[suspects[0][0]] = (suspects[0][1], error.why)
+                log.error("%s is quarantined: %s", suspects[0][0].service_port, error.why)
+                return
+            middle = len(suspects) // 2
+            await self._readmit(suspects[:middle])
+            await self._readmit(suspects[middle:])
+
+    async def _rewrite(self) -> None:
+        await self._write(await self.plan())
+
+
+def _refuse_beside_kube_proxy(saved: str, family: Family) -> None:
+    if f":{KUBE_PROXY_CANARY} " in saved:
+        raise ApplyError(
+            f"chain_prefix KUBE is refused for {family}",
+            f"a kube-proxy is at work on this host (chain {KUBE_PROXY_CANARY})",
+            "use another chain_prefix, or force_chain_prefix: true",
+        )

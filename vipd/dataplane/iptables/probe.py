@@ -1,0 +1,94 @@
+"""What this host's iptables and kernel can do, found out by loading each rule form once into a chain of its own.
+
+Nothing reaches that chain. A form that is missing would otherwise make every later restore fail as a whole, for
+all services (contract 2.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.tools import Tools, restore
+from vipd.model import Family
+from vipd.process import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One rule form, and the kernel module that has it."""
+
+    name: str
+    module: str
+    table: str
+    rule: str
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which optional features work."""
+
+    affinity: bool = True
+    flow_marks: bool = True
+    random_fully: bool = True
+
+
+async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abilities:
+    """Try every feature. Raises ApplyError for a missing one that no service can do without, or when busy."""
+    features = _features(family)
+    try:
+        await _try(features, tools, names, run)
+    except ApplyError as error:
+        if not error.rules_at_fault:
+            raise
+        return await _try_each(features, tools, names, run)
+    return Abilities()
+
+
+async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, run: Runner) -> Abilities:
+    missing: dict[str, str] = {}
+    for feature in features:
+        try:
+            await _try((feature,), tools, names, run)
+        except ApplyError as error:
+            if feature.required:
+                what = f"{tools.version_text} cannot do {feature.name} on this kernel"
+                raise ApplyError(what, error.why, f"modprobe {feature.module}") from None
+            missing[feature.name] = error.why
+    return Abilities(
+        affinity="affinity" not in missing,
+        flow_marks="flow marks" not in missing,
+        random_fully="random ports" not in missing,
+    )
+
+
+async def _try(features: tuple[Feature, ...], tools: Tools, names: Names, run: Runner) -> None:
+    chain = names.fixed("PROBE")
+    blocks = []
+    for table in dict.fromkeys(feature.table for feature in features):
+        rules = [f"-A {chain} {feature.rule}" for feature in features if feature.table == table]
+        blocks.append("\n".join([f"*{table}", f":{chain} - [0:0]", *rules, "COMMIT", ""]))
+        blocks.append(f"*{table}\n:{chain} - [0:0]\n-X {chain}\nCOMMIT\n")
+    await restore(tools, "".join(blocks), run)
+
+
+def _features(family: Family) -> tuple[Feature, ...]:
+    address, version = ("192.0.2.1:9", "icmp") if family is Family.IPV4 else ("[2001:db8::1]:9", "icmp6")
+    return (
+        Feature("comments", "xt_comment", "nat", "-m comment --comment probe"),
+        Feature("marks", "xt_mark", "nat", "-m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x1"),
+        Feature("address types", "xt_addrtype", "nat", "-m addrtype --dst-type LOCAL"),
+        Feature("random choice", "xt_statistic", "nat", "-m statistic --mode random --probability 0.5"),
+        Feature("DNAT", "xt_nat", "nat", f"-p tcp -m tcp -j DNAT --to-destination {address}"),
+        Feature("masquerade", "xt_MASQUERADE", "nat", "-j MASQUERADE"),
+        Feature("connection states", "xt_conntrack", "filter", "-m conntrack --ctstate DNAT"),
+        Feature("refusals", "ipt_REJECT", "filter", f"-j REJECT --reject-with {version}-port-unreachable"),
+        Feature("random ports", "xt_MASQUERADE", "nat", "-j MASQUERADE --random-fully", required=False),
+        Feature(
+            "affinity", "xt_recent", "nat", "-m recent --set --name VIPD-PROBE --rsource", required=False
+        ),
+        Feature("flow marks", "xt_connmark", "nat", "-j CONNMARK --set-xmark 0x1/0x1", required=False),
+        Feature("flow marks", "xt_connmark", "filter", "-m connmark --mark 0x1/0x1", required=False),
+    )

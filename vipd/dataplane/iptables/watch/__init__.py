@@ -1,0 +1,1 @@
+"""Seeing that somebody else changed our rules, and deciding when to repair. `door.Watch` is the way in."""

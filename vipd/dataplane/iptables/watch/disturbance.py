@@ -1,0 +1,122 @@
+"""What somebody else did to our rules, and which changes concern us at all. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vipd.dataplane.iptables.names import TABLES, ChainId, Names
+from vipd.dataplane.iptables.watch.messages import Change, Kind, rule_facts
+from vipd.model import Family
+
+ENTRIES = frozenset(
+    {
+        *(ChainId("nat", name) for name in ("PREROUTING", "OUTPUT", "POSTROUTING")),
+        *(ChainId("filter", name) for name in ("INPUT", "FORWARD", "OUTPUT")),
+    }
+)
+"""The built-in chains that hold our jumps."""
+
+_TOOL = re.compile(r"^(ip6?tables|xtables|ebtables|arptables|nft$)")
+"""Programs that others run to change rules; who runs them is what matters."""
+
+
+class Deed(StrEnum):
+    """What was done, or how we know."""
+
+    RULE_ADDED = "rule added"
+    RULE_DELETED = "rule deleted"
+    CHAIN_ADDED = "chain added"
+    CHAIN_DELETED = "chain deleted"
+    TABLE_DELETED = "table deleted"
+    RULES_DIFFER = "rules differ"
+    """A poll found it; how it came about is not known."""
+    EVENTS_LOST = "events were lost"
+    """The kernel had more to tell than it could keep: nothing may be wrong."""
+
+
+_DEEDS = {kind: Deed[kind.name] for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The process that changed rules, and who had started it, as far as could be seen."""
+
+    name: str
+    """At most 15 characters."""
+    pid: int = 0
+    """0: not known."""
+    parent: str = ""
+    """Empty: not known; it may have ended before it was asked for."""
+    parent_pid: int = 0
+
+    @property
+    def culprit(self) -> tuple[str, int]:
+        """Name and pid of who is behind it: whoever runs an iptables or nft tool, else the process itself."""
+        if self.parent and _TOOL.match(self.name):
+            return self.parent, self.parent_pid
+        return self.name, self.pid
+
+    def __str__(self) -> str:
+        text = f"{self.name} (pid {self.pid})" if self.pid else self.name
+        return f"{text} of {self.parent} (pid {self.parent_pid})" if self.parent else text
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """One burst of foreign changes that concern us."""
+
+    families: frozenset[Family]
+    chains: frozenset[tuple[Family, ChainId]]
+    """Our own and built-in chains that were touched. Not complete when `everything` is set."""
+    deeds: frozenset[Deed]
+    actors: tuple[Actor, ...] = ()
+    """In order of their first change. Empty: not known."""
+    everything: bool = False
+    """So much was touched, or so little is known, that each of `families` must be read as a whole."""
+
+    def __str__(self) -> str:
+        """`iptables (pid 812): rule deleted in ipv4 nat VIPD-SERVICES`."""
+        who = ", ".join(map(str, self.actors)) or "somebody"
+        what = ", ".join(sorted(self.deeds))
+        return f"{who}: {what} in {self._where()}"
+
+    def _where(self) -> str:
+        families = ", ".join(sorted(self.families))
+        if self.everything or not self.chains:
+            return families
+        first = min(self.chains)
+        more = f" and {len(self.chains) - 1} chains more" if len(self.chains) > 1 else ""
+        return f"{first[0]} {first[1].table} {first[1].name}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which changes concern us: those of our chains, of our jumps, and rules that come ahead of the jumps."""
+
+    names: Names
+    families: frozenset[Family]
+
+    def touched(self, change: Change) -> Deed | None:
+        """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
+        if change.family not in self.families or change.table not in TABLES:
+            return None
+        if change.kind is not Kind.TABLE_DELETED and not self._concerns(change):
+            return None
+        return _DEEDS[change.kind]
+
+    def _concerns(self, change: Change) -> bool:
+        chain = ChainId(change.table, change.chain)
+        if chain not in ENTRIES:
+            return self.names.owns(chain)
+        if change.kind is Kind.CHAIN_DELETED:
+            return True
+        # Somebody who declares a built-in chain or sets its policy takes nothing away from us.
+        return change.kind is not Kind.CHAIN_ADDED and self._disturbs_jumps(change)
+
+    def _disturbs_jumps(self, change: Change) -> bool:
+        """Others add rules behind our jumps, and remove their own, all day long; Docker does."""
+        facts = rule_facts(change)
+        mentions_us = facts.expressions is None or f"{self.names.prefix}-".encode() in facts.expressions
+        return mentions_us or (change.kind is Kind.RULE_ADDED and not facts.appended)

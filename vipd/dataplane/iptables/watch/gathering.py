@@ -1,0 +1,122 @@
+"""From single messages to disturbances: whole transactions first, then bursts of them. Pure; time is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind
+from vipd.model import Family
+
+QUIET_SECONDS = 0.05
+"""A burst is over when nothing concerned us for so long."""
+LONGEST_SECONDS = 0.3
+"""A burst that does not end is told after so long; what comes later is told anew."""
+CHAINS_LIMIT = 1000
+"""With more chains touched than this, one reading of the whole family is cheaper than to name them."""
+
+IsOurs = Callable[[int, int], bool]
+"""Whether a transaction of this pid and netlink address is our own doing."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one transaction, or one burst, did to us."""
+
+    families: set[Family] = field(default_factory=set)
+    chains: set[tuple[Family, ChainId]] = field(default_factory=set)
+    deeds: set[Deed] = field(default_factory=set)
+    everything: bool = False
+
+    def add(self, change: Change, deed: Deed) -> None:
+        self.families.add(change.family)
+        self.deeds.add(deed)
+        if change.kind is Kind.TABLE_DELETED or len(self.chains) >= CHAINS_LIMIT:
+            self.everything = True
+        elif not self.everything:
+            self.chains.add((change.family, ChainId(change.table, change.chain)))
+
+    def join(self, other: _Work) -> None:
+        self.families |= other.families
+        self.chains |= other.chains
+        self.deeds |= other.deeds
+        self.everything = self.everything or other.everything or len(self.chains) > CHAINS_LIMIT
+
+
+class Gathering:
+    """Collects changes until they are worth telling.
+
+    A transaction is judged at the end of its burst and not when it is read: a process of ours may have
+    written before we have learnt its pid.
+    """
+
+    def __init__(self, scope: Scope, quiet: float = QUIET_SECONDS, longest: float = LONGEST_SECONDS) -> None:
+        self._scope, self._quiet, self._longest = scope, quiet, longest
+        self._open: dict[int, _Work] = {}
+        self._unseen: set[int] = set()
+        self._closed: list[tuple[Generation, Actor, _Work]] = []
+        self._lost = False
+        self._first = self._last = 0.0
+
+    @property
+    def due(self) -> float | None:
+        """When to call `collect`; None while there is nothing."""
+        if not self._closed and not self._lost:
+            return None
+        return min(self._last + self._quiet, self._first + self._longest)
+
+    def change(self, change: Change) -> None:
+        """Take one message; its transaction is not complete before its Generation. ValueError: malformed."""
+        deed = self._scope.touched(change)
+        if deed is not None:
+            self._open.setdefault(change.port, _Work()).add(change, deed)
+
+    def skip(self, port: int) -> None:
+        """Messages of this sender were left unread, being our own as it seems; its Generation will tell."""
+        self._unseen.add(port)
+
+    def concerns(self, generation: Generation) -> bool:
+        """Whether the transaction that ends here did anything to us, so that its actor matters."""
+        return generation.port in self._open
+
+    def end(self, generation: Generation, actor: Actor, is_ours: IsOurs, now: float) -> None:
+        """A transaction is complete."""
+        if generation.port in self._unseen:
+            self._unseen.discard(generation.port)
+            if not is_ours(generation.pid, generation.port):
+                self.lost(now)
+        work = self._open.pop(generation.port, None)
+        if work is not None and not is_ours(generation.pid, generation.port):
+            self._touch(now)
+            self._closed.append((generation, actor, work))
+
+    def lost(self, now: float) -> None:
+        """Some messages are missing; what is half read has no end any more."""
+        self._touch(now)
+        self._lost = True
+        self._open.clear()
+        self._unseen.clear()
+
+    def collect(self, is_ours: IsOurs) -> Disturbance | None:
+        """The burst as one disturbance; None when all of it was our own."""
+        burst, actors = _Work(), dict[Actor, None]()
+        for generation, actor, work in self._closed:
+            if not is_ours(generation.pid, generation.port):
+                burst.join(work)
+                actors[actor] = None
+        if self._lost:
+            burst.families |= self._scope.families
+            burst.deeds.add(Deed.EVENTS_LOST)
+            burst.everything = True
+        self._closed, self._lost = [], False
+        if not burst.deeds:
+            return None
+        chains = frozenset(burst.chains)
+        deeds = frozenset(burst.deeds)
+        return Disturbance(frozenset(burst.families), chains, deeds, tuple(actors), burst.everything)
+
+    def _touch(self, now: float) -> None:
+        self._first = now if self.due is None else self._first
+        self._last = now

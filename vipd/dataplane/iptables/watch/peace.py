@@ -1,0 +1,106 @@
+"""When to repair: at once, unless somebody keeps undoing it. Pure; time is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vipd.dataplane.iptables.watch.disturbance import Actor
+
+WINDOW_SECONDS = 60.0
+"""Repairs are counted over this time, and a quarrel is over after so long without a disturbance."""
+REPAIRS_AT_ONCE = 5
+"""So many repairs after one culprit within the window are made without a pause."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+_UNKNOWN = ""
+_HINTS = {
+    "firewalld": "firewall-cmd --reload flushes foreign rules where FlushAllOnReload=yes; set it to no",
+    "ufw": "let ufw run at boot only, or put its rules behind vipd's jumps",
+    "puppet": "make puppetlabs-firewall ignore the chains and jumps of vipd",
+}
+
+
+@dataclass(slots=True)
+class _Quarrel:
+    """One culprit's record."""
+
+    name: str
+    pid: int
+    repairs: list[float] = field(default_factory=list)
+    """Times of all repairs after this culprit since the quarrel began."""
+    pause: float = 0.0
+    last: float = 0.0
+    """When he was last seen."""
+
+    def recent(self, now: float) -> int:
+        return sum(now - at < WINDOW_SECONDS for at in self.repairs)
+
+
+class Peace:
+    """Keeps vipd from fighting: tell it of disturbances and repairs, and it tells when to repair next.
+
+    Who is behind a disturbance counts, not its process: each run of iptables has a pid of its own.
+    """
+
+    def __init__(self, chain_prefix: str = "VIPD") -> None:
+        self._prefix = chain_prefix
+        self._quarrels: dict[str, _Quarrel] = {}
+        self._waiting: set[str] = set()
+        self._due: float | None = None
+
+    @property
+    def due(self) -> float | None:
+        """When to repair; None when nothing is broken. May lie in the past."""
+        return self._due
+
+    def disturbed(self, actors: Iterable[Actor], now: float) -> float:
+        """Our rules were touched; returns when to repair, `now` or later. No actors: not known who it was."""
+        for name, pid in [actor.culprit for actor in actors] or [(_UNKNOWN, 0)]:
+            quarrel = self._quarrel(name, pid, now)
+            quarrel.last = now
+            self._waiting.add(name)
+            due = now + quarrel.pause
+            # A newcomer's deed is repaired at once also while a pause for another one lasts.
+            self._due = due if self._due is None else min(self._due, due)
+        assert self._due is not None  # noqa: S101 (there is at least one culprit)
+        return self._due
+
+    def repaired(self, wrote: bool, now: float) -> None:
+        """A look at the kernel is over. `wrote`: something had indeed to be repaired; else nobody is blamed."""
+        for name in self._waiting:
+            quarrel = self._quarrels[name]
+            if not wrote:
+                continue
+            quarrel.repairs.append(now)
+            quarrel.last = now
+            if quarrel.pause or quarrel.recent(now) >= REPAIRS_AT_ONCE:
+                quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), LONGEST_PAUSE_SECONDS)
+        self._waiting.clear()
+        self._due = None
+
+    def warnings(self, now: float) -> tuple[str, ...]:
+        """One loud text for each culprit who keeps undoing our rules; empty once it has been quiet."""
+        self._forget_quiet(now)
+        return tuple(self._warning(q, now) for q in self._quarrels.values() if q.pause)
+
+    def _quarrel(self, name: str, pid: int, now: float) -> _Quarrel:
+        self._forget_quiet(now)
+        quarrel = self._quarrels.setdefault(name, _Quarrel(name, pid))
+        quarrel.pid = pid
+        return quarrel
+
+    def _forget_quiet(self, now: float) -> None:
+        for name, quarrel in list(self._quarrels.items()):
+            if now - quarrel.last >= WINDOW_SECONDS and name not in self._waiting:
+                del self._quarrels[name]
+
+    def _warning(self, quarrel: _Quarrel, now: float) -> str:
+        who = f"{quarrel.name} (pid {quarrel.pid})" if quarrel.name else "another program"
+        span = max(1, round(now - quarrel.repairs[0]))
+        told = f"{who} has undone vipd's rules {len(quarrel.repairs)} times in {span} s"
+        hint = _HINTS.get(
+            quarrel.name, f"make it leave the chains {self._prefix}-* and the jumps to them alone"
+        )
+        return f"{told}; repairing after {quarrel.pause:g} s each time; hint: {hint}"
