@@ -77,7 +77,8 @@ async def once(settings: Settings) -> int:
     with state_lock(settings):
         parts = await wire(settings)
         applied = await parts.reconciler.step()
-        return 0 if applied and not parts.reconciler.problems else 1
+        faults = [fault for source in (parts.files, parts.store) for fault in source.faults()]
+        return 0 if applied and not parts.reconciler.problems and not faults else 1
 
 
 async def serve(settings: Settings) -> int:
@@ -132,14 +133,20 @@ def state_lock(settings: Settings) -> Iterator[None]:
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}; hint: run as root, or set state_dir") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        _take_lock(descriptor, settings)
         yield
-    except BlockingIOError:
-        raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
     finally:
         os.close(descriptor)
+
+
+def _take_lock(descriptor: int, settings: Settings) -> None:
+    """Lock the file and leave our pid in it, by which cleanup knows that we run."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
 def _health(parts: Parts) -> tuple[Listeners, ...]:

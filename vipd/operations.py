@@ -109,6 +109,8 @@ def set_weight(snapshot: Services, stored: Services, target: str, backend: str, 
 def add_backends(snapshot: Services, stored: Services, target: str, specs: object) -> Outcome:
     """Add backends to a service; those that are there with the same weight stay as they are."""
     service = find(snapshot, target)
+    if not isinstance(specs, list) or not specs:
+        raise RefusedError("malformed", "backends must be a list of at least one")
     added = _parse({**spec_of(service), "backends": specs, "fallback": None})
 
     def extended(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
@@ -145,7 +147,7 @@ def apply(snapshot: Services, stored: Services, specs: object, prune: bool) -> O
     """Make the store hold these services, all or none of them; `prune`: and no others."""
     if not isinstance(specs, list):
         raise RefusedError("malformed", "services must be a list")
-    wanted = {service.name: service for service in map(_parse, specs)}
+    wanted = {service.name: service for service in _parse_all(specs)}
     if len(wanted) != len(specs):
         raise RefusedError("invalid", "two of the services have the same name")
     kept = {} if prune else {name: s for name, s in stored.items() if name not in wanted}
@@ -181,12 +183,24 @@ def _compare(before: Service | None, after: Service) -> Action:
 
 
 def _parse(spec: object) -> Service:
-    if isinstance(spec, Mapping):
-        spec = {key: value for key, value in spec.items() if value is not None}
-    service, problems = parse_service(spec, FROM_CLI)
-    if problems or service is None:
-        raise RefusedError("invalid", "the service is not valid", "", "", problems)
-    return service
+    return _parse_all([spec])[0]
+
+
+def _parse_all(specs: list[object]) -> list[Service]:
+    """The services that these are; raises RefusedError with the problems of all."""
+    services: list[Service] = []
+    found: list[Problem | str] = []
+    for number, spec in enumerate(specs):
+        if isinstance(spec, Mapping):
+            spec = {key: value for key, value in spec.items() if value is not None}
+        service, problems = parse_service(spec, FROM_CLI)
+        place = f"services[{number}]: " if len(specs) > 1 else ""
+        found += [f"{place}{problem}" for problem in problems]
+        if service is not None:
+            services.append(service)
+    if found or len(services) != len(specs):
+        raise RefusedError("invalid", "the service is not valid", "", "", found)
+    return services
 
 
 def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:

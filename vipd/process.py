@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ async def run(argv: Sequence[str], stdin: str = "") -> Finished:
     try:
         output, errors = await process.communicate(stdin.encode())
     except asyncio.CancelledError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         raise
     return Finished(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))

@@ -54,12 +54,14 @@ class Progress:
 
     @property
     def state(self) -> str:
-        """`starting`, `in-sync`, `pending` or `failed`."""
+        """`starting`, `in-sync`, `degraded` (but for quarantined services), `pending` or `failed`."""
         if self.fault:
             return "failed"
         if not self.done:
             return "starting"
-        return "in-sync" if self.done == self.wanted else "pending"
+        if self.done != self.wanted:
+            return "pending"
+        return "degraded" if self.quarantined else "in-sync"
 
     def wish(self, now: datetime) -> int:
         """Note a wish for a step; returns its number."""
@@ -94,6 +96,20 @@ def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:
     return False, f"{what} after {waited:.0f} s; hint: a step hangs, the log says after what"
 
 
+@dataclass(slots=True)
+class Selection:
+    """What a step found to differ from the one before."""
+
+    policy: SelectionPolicy
+    services: Mapping[str, Service]
+    """The whole snapshot."""
+    changes: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
+    forwardings: dict[str, tuple[Forwarding, ...]] = field(default_factory=dict)
+    """Those of each service that was chosen for anew."""
+    gone: list[str] = field(default_factory=list)
+    """Services that are no more."""
+
+
 class Surroundings(Protocol):
     """This host, besides its rules."""
 
@@ -122,6 +138,7 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
+        self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
         self.services: Mapping[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
@@ -150,13 +167,14 @@ class Reconciler:
 
     async def run(self) -> None:
         """Step when woken, for ever; after a failure also without being woken."""
-        pause = FIRST_RETRY_SECONDS
+        failed_in_row = 0
         while True:
+            pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), LONGEST_RETRY_SECONDS)
             try:
-                await asyncio.wait_for(self._woken.wait(), timeout=pause if self.progress.fault else None)
+                await asyncio.wait_for(self._woken.wait(), timeout=pause if failed_in_row else None)
             except TimeoutError:
                 log.info("trying again after: %s", self.progress.fault)
-            pause = FIRST_RETRY_SECONDS if await self.step() else min(pause * 2, LONGEST_RETRY_SECONDS)
+            failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
     async def step(self) -> bool:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
@@ -167,7 +185,7 @@ class Reconciler:
                 policy = await self._surroundings.policy()
                 merged = merge(self._units())
                 self._adopt(merged)
-                self._dataplane.update(self._select(merged.services, policy))
+                self._hand_over(self._select(merged.services, policy))
                 self._prepare_host()
                 plan = await self._dataplane.plan()
                 if plan:
@@ -208,30 +226,35 @@ class Reconciler:
                     log.error("%s", problem)
         self.problems = merged.problems
 
-    def _select(
-        self, services: Mapping[str, Service], policy: SelectionPolicy
-    ) -> dict[ForwardingKey, Forwarding | None]:
-        """The forwardings that differ from those of the last step."""
-        before, changes = self.services, dict[ForwardingKey, Forwarding | None]()
-        same_policy = policy == self._policy
-        if not same_policy:
-            self._policy = policy
-            self._dataplane.host_changed(policy.host.addresses)
+    def _select(self, services: Mapping[str, Service], policy: SelectionPolicy) -> Selection:
+        """What differs from the last step. Touches nothing yet, so that a failure loses nothing."""
+        before, same_policy = self.services, policy == self._policy
+        selection = Selection(policy, services)
         for name in before.keys() - services.keys():
-            changes.update({f.key: None for f in self.forwardings.pop(name)})
+            selection.changes.update({f.key: None for f in self.forwardings[name]})
+            selection.gone.append(name)
         for name, service in services.items():
             if same_policy and before.get(name) is service:
                 continue
             old = {f.key: f for f in self.forwardings.get(name, ())}
-            self.forwardings[name] = new = choose(service, policy)
-            changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
-            changes.update({f.key: f for f in new if old.get(f.key) != f})
-        self.services = services
-        return changes
+            selection.forwardings[name] = new = choose(service, policy)
+            selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
+            selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
+        return selection
+
+    def _hand_over(self, selection: Selection) -> None:
+        """Give the dataplane what differs, then remember it."""
+        if selection.policy != self._policy:
+            self._dataplane.host_changed(selection.policy.host.addresses)
+        self._dataplane.update(selection.changes)
+        self._policy, self.services = selection.policy, selection.services
+        for name in selection.gone:
+            del self.forwardings[name]
+        self.forwardings.update(selection.forwardings)
 
     def _prepare_host(self) -> None:
         families = {f.key.family for part in self.forwardings.values() for f in part}
-        self.progress.warnings = self._surroundings.prepare(families)
+        self._host_warnings = self._surroundings.prepare(families)
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
         progress, now = self.progress, self.clock()
@@ -239,6 +262,8 @@ class Reconciler:
             progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
             progress.applies += wrote
             log.info("%d services in the kernel after %.3f s", len(self.services), progress.last_seconds)
+        progress.quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
+        progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
         progress.fulfilled(wish)
 
     def _failed(self, wish: int, fault: str) -> None:

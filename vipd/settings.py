@@ -27,8 +27,6 @@ from vipd.model import Family, Masquerade, family_of, socket_text
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
-NOT_SETTINGS = {"VIPD_CONFIG", "VIPD_VENV"}
-"""Environment names under our prefix that mean something else."""
 
 
 class SettingsError(ValueError):
@@ -193,12 +191,18 @@ def load_settings(
     A missing default file is no fault; a missing file that was named is. `environment` None means: none.
     Raises SettingsError with all problems.
     """
-    file_values = read_settings_file(config) if config else {}
-    values: dict[str, object] = {**file_values, **_from_environment(environment or {}), **(flags or {})}
+    layers: dict[str, Mapping[str, object]] = {
+        str(config): read_settings_file(config) if config else {},
+        "the environment": _from_environment(environment or {}),
+        "": flags or {},
+    }
+    values = {name: value for layer in layers.values() for name, value in layer.items()}
+    # The layer that had the last word on a value is the one to blame for it.
+    blame = {name: place for place, layer in layers.items() for name in layer}
     try:
         return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
     except ValidationError as error:
-        raise SettingsError([_say(item, config, file_values) for item in error.errors()]) from None
+        raise SettingsError([_say(item, blame) for item in error.errors()]) from None
 
 
 def read_settings_file(path: Path) -> dict[str, object]:
@@ -215,7 +219,7 @@ def read_settings_text(text: str, place: str) -> dict[str, object]:
     """The mapping that a settings text is; `place` names it in errors. Raises SettingsError."""
     try:
         loaded = _UniqueKeyLoader(text).get_single_data()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise SettingsError([f"{place}: is not YAML: {' '.join(str(error).split())}"]) from None
     if loaded is None:
         return {}
@@ -237,7 +241,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 def unknown_environment(environment: Mapping[str, str]) -> list[str]:
     """Names under VIPD_ that are no setting, so that a typing slip is not silent."""
-    known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields} | NOT_SETTINGS
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
     return sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
 
 
@@ -247,6 +251,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} twice", problem_mark=key.start_mark)
             seen.add(key.value)
@@ -254,8 +260,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True)
-    source.env_vars = {name.lower(): value for name, value in environment.items()}
+    source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX)
+    source.env_vars = {name.lower(): value for name, value in environment.items() if value}
     return dict(source())
 
 
@@ -263,10 +269,9 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return address.version, int(address)
 
 
-def _say(error: Any, config: Path | None, file_values: Mapping[str, object]) -> str:
+def _say(error: Any, blame: Mapping[str, str]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
-    where = f"{config}: " if config and (name in file_values or not name) else ""
     message = re.sub(r"^Value error, ", "", error["msg"])
     if error["type"] == "extra_forbidden":
-        message = "unknown setting; hint: vipd.yaml(5) lists them"
-    return f"{where}{name}: {message}" if name else f"{where}{message}"
+        message = "unknown setting; hint: docs/settings.md lists them"
+    return ": ".join(part for part in (blame.get(name, ""), name, message) if part)

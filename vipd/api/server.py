@@ -15,6 +15,7 @@ from vipd.api.healthz import healthz_routes
 from vipd.api.peers import Permission
 from vipd.api.views import Json, service_view, status_view
 from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.model import Service
 from vipd.observe.explain import Compiled, explain
 from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError
@@ -56,10 +57,18 @@ class Served:
     warnings: Callable[[], Sequence[str]] = tuple
     """What is wrong now besides the reconciler's own warnings."""
 
+    def known(self) -> dict[str, Service]:
+        """Every service as it is now: files as last taken up, the store as it stands on disk.
+
+        The reconciler's snapshot alone would be behind while a step is running.
+        """
+        files = {n: s for n, s in self.reconciler.services.items() if s.origin.source != "cli"}
+        return {**files, **self.store.services}
+
 
 def application(served: Served, permission: Permission) -> web.Application:
     """The aiohttp application; `permission` decides on each connection's peer."""
-    routes = _Routes(served)
+    routes = _Routes(served, permission)
     app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
     target = "/v1/services/{target}"
     app.add_routes(
@@ -86,8 +95,9 @@ def application(served: Served, permission: Permission) -> web.Application:
 
 
 class _Routes:
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, permission: Permission) -> None:
         self._served = served
+        self._permission = permission
 
     async def version(self, _: web.Request) -> web.Response:
         return _answer({"version": __version__})
@@ -165,14 +175,16 @@ class _Routes:
 
     async def apply(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        specs, prune = body.get("services"), body.get("prune") is True
+        specs, prune = body.get("services"), body.get("prune", False)
+        if not isinstance(prune, bool):
+            raise RefusedError("malformed", "prune must be true or false")
         return await self._change(request, lambda all_, stored: operations.apply(all_, stored, specs, prune))
 
     async def reload(self, _: web.Request) -> web.Response:
         served = self._served
         await served.rescan()
         served.dataplane.forget()
-        applied, message = await self._settle()
+        applied, message = await self._settle(Outcome({}, {"": "changed"}))
         problems = [str(p) for found in served.reconciler.problems.values() for p in found]
         problems += [fault for source in served.sources for fault in source.faults()]
         if problems:
@@ -187,14 +199,15 @@ class _Routes:
 
     async def _change(self, request: web.Request, change: Change) -> web.Response:
         """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
-        served = self._served
-        outcome = change(served.reconciler.services, served.store.services)
-        dry_run = request.query.get("dry_run") == "1"
-        applied, message = not dry_run, ""
-        if outcome.changed and not dry_run:
-            served.store.save(outcome.stored)
-            log.info("%s by %s", _told(outcome), request["peer"])
-            applied, message = await self._settle()
+        served, peer = self._served, self._permission.peer(request.transport)
+        outcome = change(served.known(), served.store.services)
+        dry_run = _flag(request, "dry_run")
+        applied, message = False, "dry run: nothing was changed"
+        if not dry_run:
+            if outcome.changed:
+                served.store.save(outcome.stored)
+                log.info("%s by %s", _told(outcome), peer)
+            applied, message = await self._settle(outcome)
         return _answer(
             {
                 "changed": outcome.changed,
@@ -205,21 +218,33 @@ class _Routes:
             }
         )
 
-    async def _settle(self) -> tuple[bool, str]:
+    async def _settle(self, outcome: Outcome) -> tuple[bool, str]:
+        """Wait until the kernel has it; whether it has, and else why not."""
         reconciler = self._served.reconciler
-        applied = await reconciler.settled(reconciler.wake(), APPLY_TIMEOUT_SECONDS)
-        late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
-        return applied, "" if applied else reconciler.progress.fault or late
+        wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
+        if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
+            late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
+            return False, reconciler.progress.fault or late
+        refused = reconciler.progress.quarantined
+        faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
+        return not faults, "; ".join(faults)
 
 
 def _told(outcome: Outcome) -> str:
     return ", ".join(f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged")
 
 
+def _flag(request: web.Request, name: str) -> bool:
+    value = request.query.get(name, "0")
+    if value not in ("0", "1"):
+        raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
+    return value == "1"
+
+
 async def _body(request: web.Request) -> dict[str, object]:
     try:
         body = json.loads(await request.text() or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError("malformed", "the request is not JSON", str(error)) from None
     if not isinstance(body, dict):
         raise RefusedError("malformed", "the request must be a JSON object")
@@ -262,7 +287,6 @@ def _guard(permission: Permission) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = permission.peer(request.transport)
-        request["peer"] = peer
         if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
             return _error("forbidden", f"{peer} may not change services", why)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from vipd.dataplane.base import Dataplane
-from vipd.model import Endpoint, Forwarding, Frontend, Service
+from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service
 from vipd.operations import spec_of
-from vipd.reconciler import Reconciler
+from vipd.reconciler import Progress, Reconciler
 from vipd.sources.base import Source
 
 Json = dict[str, object]
@@ -38,24 +38,12 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
 
 def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
     """How many of a service's own backends take new flows."""
-    serving = {e.address for f in forwardings for e in f.endpoints}
+    serving = {e.address for f in forwardings for e in f.reachable()}
     return sum(b.weight > 0 and b.address in serving for b in service.backends)
 
 
 def _service_status(service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler) -> Json:
-    progress = reconciler.progress
-    if progress.state in ("failed", "starting"):
-        state, message = "pending", progress.fault
-    elif not all(f.endpoints for f in forwardings):
-        empty = [
-            str(Frontend(a, f.port, f.key.protocol))
-            for f in forwardings
-            if not f.endpoints
-            for a in f.addresses
-        ]
-        state, message = "no-backends", f"new flows to {', '.join(empty)} are refused"
-    else:
-        state, message = "ok", ""
+    state, message = _state(service, forwardings, reconciler.progress)
     return {
         "state": state,
         "message": message,
@@ -64,27 +52,45 @@ def _service_status(service: Service, forwardings: Sequence[Forwarding], reconci
     }
 
 
+def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progress) -> tuple[str, str]:
+    if service.name in progress.quarantined:
+        return "quarantined", progress.quarantined[service.name]
+    if progress.state not in ("in-sync", "degraded"):
+        return "pending", progress.fault
+    empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
+    if not empty:
+        return "ok", ""
+    frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
+    dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
+    return "no-backends", f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
+
+
 def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane) -> Json:
     chain, endpoint_chains = dataplane.chains_of(forwarding)
-    shares = forwarding.shares() if forwarding.endpoints else {}
-    key = forwarding.key
+    key, shares, outside = forwarding.key, forwarding.shares(), forwarding.external_addresses
+    reachable = forwarding.reachable()
     return {
         "name": key.service_port,
         "protocol": key.protocol,
         "family": str(key.family),
         "frontends": [str(Frontend(a, forwarding.port, key.protocol)) for a in forwarding.addresses],
+        "external": [str(Frontend(e.address, forwarding.port, key.protocol)) for e in outside],
+        "node_port": forwarding.node_port,
+        "health_port": forwarding.health_port,
+        "traffic_policy": {"internal": forwarding.internal_policy, "external": forwarding.external_policy},
         "masquerade": forwarding.masquerade,
         "affinity_seconds": forwarding.affinity_timeout,
-        "refusal": forwarding.refusal,
-        "chain": chain if forwarding.endpoints else "",
+        "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
+        "chain": chain if reachable else "",
         "endpoints": [
-            *(_endpoint_view(e, shares[e], "", endpoint_chains[e]) for e in forwarding.endpoints),
-            *(
-                _endpoint_view(e, 0.0, "weight 0" if forwarding.endpoints else "not in use", "")
-                for e in forwarding.resting
-            ),
+            *(_endpoint_view(e, shares.get(e, 0.0), "", endpoint_chains[e]) for e in reachable),
+            *(_endpoint_view(e, 0.0, _why_resting(e), "") for e in forwarding.resting),
         ],
     }
+
+
+def _why_resting(endpoint: Endpoint) -> str:
+    return "not in use now" if endpoint.weight else "weight 0"
 
 
 def _endpoint_view(endpoint: Endpoint, share: float, reason: str, chain: str) -> Json:

@@ -37,6 +37,7 @@ COLUMNS = (
 _STATES = {
     "ok": "ok",
     "pending": "pending: not in the kernel yet",
+    "quarantined": "quarantined: the kernel does not take its rules",
 }
 _MASQUERADE = {
     "always": "every new flow",
@@ -82,7 +83,7 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
     yield "Status", on.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
-    yield "  Applied", "no" if state == "pending" else "yes"
+    yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:
         yield "  Message", status["message"]

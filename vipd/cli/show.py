@@ -12,7 +12,7 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
 from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
 
-STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow"}
+STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow", "quarantined": "red"}
 
 COLUMNS = (
     Column("NAME", least=16),

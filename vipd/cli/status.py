@@ -29,6 +29,7 @@ _STATES = {
     IN_SYNC: ("in sync: the kernel has every rule", "green"),
     "starting": ("starting: waiting for the first answer of every source", "yellow"),
     "pending": ("pending: a change is on its way", "yellow"),
+    "degraded": ("degraded: some services are quarantined", "red"),
     "failed": ("failed: the last apply did not succeed", "red"),
 }
 

@@ -147,7 +147,7 @@ def format_declaration(services: Iterable[Service]) -> str:
 
 def _inline(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_inline(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_inline(key)}: {_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
     if isinstance(value, int):

@@ -1,12 +1,17 @@
 """Declarations in a directory of files, the last good version of each kept aside.
 
-A file is read when its content changes. A file with problems, or one that cannot be read, keeps its last
-accepted version, also over a restart: a copy stands in `state_dir/accepted`. A file that is gone is gone.
+A file is read when it changes. A file with problems, or one that cannot be read, keeps its last accepted
+version, also over a restart: a copy stands in `state_dir/accepted`. A file that is gone is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import os
+import stat
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +24,25 @@ from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Problem
 from vipd.durable import write_durably
 
+log = logging.getLogger(__name__)
+
 SUFFIXES = {".yaml", ".yml", ".json"}
 WATCH_STEP_MILLISECONDS = 50
 WATCH_DEBOUNCE_MILLISECONDS = 300
 """At most this long a burst of saves is gathered; a single save is seen after one step."""
+LOOK_ANYWAY_MILLISECONDS = 3000
+"""Events can be missed: between a scan and the start of a watch, when the directory itself is exchanged, or
+behind a link that leads elsewhere. A look costs one stat a file."""
+
+Signature = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     """One file as last read."""
 
-    text: str
+    text: str | None
+    """None when it could not be read."""
     declaration: Declaration
 
 
@@ -42,8 +55,11 @@ class FileSource:
         self._directory = directory
         self._kept = kept
         self._read: dict[str, _Read] = {}
-        self._accepted: dict[str, _Read] = _load_kept(kept)
+        self._signatures: dict[str, Signature] = {}
+        self._scanning = threading.Lock()
         self._faults: tuple[str, ...] = ()
+        self._keeping_faults: dict[str, str] = {}
+        self._accepted: dict[str, _Read] = _load_kept(kept)
 
     @property
     def location(self) -> str:
@@ -59,71 +75,87 @@ class FileSource:
         }
 
     def faults(self) -> tuple[str, ...]:
-        """Set while the directory cannot be read."""
-        return self._faults
+        """Set while the directory cannot be read, or a copy cannot be kept."""
+        return (*self._faults, *self._keeping_faults.values())
 
     def scan(self) -> bool:
-        """Read the directory anew; whether anything is different. The same text is not parsed again."""
-        try:
-            paths = sorted(p for p in self._directory.iterdir() if _is_declaration(p))
-            self._faults = ()
-        except OSError as error:
-            return self._away(error)
-        before = self._read
-        self._read = {str(path): self._parse(path) for path in paths}
-        return self._read != before
+        """Read the directory anew; whether anything is different. What has not changed is not read again."""
+        with self._scanning:
+            try:
+                paths = sorted(p for p in self._directory.iterdir() if _is_declaration(p))
+                self._faults = ()
+            except OSError as error:
+                return self._away(error)
+            before = self._read
+            self._read = {str(path): self._look(path) for path in paths}
+            self._signatures = {
+                path: self._signatures[path] for path in self._read if path in self._signatures
+            }
+            return self._read != before
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep a copy of each file whose present text serves; drop the copies of files that are gone."""
         for path, read in self._read.items():
-            if chosen.get(f"file:{path}") is read.declaration and self._accepted.get(path) is not read:
+            serves = chosen.get(f"file:{path}") is read.declaration
+            if serves and (self._accepted.get(path) is not read or path in self._keeping_faults):
                 self._keep(path, read)
         for path in set(self._accepted) - set(self._read):
             del self._accepted[path]
+            self._keeping_faults.pop(path, None)
             with contextlib.suppress(OSError):
                 _copy_of(self._kept, path).unlink()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields whenever something in the directory moves. Watches the directory, never a file: a save that
-        renames over a file would end a watch on it (measured, ecosystem.md 0.7)."""
+        """Yields whenever it is worth to scan. Watches the directory, never a file: a save that renames over a
+        file would end a watch on it (measured, ecosystem.md 0.7)."""
         while True:
             watched = _nearest_directory(self._directory)
-            async for _ in watchfiles.awatch(
-                watched,
-                step=WATCH_STEP_MILLISECONDS,
-                debounce=WATCH_DEBOUNCE_MILLISECONDS,
-                recursive=False,
-                watch_filter=None,
-                ignore_permission_denied=True,
-            ):
-                yield
-                if _nearest_directory(self._directory) != watched or not watched.is_dir():
-                    break
+            identity = _identity(watched)
+            yield
+            try:
+                async for _ in watchfiles.awatch(
+                    watched,
+                    step=WATCH_STEP_MILLISECONDS,
+                    debounce=WATCH_DEBOUNCE_MILLISECONDS,
+                    rust_timeout=LOOK_ANYWAY_MILLISECONDS,
+                    yield_on_timeout=True,
+                    recursive=False,
+                    watch_filter=None,
+                    ignore_permission_denied=True,
+                ):
+                    yield
+                    if _nearest_directory(self._directory) != watched or _identity(watched) != identity:
+                        break
+            except OSError as error:
+                log.warning("%s cannot be watched: %s; looking every few seconds", watched, error)
+                await asyncio.sleep(LOOK_ANYWAY_MILLISECONDS / 1000)
 
-    def _parse(self, path: Path) -> _Read:
+    def _look(self, path: Path) -> _Read:
+        """A file as it is now, parsed again only when its text differs."""
         known = self._read.get(str(path))
         try:
-            text = path.read_bytes().decode("utf-8")
+            signature = _signature(path)
+            if known is not None and self._signatures.get(str(path)) == signature:
+                return known
+            text = _read_regular(path)
         except OSError as error:
-            return _unreadable(path, f"cannot be read: {error.strerror}")
+            self._signatures.pop(str(path), None)
+            return _unreadable(path, f"cannot be read: {error.strerror or error}", known)
         except UnicodeDecodeError as error:
-            return _unreadable(path, f"is not UTF-8 text (byte {error.start})")
-        if known is not None and known.text == text:
-            return known
-        kept = self._accepted.get(str(path))
-        if kept is not None and kept.text == text:
-            return kept
+            return _unreadable(path, f"is not UTF-8 text (byte {error.start})", known)
+        self._signatures[str(path)] = signature
+        for candidate in (known, self._accepted.get(str(path))):
+            if candidate is not None and candidate.text == text:
+                return candidate
         return _Read(text, parse_declaration(text, str(path)))
 
     def _away(self, error: OSError) -> bool:
         """The directory cannot be read: what was accepted goes on serving."""
-        missing = isinstance(error, FileNotFoundError)
-        if missing and not self._read and not self._accepted:
+        if isinstance(error, FileNotFoundError) and not self._read and not self._accepted:
             self._faults = (f"{self._directory}: there is no such directory; hint: create it",)
             return False
-        self._faults = (
-            f"{self._directory}: cannot be read: {error.strerror}; the last good versions go on serving",
-        )
+        why = error.strerror or str(error)
+        self._faults = (f"{self._directory}: cannot be read: {why}; the last good versions go on serving",)
         if not self._read:
             self._read = dict(self._accepted)
             return True
@@ -133,9 +165,11 @@ class FileSource:
         self._accepted[path] = read
         try:
             self._kept.mkdir(parents=True, exist_ok=True, mode=0o750)
-            write_durably(_copy_of(self._kept, path), read.text.encode())
+            write_durably(_copy_of(self._kept, path), (read.text or "").encode())
+            self._keeping_faults.pop(path, None)
         except OSError as error:
-            self._faults = (f"{self._kept}: cannot keep a copy of {path}: {error.strerror}",)
+            why = error.strerror or str(error)
+            self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {why}"
 
 
 def _is_declaration(path: Path) -> bool:
@@ -143,8 +177,24 @@ def _is_declaration(path: Path) -> bool:
     return path.suffix in SUFFIXES and not path.name.startswith(".") and not path.is_dir()
 
 
-def _unreadable(path: Path, what: str) -> _Read:
-    return _Read("", Declaration(problems=(Problem(str(path), 0, "", what),)))
+def _read_regular(path: Path) -> str:
+    """A file's text; a pipe or device under such a name would block. Raises OSError, UnicodeDecodeError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor, not a path)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "is not a regular file")
+        return file.read().decode("utf-8")
+
+
+def _signature(path: Path) -> Signature:
+    """What changes when a file's content does."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _unreadable(path: Path, what: str, known: _Read | None) -> _Read:
+    read = _Read(None, Declaration(problems=(Problem(str(path), 0, "", what),)))
+    return known if known == read and known is not None else read
 
 
 def _copy_of(kept: Path, path: str) -> Path:
@@ -154,7 +204,11 @@ def _copy_of(kept: Path, path: str) -> Path:
 def _load_kept(kept: Path) -> dict[str, _Read]:
     """The accepted copies of an earlier run. One that does not parse any more is of no use and left out."""
     found = {}
-    for copy in sorted(kept.iterdir()) if kept.is_dir() else ():
+    try:
+        copies = sorted(kept.iterdir())
+    except OSError:
+        return {}
+    for copy in copies:
         if copy.name.startswith("."):
             continue
         path = unquote(copy.name)
@@ -171,3 +225,11 @@ def _nearest_directory(path: Path) -> Path:
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino

@@ -1,10 +1,12 @@
 """What vipctl added: one file that the daemon writes, `state_dir/services.yaml`, itself a declaration.
 
-Every change is on disk, synced, before it is answered (guarantee G4).
+Every change is on disk, synced, before it is answered (guarantee G4). A copy beside it is what serves when
+somebody has broken the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from vipd.durable import write_durably
 from vipd.model import Service
 
 UNIT = "cli"
+COPY_SUFFIX = ".last-good"
 
 _HEAD = """\
 # Services added by vipctl. vipd writes this file; change it with vipctl.
@@ -33,9 +36,10 @@ class StoreSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._copy = path.with_name(path.name + COPY_SUFFIX)
         self._blocks: dict[Service, str] = {}
         self._declaration = Declaration()
-        self._fault = ""
+        self._faults: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
@@ -48,41 +52,39 @@ class StoreSource:
         return {service.name: service for service in self._declaration.services}
 
     def load(self) -> None:
-        """Read the file. One that cannot be used is left alone, reported, and never written over."""
-        try:
-            text = self._path.read_bytes().decode("utf-8")
-        except FileNotFoundError:
-            return
-        except (OSError, UnicodeDecodeError) as error:
-            self._fault = f"{self._path}: cannot be read: {error}"
-            return
-        found = parse_declaration(text, str(self._path), source="cli")
-        if found.ok:
+        """Read the file. One that cannot be used is left alone and reported, and the last good copy serves."""
+        found, self._faults = _read(self._path)
+        if not self._faults:
             self._declaration = found
-        else:
-            self._fault = "\n".join(map(str, found.problems))
+            return
+        last_good, unusable = _read(self._copy)
+        self._declaration = Declaration() if unusable else last_good
+        self._faults += ("its last good copy goes on serving",) if last_good.services else ()
 
     def save(self, services: Mapping[str, Service]) -> None:
         """Make these the stored services, on disk first. Raises StoreError; then nothing has changed."""
-        if self._fault:
-            hint = f"mend or move {self._path} aside, then vipctl reload"
-            raise StoreError(f"the store cannot be changed: {self._fault}; hint: {hint}")
+        if self._faults:
+            hint = f"mend {self._path} or move it aside, then vipctl reload"
+            raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
         blocks = {
             service: self._blocks.get(service) or format_service(service) for service in services.values()
         }
-        text = "\n".join([_HEAD if blocks else f"{_HEAD} []", *(b.rstrip("\n") for b in blocks.values()), ""])
+        lines = [_HEAD if blocks else f"{_HEAD} []", *(block.rstrip("\n") for block in blocks.values()), ""]
+        text = "\n".join(lines).encode()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            write_durably(self._path, text.encode())
+            write_durably(self._path, text)
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
+        with contextlib.suppress(OSError):
+            # Not synced: a power cut may lose the copy, but then it has not broken the file itself.
+            self._copy.write_bytes(text)
         self._blocks = blocks
         self._declaration = Declaration(tuple(services.values()))
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
-        if self._fault:
-            self._fault = ""
+        if self._faults:
             self.load()
 
     def units(self) -> Mapping[str, Unit]:
@@ -91,7 +93,19 @@ class StoreSource:
 
     def faults(self) -> tuple[str, ...]:
         """Set while the file cannot be used."""
-        return tuple(self._fault.splitlines())
+        return self._faults
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Nothing to keep: the file is the accepted version."""
+
+
+def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
+    """What a file stores, or why it cannot be used. No file stores nothing."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return Declaration(), ()
+    except (OSError, UnicodeDecodeError) as error:
+        return Declaration(), (f"{path}: cannot be read: {error}",)
+    found = parse_declaration(text, str(path), source="cli")
+    return (found, ()) if found.ok else (Declaration(), tuple(map(str, found.problems)))

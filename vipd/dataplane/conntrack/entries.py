@@ -98,6 +98,13 @@ def parse(message: bytes) -> Entry | None:
 
     Raises MalformedEntryError.
     """
+    try:
+        return _parse(message)
+    except (struct.error, IndexError) as error:
+        raise MalformedEntryError(f"a value is cut short: {error}") from error
+
+
+def _parse(message: bytes) -> Entry | None:
     family = _FAMILIES.get(message[MESSAGE_HEAD.size])
     if family is None:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from vipd.dataplane.conntrack.entries import ATTRIBUTES, MESSAGE_HEAD, Entry, MalformedEntryError, parse
+from vipd.dataplane.conntrack.entries import MESSAGE_HEAD, Entry, MalformedEntryError, parse
 from vipd.dataplane.conntrack.messages import DUMP_INTERRUPTED, NEW, Query, delete_request, dump_request
 
 NETLINK_NETFILTER = 12
@@ -195,11 +195,11 @@ def _entries(what: str, answer: _Answer, query: Query) -> list[Entry]:
     """The entry in an answer to a dump, if it is one that was asked for."""
     if answer.kind in (ANSWER_ERROR, ANSWER_DONE) and answer.error:
         raise ConntrackError.of(what, answer.error)
-    if answer.kind != NEW or len(answer.message) < ATTRIBUTES:
+    if answer.kind != NEW:
         return []
     try:
         entry = parse(answer.message)
-    except (MalformedEntryError, struct.error) as error:
+    except MalformedEntryError as error:
         raise ConntrackError(what, f"cannot understand an entry: {error}") from error
     return [entry] if entry is not None and query.fits(entry) else []
 

@@ -1,6 +1,6 @@
 """One address family's rules at work: what is wanted, what the kernel is known to hold, and the way between.
 
-A restore that fails because of its rules is tried again in halves until the forwarding at fault is alone. That one
+A restore that fails because of its rules is tried again in halves until the forwarding at fault is alone. It
 is quarantined: the kernel keeps what it had for it, and all others are programmed.
 """
 
@@ -43,6 +43,7 @@ class FamilyRules:
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
         """None: not known, so the next plan reads the kernel."""
+        self._doubted = False
         self._abilities: Abilities | None = None
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
 
@@ -57,10 +58,9 @@ class FamilyRules:
         self.ruleset.reconfigure(replace(self.ruleset.options, node_port_addresses=limited))
 
     def forget(self) -> None:
-        """Trust nothing about the kernel, and give what is quarantined a new chance."""
-        self._installed = None
-        for key, (forwarding, _) in list(self._quarantine.items()):
-            self.update(key, forwarding)
+        """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
+        one may be on its way into the kernel now."""
+        self._doubted = True
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -85,6 +85,8 @@ class FamilyRules:
             if self.ruleset.shared():
                 raise self.tools
             return Plan()
+        if self._doubted:
+            self._start_anew()
         if self._installed is None:
             self._installed = await self._observe(self.tools)
         else:
@@ -105,6 +107,11 @@ class FamilyRules:
             if not error.rules_at_fault:
                 raise
             await self._isolate(error)
+
+    def _start_anew(self) -> None:
+        self._doubted, self._installed = False, None
+        for key, (forwarding, _) in list(self._quarantine.items()):
+            self.update(key, forwarding)
 
     def _settled(self, plan: Plan) -> Plan:
         if not plan:

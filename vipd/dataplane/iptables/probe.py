@@ -1,7 +1,7 @@
-"""What this host's iptables and kernel can do, found out by loading each rule form once into a chain of its own.
+"""What this host's iptables and kernel can do, found by loading each rule form once into a chain of its own.
 
-Nothing reaches that chain. A form that is missing would otherwise make every later restore fail as a whole, for
-all services (contract 2.3).
+Nothing reaches that chain. A form that is missing would otherwise make every later restore fail as a whole,
+for all services (contract 2.3).
 """
 
 from __future__ import annotations

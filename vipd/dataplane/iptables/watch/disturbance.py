@@ -83,7 +83,7 @@ class Disturbance:
         return f"{who}: {what} in {self._where()}"
 
     def _where(self) -> str:
-        families = ", ".join(sorted(self.families))
+        families = ", ".join(map(str, sorted(self.families)))
         if self.everything or not self.chains:
             return families
         first = min(self.chains)

@@ -1,4 +1,4 @@
-"""From single messages to disturbances: whole transactions first, then bursts of them. Pure; time is given."""
+"""From single messages to disturbances: whole transactions, then bursts of them. Pure; time is given."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class RuleFacts(NamedTuple):
 
 
 def read_messages(datagram: bytes) -> Iterator[Change | Generation]:
-    """The messages of one datagram that can concern iptables. Raises ValueError when it is malformed or cut."""
+    """The messages of a datagram that can concern iptables. Raises ValueError when it is malformed or cut."""
     place, total = 0, len(datagram)
     while place + _HEADER_SIZE <= total:
         length, kind, flags, _, port, family = _HEADER.unpack_from(datagram, place)
@@ -103,9 +103,15 @@ def read_messages(datagram: bytes) -> Iterator[Change | Generation]:
         place += (length + 3) & ~3
 
 
-def sender(datagram: bytes) -> int:
-    """The netlink address of the socket that caused a datagram; the kernel never mixes two transactions."""
-    return int(_HEADER.unpack_from(datagram)[4]) if len(datagram) >= _HEADER_SIZE else 0
+def opening(datagram: bytes) -> tuple[int, bool]:
+    """The netlink address of who caused a datagram, and whether its first message is a Generation.
+
+    Enough to skip a datagram: the kernel never mixes two transactions in one, nor a Generation with changes.
+    """
+    if len(datagram) < _HEADER_SIZE:
+        return 0, False
+    _, kind, _, _, port, _ = _HEADER.unpack_from(datagram)
+    return port, kind & 0xFF == _NEW_GENERATION
 
 
 def rule_facts(change: Change) -> RuleFacts:

@@ -68,7 +68,7 @@ class Peace:
         return self._due
 
     def repaired(self, wrote: bool, now: float) -> None:
-        """A look at the kernel is over. `wrote`: something had indeed to be repaired; else nobody is blamed."""
+        """A look at the kernel is over. `wrote`: something did have to be repaired; else nobody is blamed."""
         for name in self._waiting:
             quarrel = self._quarrels[name]
             if not wrote:

@@ -1,0 +1,283 @@
+"""What is remembered between runs: nothing is lost by failures, nothing is done too early or for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.conntrack.fake_table import FakeTable, Fault
+from tests.conntrack.forwardings import forwarding
+from tests.conntrack.kernel import made
+from vipd.dataplane.conntrack.cleaner import Cleaned, clean, flows_to
+from vipd.dataplane.conntrack.entries import Entry, SocketAddress
+from vipd.dataplane.conntrack.keeper import REMEMBERED_SECONDS, ConntrackKeeper
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.conntrack.stale import Destination, Reason, Target, default_target, wanted_from
+from vipd.model import Family, Forwarding, ForwardingKey, Protocol
+
+CLIENT, DNS, OTHER = ("10.10.0.2", 40000), ("10.96.0.10", 53), ("10.96.0.11", 53)
+B1, B2, B3 = ("10.244.0.1", 53), ("10.244.0.2", 53), ("10.244.0.3", 53)
+INTERVAL = 300.0
+
+
+def flow(to: SocketAddress, backend: SocketAddress, source_port: int = 40000) -> Entry:
+    return made(("10.10.0.2", source_port), to, backend, replied=True)
+
+
+class Bench:
+    """A keeper over a fake table with a clock of its own."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.now = 1000.0
+        self.table = FakeTable(entries)
+        self.keeper = ConntrackKeeper(lambda: self.now, INTERVAL, self.table.connect)
+
+    def become(self, *changes: Forwarding | ForwardingKey) -> None:
+        """Tell what is new or gone, and that the rules are so."""
+        self.update(*changes)
+        self.keeper.applied()
+
+    def update(self, *changes: Forwarding | ForwardingKey) -> None:
+        self.keeper.update(
+            {c.key: c for c in changes if isinstance(c, Forwarding)}
+            | dict.fromkeys(c for c in changes if isinstance(c, ForwardingKey))
+        )
+
+    def clean(self) -> Cleaned:
+        return asyncio.run(self.keeper.clean())
+
+    @property
+    def due(self) -> bool:
+        return self.keeper.due
+
+    @property
+    def left(self) -> list[SocketAddress]:
+        """The backends of the flows that are left."""
+        return [entry.reply_source for entry in self.table.entries.values()]
+
+
+def test_a_run_is_due_after_a_change_is_written_and_then_on_the_timer() -> None:
+    bench = Bench()
+    bench.update(forwarding(*DNS, B1))
+    assert not bench.due, "the rules are not written yet"
+    bench.keeper.applied()
+    assert bench.due
+    bench.clean()
+    assert not bench.due
+    bench.keeper.applied(wrote=False)
+    assert not bench.due
+    bench.keeper.applied(wrote=True)
+    assert bench.due, "rules were missing for a while"
+    bench.clean()
+    bench.now += INTERVAL - 1
+    assert not bench.due
+    bench.now += 1
+    assert bench.due
+
+
+def test_nothing_is_due_while_a_change_is_not_written() -> None:
+    bench = Bench()
+    bench.become(forwarding(*DNS, B1))
+    bench.update(forwarding(*DNS, B2))
+    bench.now += 10 * INTERVAL
+    assert not bench.due
+
+
+def test_flows_to_a_backend_that_left_end() -> None:
+    bench = Bench(flow(DNS, B1), flow(DNS, B2))
+    bench.become(forwarding(*DNS, B1, B2))
+    assert bench.clean().deleted == {}
+    bench.become(forwarding(*DNS, B2))
+    cleaned = bench.clean()
+    assert cleaned.deleted == {Reason.BACKEND_GONE: 1}
+    assert cleaned.examined == 2
+    assert bench.left == [B2]
+
+
+def test_flows_to_a_removed_service_end_and_those_of_its_successor_stay() -> None:
+    gone = forwarding(*DNS, B1)
+    bench = Bench(flow(DNS, B1), flow(DNS, B3), flow(OTHER, B1))
+    bench.become(gone, forwarding(*OTHER, B1))
+    bench.become(gone.key)
+    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
+    assert bench.left == [B3, B1]
+
+
+def test_a_node_port_that_is_given_up_is_cleaned() -> None:
+    bench = Bench(flow(("10.10.0.1", 30053), B1))
+    bench.keeper.host_changed(["10.10.0.1"])
+    bench.become(forwarding(*DNS, B1, node_port=30053))
+    bench.become(forwarding(*DNS, B1))
+    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.SILENCE])
+def test_a_failed_run_stays_due_and_loses_nothing(fault: Fault) -> None:
+    """The backends of a removed service must be known although they left while runs failed."""
+    bench = Bench(flow(DNS, B1), flow(DNS, B2))
+    first = forwarding(*DNS, B1, B2)
+    bench.become(first)
+    bench.clean()
+    for change in (forwarding(*DNS, B2), first.key):
+        bench.become(change)
+        bench.table.faults = [fault]
+        with pytest.raises(ConntrackError):
+            bench.clean()
+        assert bench.due
+    assert bench.clean().deleted == {Reason.BACKEND_GONE: 2}
+    assert not bench.due
+
+
+def test_a_deletion_that_fails_is_tried_again() -> None:
+    bench = Bench(flow(DNS, B1))
+    bench.become(forwarding(*DNS, B2))
+    bench.table.faults = [Fault.LATE, Fault.REFUSED]
+    with pytest.raises(ConntrackError):
+        bench.clean()
+    assert bench.left == [B1]
+    assert bench.due
+    bench.clean()
+    assert bench.left == []
+
+
+def test_a_change_during_a_run_makes_another_one_due() -> None:
+    bench = Bench(flow(DNS, B1))
+    bench.become(forwarding(*DNS, B1))
+
+    async def change_meanwhile() -> None:
+        run = asyncio.create_task(bench.keeper.clean())
+        await asyncio.sleep(0)
+        bench.become(forwarding(*DNS, B2))
+        await run
+
+    asyncio.run(change_meanwhile())
+    assert bench.due
+    bench.clean()
+    assert bench.left == []
+
+
+def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
+    seen = []
+
+    def look(each: Forwarding) -> Target:
+        seen.append(keeper.wanted.targets.get(Destination(Family.IPV4, Protocol.UDP, *DNS)))
+        return default_target(each)
+
+    keeper = ConntrackKeeper(lambda: 0.0, INTERVAL, FakeTable().connect, look)
+    for change in (forwarding(*DNS, B1), forwarding(*DNS, B2)):
+        keeper.update({change.key: change})
+    assert seen == [None, default_target(forwarding(*DNS, B1))]
+
+
+def test_a_cancelled_run_is_due_again() -> None:
+    bench = Bench(flow(DNS, B1))
+    bench.become(forwarding(*DNS, B2))
+    begun, released, connect = threading.Event(), threading.Event(), bench.table.connect
+
+    def wait_and_connect() -> object:
+        begun.set()
+        released.wait(10)
+        return connect()
+
+    keeper = ConntrackKeeper(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
+    keeper.update({(f := forwarding(*DNS, B2)).key: f})
+    keeper.applied()
+
+    async def cancel() -> None:
+        run = asyncio.create_task(keeper.clean())
+        await asyncio.to_thread(begun.wait, 10)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        released.set()
+
+    asyncio.run(cancel())
+    assert keeper.due
+    assert bench.left == [B1], "the run went on after it was cancelled"
+
+
+def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_the_rules() -> None:
+    gone = forwarding(*DNS, B1)
+    bench = Bench()
+    bench.become(gone)
+    bench.update(gone.key)
+    bench.now += 10 * REMEMBERED_SECONDS
+    bench.keeper.applied()
+    bench.clean()
+    bench.now += REMEMBERED_SECONDS - 1
+    bench.clean()
+    assert bench.keeper.wanted.targets
+    bench.now += 1
+    bench.table.faults = [Fault.REFUSED]
+    with pytest.raises(ConntrackError):
+        bench.clean()
+    assert bench.keeper.wanted.targets
+    bench.clean()
+    assert not bench.keeper.wanted.targets
+
+
+def test_a_frontend_that_comes_back_is_in_use_and_not_forgotten() -> None:
+    one = forwarding(*DNS, B1)
+    bench = Bench()
+    bench.become(one)
+    bench.become(one.key)
+    bench.become(one)
+    bench.now += 2 * REMEMBERED_SECONDS
+    bench.clean()
+    assert bench.keeper.wanted == wanted_from([one], [])
+
+
+def test_a_frontend_may_pass_to_another_service() -> None:
+    bench = Bench(flow(DNS, B1))
+    old, new = forwarding(*DNS, B1, name="old"), forwarding(*DNS, B2, name="new")
+    bench.become(old)
+    bench.become(new, old.key)
+    assert bench.keeper.wanted == wanted_from([new], [])
+    bench.become(forwarding(*DNS, B1, name="third"))
+    bench.become(new.key)
+    assert bench.keeper.wanted == wanted_from([forwarding(*DNS, B1)], []), "it is the third service's now"
+
+
+def test_what_ended_before_this_process_began_can_be_told() -> None:
+    bench = Bench(flow(DNS, B1), flow(OTHER, B1, 40001))
+    bench.become(forwarding(*OTHER, B1))
+    bench.keeper.remember([forwarding(*DNS, B1), forwarding(*OTHER, B2)])
+    assert not bench.due
+    bench.keeper.applied(wrote=False)
+    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
+    assert [entry.destination for entry in bench.table.entries.values()] == [OTHER]
+
+
+def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
+    table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
+    wanted = wanted_from([forwarding(*DNS, B2)], [])
+    first = asyncio.run(clean(wanted, table.connect, most_deletions=15))
+    assert first.deleted == {Reason.BACKEND_GONE: 15}
+    assert not first.complete
+    rest = asyncio.run(clean(wanted, table.connect, most_deletions=15))
+    assert rest.deleted == {Reason.BACKEND_GONE: 5}
+    assert rest.complete
+
+
+def test_with_nothing_to_judge_the_kernel_is_not_asked() -> None:
+    table = FakeTable()
+    asyncio.run(clean(wanted_from([forwarding(*DNS, B1, protocol=Protocol.SCTP)], []), table.connect))
+    assert table.dumps == 0
+
+
+def test_flows_are_listed_by_frontend_and_by_backend() -> None:
+    at_host, elsewhere = ("10.10.0.1", 30053), ("203.0.113.5", 30053)
+    table = FakeTable([flow(DNS, B1), flow(DNS, B2), flow(OTHER, B1), flow(at_host, B1), flow(elsewhere, B1)])
+    wanted = wanted_from([forwarding(*DNS, B1, node_port=30053)], ["10.10.0.1"])
+    dns = Destination(Family.IPV4, Protocol.UDP, *DNS)
+
+    def listed(frontend: Destination | None, backend: SocketAddress | None) -> list[object]:
+        found = flows_to(frontend, backend, wanted=wanted, connect=table.connect)
+        return [(entry.destination, entry.reply_source) for entry in found]
+
+    assert listed(dns, None) == [(DNS, B1), (DNS, B2)]
+    assert listed(dns, B2) == [(DNS, B2)]
+    assert listed(dns._replace(address="", port=30053), None) == [(at_host, B1)]
+    assert listed(None, B1) == [(DNS, B1), (at_host, B1)]

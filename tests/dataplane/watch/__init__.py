@@ -1,0 +1,1 @@
+"""Tests of `vipd.dataplane.iptables.watch`."""

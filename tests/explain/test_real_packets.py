@@ -1,0 +1,166 @@
+"""What `explain` says against what real packets meet: a real kube-proxy's rules, and vipd's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.explain import generated
+from tests.explain.world import (
+    HOST_ADDRESSES,
+    NODE,
+    ON_B1,
+    OTHER_NODE,
+    SENDERS,
+    Sender,
+    World,
+    backend_sender,
+    difference,
+    flows_for,
+)
+from tests.lab.topology import Lab, Wiring
+from tests.tracer.cases import CASES, GOLDEN, family_of_case, rules_text
+from vipd.cli.offline import Compilation
+from vipd.dataplane.iptables.render import render
+from vipd.declaration.native import parse_declaration
+from vipd.model import Affinity, Family, Forwarding, Frontend, Masquerade, Service, family_of
+from vipd.observe.explain import Explanation, explain
+from vipd.observe.question import ask
+from vipd.settings import load_settings
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with Lab(Wiring(backends=2, backends_apart=True)) as lab:
+        yield World(lab)
+
+
+def compiled(text: str, settings: dict[str, object]) -> tuple[tuple[Service, ...], Compilation]:
+    """The services of a declaration, and what a daemon on the lab's host makes of them."""
+    declared = parse_declaration(text, "declared")
+    assert declared.problems == ()
+    adapted = load_settings(None, {**settings, "host_addresses": sorted(HOST_ADDRESSES)})
+    return declared.services, Compilation.of(declared.services, adapted, HOST_ADDRESSES)
+
+
+def asked(compilation: Compilation, sender: Sender, to: Frontend) -> Explanation:
+    """What explain says of a sender and a frontend."""
+    addresses = compilation.host_addresses
+    source = sender.address(family_of(to.address))
+    question = ask(source, str(to), compilation.forwardings, addresses)
+    options = compilation.options(question.packet.family)
+    return explain(question, compilation.forwardings, options, addresses)
+
+
+def targets(services: Iterable[Service], family: Family) -> Iterator[Frontend]:
+    """Every frontend, node ports at two addresses of the host, and for each service a port it lacks."""
+    for service in services:
+        for frontend in service.frontends():
+            if frontend.address:
+                if family_of(frontend.address) is family:
+                    yield frontend
+            elif family is Family.IPV4:
+                yield from (frontend._replace(address=address) for address in (NODE, OTHER_NODE))
+        own = [address for address in service.addresses if family_of(address) is family]
+        yield from (Frontend(address, 7, service.ports[0].protocol) for address in own[:1])
+
+
+def senders(compilation: Compilation, family: Family) -> list[Sender]:
+    """The usual ones, and a backend if there is one on b1."""
+    endpoints = {e.address for f in compilation.forwardings for e in f.reachable()}
+    own = [a for a in ON_B1 if a in endpoints and family_of(a) is family]
+    return [*SENDERS, *map(backend_sender, own[:1])]
+
+
+def contradictions(
+    world: World, services: Iterable[Service], compilation: Compilation, family: Family
+) -> list[str]:
+    """Every packet of every sender whose fate explain does not tell right."""
+    affine = any(service.affinity for service in services)
+    found = []
+    for to in dict.fromkeys(targets(services, family)):
+        for sender in senders(compilation, family):
+            explanation = asked(compilation, sender, to)
+            rotating = sender.many and family is Family.IPV4
+            pinned = affine and not rotating
+            seen = world.send(sender, to, 2 if pinned else flows_for(explanation))
+            found.append(difference(explanation, seen, pinned=pinned))
+    assert len(found) >= len(SENDERS), "nothing was compared"
+    return [text for text in found if text]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rules_that_kube_proxy_wrote(world: World, case: str) -> None:
+    settings = json.loads((GOLDEN / case / "case.json").read_text())["settings"]
+    services, compilation = compiled((GOLDEN / case / "manifest.json").read_text(), settings)
+    if case == "large-cluster":
+        # 999 backends would take ten thousands of flows; the other service's rules are terse all the same.
+        services = tuple(service for service in services if len(service.backends) < 10)
+    family = family_of_case(case)
+    world.load(rules_text(case), family)
+    assert contradictions(world, services, compilation, family) == []
+
+
+@pytest.mark.parametrize("seed", generated.NATIVE)
+def test_rules_that_vipd_writes(world: World, seed: int) -> None:
+    services, compilation = compiled(generated.declaration(seed), generated.settings(seed))
+    for family in sorted({f.key.family for f in compilation.forwardings}):
+        world.load(render(compilation.forwardings, compilation.options(family)), family)
+        assert contradictions(world, services, compilation, family) == []
+
+
+SOUND = """
+apiVersion: vipd/v1
+services:
+  - name: s0
+    address: 10.96.0.20
+    ports: [{port: 80, target: 8080}]
+    backends: [10.244.1.10, 10.244.2.11, 10.244.2.12]
+"""
+
+
+def without_last(forwarding: Forwarding) -> Forwarding:
+    return replace(forwarding, endpoints=forwarding.endpoints[:-1])
+
+
+def with_another(forwarding: Forwarding) -> Forwarding:
+    another = forwarding.endpoints[0]._replace(address="10.244.2.21")
+    return replace(forwarding, endpoints=(*forwarding.endpoints, another))
+
+
+WRONG = {
+    "a backend less": without_last,
+    "a backend more": with_another,
+    "no backend": lambda f: replace(f, endpoints=(), served=False),
+    "none on this host": lambda f: replace(f, endpoints=()),
+    "kept sources": lambda f: replace(f, masquerade=Masquerade.HAIRPIN),
+    "hidden sources": lambda f: replace(f, masquerade=Masquerade.ALWAYS),
+    "another port": lambda f: replace(f, port=81),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_the_comparison_can_fail(world: World, fault: str) -> None:
+    services, compilation = compiled(SOUND, {})
+    world.load(render(compilation.forwardings, compilation.options(Family.IPV4)), Family.IPV4)
+    wrong = replace(compilation, forwardings=tuple(map(WRONG[fault], compilation.forwardings)))
+    assert contradictions(world, services, compilation, Family.IPV4) == []
+    assert contradictions(world, services, wrong, Family.IPV4) != []
+
+
+def test_pinned_flows_stay_within_what_is_told(world: World) -> None:
+    (service,), _ = compiled(SOUND, {})
+    kept = replace(service, affinity=Affinity())
+    settings = load_settings(None, {"host_addresses": sorted(HOST_ADDRESSES)})
+    compilation = Compilation.of([kept], settings, HOST_ADDRESSES)
+    world.load(render(compilation.forwardings, compilation.options(Family.IPV4)), Family.IPV4)
+    explanation = asked(compilation, SENDERS[1], kept.frontends()[0])
+    seen = world.send(SENDERS[1], kept.frontends()[0], 20)
+    assert len(seen.reached) == 1
+    assert difference(explanation, seen, pinned=True) == ""
+    assert any("keeps its backend" in note for note in explanation.notes)

@@ -1,0 +1,211 @@
+"""A lab in which every address of the golden cases and of generated declarations is somewhere.
+
+    client: 10.10.0.2, 10.11.0.0/16 (outside), 10.244.9.9 (a pod elsewhere), 203.0.113.5
+    host:   192.0.2.2 and others
+    b1:     one backend of each service, so that it can be a client of its own service
+    b2:     every other backend
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.flow import Process, read_line
+from tests.lab.node import Node
+from tests.lab.topology import UPLINK, Lab, add_addresses, ip
+from vipd.model import Family, Frontend, family_of, socket_text
+from vipd.observe.explain import Explanation
+from vipd.observe.tracer import Verdict
+
+ROOT = Path(__file__).parents[2]
+
+NODE = "192.168.100.1"
+"""The host's address in the golden cases."""
+OTHER_NODE = "192.168.101.1"
+HOST_ADDRESSES = frozenset(
+    {"127.0.0.1", "10.10.0.1", "10.244.0.1", UPLINK[4], NODE, OTHER_NODE}
+    | {"::1", "fd00:10::1", "fd00:244::1", UPLINK[6], "fd00:100::1"}
+)
+ON_B1 = ("10.244.1.10", "10.244.1.11", "10.244.0.5", "10.244.3.38", "fd00:10:244:1::a")
+ON_B2 = ("10.244.2.11", "10.244.2.12", "10.244.2.21", "10.244.3.12", "10.244.0.7", "fd00:10:244:2::b")
+CLIENT = ("10.244.9.9", "203.0.113.5", "fd00:10:244:9::9")
+
+TCP_PORTS = (53, 80, 5353, 8080, 8443, 9153)
+UDP_PORTS = (53, 8080)
+NODE_PORTS = (30080, 30081, 30082)
+
+PATIENCE = 0.35
+"""Seconds after which a flow counts as dropped."""
+CERTAINTY = 15
+"""The chance to miss any backend in one probe is below e to the minus this."""
+LONGEST_BURST = 120.0
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Somebody who sends packets, with its address in each family."""
+
+    name: str
+    ipv4: str
+    ipv6: str
+    many: bool = False
+    """It also has all of 10.11.0.0/16, which every rule treats like its address."""
+
+    def address(self, family: Family) -> str:
+        """Its address."""
+        return self.ipv4 if family is Family.IPV4 else self.ipv6
+
+
+SENDERS = (
+    Sender("client", "10.10.0.2", "fd00:10::2", many=True),
+    Sender("pod", CLIENT[0], CLIENT[2]),
+    Sender("allowed", CLIENT[1], "fd00:10::3"),
+    Sender("host", UPLINK[4], UPLINK[6]),
+)
+
+
+def backend_sender(address: str) -> Sender:
+    """One of b1's addresses."""
+    return Sender("b1", address, address)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of flows: `endpoint, masqueraded` of those answered, and the kinds of failure."""
+
+    reached: frozenset[tuple[str, bool]]
+    failures: frozenset[str] = frozenset()
+
+
+class World:
+    """The lab with its programs running. `close` ends what the lab itself does not."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._wire()
+        b1, b2 = lab.backends
+        everywhere = [f"tcp/{port}" for port in TCP_PORTS]
+        self._answer(b1, [*everywhere, *_udp(ON_B1)])
+        self._answer(b2, [*everywhere, *_udp(ON_B2)])
+        self._answer(lab.host, [f"tcp/{port}" for port in NODE_PORTS])
+        nodes = {"client": lab.client, "host": lab.host, "b1": b1}
+        self._senders = {name: self._program(node, "sender") for name, node in nodes.items()}
+
+    def load(self, rules: str, family: Family) -> None:
+        """Replace all rules of the host by these; no flow of before is remembered."""
+        empty = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
+        for each, tool in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
+            self._lab.host.run(f"{tool}-restore", text=rules if each is family else empty)
+        self._lab.host.run("conntrack", "-F")
+
+    def send(self, sender: Sender, to: Frontend, flows: int) -> Seen:
+        """Make this many flows; what became of them."""
+        family = family_of(to.address)
+        own = sender.address(family)
+        sources = [own] * flows
+        if flows > 1 and sender.many and family is Family.IPV4:
+            sources = [f"10.11.{n // 250 % 250}.{n % 250 + 1}" for n in range(flows)]
+        program = self._senders.get(sender.name, self._senders["client"])
+        asked = {
+            "to": to.address, "port": to.port, "protocol": str(to.protocol),
+            "timeout": PATIENCE, "sources": sources,
+        }  # fmt: skip
+        assert program.stdin is not None
+        program.stdin.write(json.dumps(asked) + "\n")
+        program.stdin.flush()
+        said = json.loads(read_line(program, LONGEST_BURST))
+        reached, failures = set(), set()
+        for outcome in said:
+            endpoint, _, source = outcome.partition(" ")
+            if source:
+                reached.add((endpoint, _masqueraded(source.strip("[]"), sources, family)))
+            else:
+                failures.add(endpoint)
+        return Seen(frozenset(reached), frozenset(failures))
+
+    def _wire(self) -> None:
+        lab = self._lab
+        host, client = lab.host.namespace, lab.client.namespace
+        b1, b2 = lab.backends
+        lab.host.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+        add_addresses(host, "uplink", f"{NODE}/32", f"{OTHER_NODE}/32", "fd00:100::1/128")
+        add_addresses(client, "eth0", *(_full(address) for address in CLIENT))
+        ip("-n", client, "route", "add", "local", "10.11.0.0/16", "dev", "lo")
+        ip("-n", host, "route", "add", "10.11.0.0/16", "via", lab.client.ipv4)
+        add_addresses(b1.namespace, "eth0", *(_full(address) for address in ON_B1))
+        add_addresses(b2.namespace, "eth0", *(_full(address) for address in ON_B2))
+        nodes = ((lab.client, CLIENT), (b1, ON_B1), (b2, ON_B2))
+        for address, node in ((address, node) for node, addresses in nodes for address in addresses):
+            ip("-n", host, "route", "add", _full(address), "via", node.address(family_of(address)))
+
+    def _answer(self, node: Node, places: Iterable[str]) -> None:
+        self._program(node, "answerer", *places)
+
+    def _program(self, node: Node, name: str, *words: str) -> Process:
+        # `-m` finds the tests by the working directory.
+        argv = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", f"tests.explain.{name}", *words]
+        process = node.start(*argv)
+        said = read_line(process)
+        assert said == "READY", f"{name} in {node.namespace} did not start: {said!r}"
+        return process
+
+
+def flows_for(explanation: Explanation) -> int:
+    """So many flows that every backend is seen, except once in e to the `CERTAINTY`."""
+    shares = [share for share in explanation.trace.shares().values() if share]
+    if len(shares) < 2:
+        return 2
+    return math.ceil((math.log(len(shares)) + CERTAINTY) / min(shares))
+
+
+def difference(explanation: Explanation, seen: Seen, *, pinned: bool = False) -> str:
+    """How what was seen contradicts an explanation; empty when it does not.
+
+    `pinned`: affinity kept all flows at one backend, so that the others need not be seen.
+    """
+    told = frozenset((r.endpoint, r.masqueraded) for r in explanation.backends())
+    failures = _failures(explanation)
+    packet = explanation.packet
+    if explanation.verdict == Verdict.UNCHANGED and packet.destination in HOST_ADDRESSES:
+        if packet.port in NODE_PORTS and packet.protocol == "tcp":
+            told, failures = frozenset({(socket_text(packet.destination, packet.port), False)}), frozenset()
+        else:
+            failures = frozenset({"refused"})
+    same = bool(seen.reached) and seen.reached <= told if pinned and told else seen.reached == told
+    if same and (seen.failures <= failures if failures else not seen.failures):
+        return ""
+    return f"{explanation.summary}\n  told {sorted(told)} or {sorted(failures)}\n  seen {seen}"
+
+
+def _failures(explanation: Explanation) -> frozenset[str]:
+    """How flows may fail that meet this verdict."""
+    match explanation.verdict:
+        case Verdict.REJECTED:
+            return frozenset({"refused"})
+        case Verdict.DROPPED:
+            # A datagram that a rule drops on its way out fails at once.
+            return frozenset({"timeout", "EPERM"})
+        case Verdict.UNCHANGED:
+            return frozenset({"timeout", "EHOSTUNREACH", "ENETUNREACH"})
+    return frozenset()
+
+
+def _masqueraded(source: str, sources: Collection[str], family: Family) -> bool:
+    if source in sources:
+        return False
+    assert source in HOST_ADDRESSES, f"a backend saw {source}, which is neither the client's nor the host's"
+    assert family_of(source) is family
+    return True
+
+
+def _full(network: str) -> str:
+    return f"{network}/{family_of(network).bits}"
+
+
+def _udp(addresses: Iterable[str]) -> list[str]:
+    return [f"udp/{socket_text(address, port)}" for address in addresses for port in UDP_PORTS]

@@ -1,0 +1,53 @@
+"""Comparing what iptables-save prints with what vipd believes to be there. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.plan import Installed, jump_target
+from vipd.dataplane.iptables.saved import read_saved, recognise
+from vipd.dataplane.iptables.watch.disturbance import ENTRIES
+
+
+def digest(saved: str) -> bytes:
+    """Equal for equal rules: times and packet counters do not count.
+
+    Only built-in chains have counters there, and their lines come first in each table, so the bulk of the
+    text is hashed as it is.
+    """
+    found, place = hashlib.blake2b(digest_size=16), saved.find("*")
+    while place >= 0:
+        end = saved.find("\nCOMMIT", place)
+        end = len(saved) if end < 0 else end
+        head = saved.find(" - [", place, end)
+        head = end if head < 0 else head
+        # The table's name and the policies, then everything from the first chain that has no policy.
+        found.update(" ".join(word for word in saved[place:head].split() if word[0] != "[").encode())
+        found.update(saved[head:end].encode())
+        place = saved.find("\n*", end)
+    return found.digest()
+
+
+def touched(saved: str, expected: Installed, names: Names) -> frozenset[ChainId]:
+    """Our chains that are not as expected, and the built-in chains whose jumps to us are not."""
+    found = read_saved(saved, names)
+    recognise(found, expected.chains)
+    ours = {
+        chain
+        for chain in found.chains.keys() | expected.chains.keys()
+        if found.chains.get(chain) != expected.chains.get(chain)
+    }
+    return frozenset(ours | {chain for chain in ENTRIES if _jumps_differ(chain, found, expected, names)})
+
+
+def _jumps_differ(chain: ChainId, found: Installed, expected: Installed, names: Names) -> bool:
+    """Ours must be the same, and at the head; what others keep behind them is theirs."""
+    wanted, present = _ours(chain, expected.builtins, names), found.builtins.get(chain, ())
+    return _ours(chain, found.builtins, names) != wanted or present[: len(wanted)] != wanted
+
+
+def _ours(chain: ChainId, builtins: Mapping[ChainId, Rules], names: Names) -> Rules:
+    rules = builtins.get(chain, ())
+    return tuple(rule for rule in rules if names.owns(ChainId(chain.table, jump_target(rule))))

@@ -1,0 +1,139 @@
+"""The kernel's own events about nf_tables, which iptables-nft and nft write to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from vipd.dataplane.iptables.watch.disturbance import Actor, Disturbance, Scope
+from vipd.dataplane.iptables.watch.gathering import Gathering
+from vipd.dataplane.iptables.watch.messages import GROUP_NFTABLES, Generation, opening, read_messages
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+
+NETLINK_NETFILTER = 12
+_SO_RCVBUFFORCE = 33
+"""The kernel's include/uapi/asm-generic/socket.h; the socket module does not name it."""
+RECEIVE_BUFFER_BYTES = 32 << 20
+"""Room for the deletion of some 50,000 rules; used only while it is needed. Beyond it events are lost, which
+is a Disturbance too."""
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
+_DATAGRAM_BYTES = 1 << 16
+_DATAGRAMS_A_TURN = 200
+"""After so many the event loop may do something else."""
+
+
+def open_socket() -> socket.socket:
+    """A socket that hears of every nf_tables change in this thread's network namespace. Raises OSError: the
+    kernel has no nf_tables, or CAP_NET_ADMIN is missing."""
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+    try:
+        opened.setblocking(False)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        except PermissionError:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        opened.bind((0, 1 << GROUP_NFTABLES - 1))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+class RuleEvents:
+    """Tells of foreign changes as the kernel reports them. Closes the socket that it is given."""
+
+    def __init__(
+        self, listening: socket.socket, scope: Scope, own: OwnProcesses, clock: Callable[[], float]
+    ) -> None:
+        self._socket, self._own, self._clock = listening, own, clock
+        self._gathering = Gathering(scope)
+        self._read_some = asyncio.Event()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    async def run(self, report: Callable[[Disturbance], None]) -> None:
+        """Report each burst of foreign changes, until cancelled. Raises OSError when the socket fails."""
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._socket.fileno(), self._readable, failed)
+        try:
+            while not failed.done():
+                await self._wait()
+                due = self._gathering.due
+                if due is not None and due <= self._clock():
+                    disturbance = self._gathering.collect(self._own.wrote)
+                    if disturbance:
+                        report(disturbance)
+            failed.result()
+        finally:
+            loop.remove_reader(self._socket.fileno())
+            failed.cancel()
+
+    async def _wait(self) -> None:
+        """Until something was read, or what was read is due."""
+        due = self._gathering.due
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+                await self._read_some.wait()
+        self._read_some.clear()
+
+    def _readable(self, failed: asyncio.Future[None]) -> None:
+        try:
+            for _ in range(_DATAGRAMS_A_TURN):
+                self._take(self._socket.recv(_DATAGRAM_BYTES))
+        except BlockingIOError:
+            pass
+        except ValueError:
+            self._gathering.lost(self._clock())
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                self._gathering.lost(self._clock())
+            elif not failed.done():
+                failed.set_exception(error)
+                self._read_some.set()
+        if self._gathering.due is not None:
+            self._read_some.set()
+
+    def _take(self, datagram: bytes) -> None:
+        port, ends = opening(datagram)
+        if not ends and self._own.known(port):
+            self._gathering.skip(port)
+            return
+        for message in read_messages(datagram):
+            if isinstance(message, Generation):
+                # Only now is the process likely to live still, so that its parent can be found.
+                worth = self._gathering.concerns(message) and not self._own.wrote(message.pid, message.port)
+                actor = actor_of(message) if worth else Actor(message.name, message.pid)
+                self._gathering.end(message, actor, self._own.wrote, self._clock())
+            else:
+                self._gathering.change(message)
+
+
+def pids_are_global() -> bool:
+    """Whether this process lives in the first pid namespace, whose pids the kernel's events carry."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def actor_of(generation: Generation, processes: Path = Path("/proc")) -> Actor:
+    """Who ended a transaction, with its parent if both still live."""
+    pid = generation.pid
+    unknown = Actor(generation.name, pid)
+    try:
+        if (processes / str(pid) / "comm").read_text().rstrip("\n") != generation.name:
+            return unknown  # another pid namespace's number, or already somebody else's
+        status = (processes / str(pid) / "status").read_text()
+        parent = int(status.partition("\nPPid:")[2].split(None, 1)[0])
+        parent_name = (processes / str(parent) / "comm").read_text().rstrip("\n")
+    except (OSError, ValueError, IndexError):
+        return unknown
+    return Actor(generation.name, pid, parent_name, parent)

@@ -1,0 +1,134 @@
+"""Looking at the rules again and again, where the kernel tells nothing: legacy tables, or no event socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import TABLES, Names
+from vipd.dataplane.iptables.plan import Installed
+from vipd.dataplane.iptables.watch.comparison import digest, touched
+from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
+from vipd.dataplane.iptables.watch.gathering import CHAINS_LIMIT
+from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
+from vipd.model import Family
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""Pause between two looks, at least."""
+SHARE_OF_A_CPU = 0.02
+"""Reading all rules pauses so long that it takes no more than this; 10,000 services take half a second."""
+
+
+class Expected(NamedTuple):
+    """What vipd believes the kernel to hold."""
+
+    writes: int
+    """Grows with every write, so that a look during which one took place is not trusted."""
+    installed: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedFamily:
+    """How one family is looked at."""
+
+    family: Family
+    legacy: bool
+    """Its iptables programs write to the legacy tables, of which the kernel tells no events."""
+    read: Callable[[], Awaitable[str]]
+    """What iptables-save prints. Raises ApplyError."""
+    expected: Callable[[], Expected | None]
+    """None: a write is under way, or nothing is known yet."""
+
+
+class RulePoll:
+    """Compares one family's rules with what vipd believes, as often as SHARE_OF_A_CPU allows."""
+
+    def __init__(
+        self,
+        watched: WatchedFamily,
+        names: Names,
+        clock: Callable[[], float],
+        interval: float = POLL_SECONDS,
+        tables: LegacyTables | None = None,
+    ) -> None:
+        self._watched, self._names, self._clock = watched, names, clock
+        self._interval, self._tables = interval, tables
+        self._next_reading = clock()
+        self._seen: tuple[int, bytes] | None = None
+        """Writes and digest of the last reading that was as expected, or was reported."""
+        self._shape: tuple[int, tuple[Shape, ...]] | None = None
+        self._present: tuple[str, ...] = ()
+        """Tables known to exist."""
+        self.last_cost = 0.0
+        """Seconds that the last reading of all rules took."""
+
+    def close(self) -> None:
+        """Close the socket for the cheap look."""
+        if self._tables:
+            self._tables.close()
+
+    async def run(self, report: Callable[[Disturbance], None]) -> None:
+        """Report what differs, until cancelled. The same difference is reported once."""
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                disturbance = await self.look()
+            except (ApplyError, OSError) as error:
+                log.warning("cannot watch the rules of %s: %s", self._watched.family, error)
+                continue
+            if disturbance:
+                report(disturbance)
+
+    async def look(self) -> Disturbance | None:
+        """One look: a cheap one, and a reading of all rules when that shows a change or when it is time."""
+        before = self._watched.expected()
+        if before is None:
+            return None
+        hurried = self._shape_changed(before)
+        if not hurried and self._clock() < self._next_reading:
+            return None
+        began = self._clock()
+        saved = await self._watched.read()
+        after, disturbance = self._watched.expected(), None
+        trusted = after is not None and after.writes == before.writes
+        if trusted:
+            self._present = tuple(table for table in TABLES if f"*{table}\n" in saved)
+            disturbance = await self._compare(saved, before)
+        self.last_cost = self._clock() - began
+        pause = max(self._interval, self.last_cost / SHARE_OF_A_CPU)
+        # A change of shape that was seen and not explained must not wait its turn.
+        self._next_reading = began + (pause if trusted or not hurried else self._interval)
+        return disturbance
+
+    def _shape_changed(self, expected: Expected) -> bool:
+        """Whether rules came or went that are not our own. A foreign change in the very moment of our own
+        write is not seen here, but by the next reading of all rules."""
+        if not self._tables:
+            return False
+        shape = (expected.writes, self._tables.shape(self._present))
+        before, self._shape = self._shape, shape
+        return before is not None and before[0] == shape[0] and before[1] != shape[1]
+
+    async def _compare(self, saved: str, expected: Expected) -> Disturbance | None:
+        seen = (expected.writes, digest(saved))
+        if seen == self._seen:
+            return None
+        mine = Installed(dict(expected.installed.chains), dict(expected.installed.builtins))
+        # 10,000 services take a quarter of a second; the API and the health checks go on meanwhile.
+        chains = await asyncio.to_thread(touched, saved, mine, self._names)
+        self._seen = seen
+        if not chains:
+            return None
+        family = self._watched.family
+        return Disturbance(
+            frozenset({family}),
+            frozenset((family, chain) for chain in chains),
+            frozenset({Deed.RULES_DIFFER}),
+            everything=len(chains) > CHAINS_LIMIT,
+        )
