@@ -47,6 +47,7 @@ class FakeDataplane:
     """Set whenever `apply` is called."""
     misuse: list[str] = field(default_factory=list)
     """Calls that came while the kernel was being written."""
+    refused: dict[ForwardingKey, str] = field(default_factory=dict)
     _wanted: Rules = field(default_factory=dict)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -87,8 +88,16 @@ class FakeDataplane:
             self.applying = False
 
     def forget(self) -> None:
-        """Nothing is remembered here; noted."""
-        self._note("forget")
+        """Nothing is remembered here. May come at any time, so never misuse."""
+        self.events.append("forget")
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        """What this kernel does not take."""
+        return self.refused
+
+    def warnings(self) -> tuple[str, ...]:
+        """This host lacks nothing."""
+        return ()
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """Readable names."""

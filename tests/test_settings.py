@@ -121,7 +121,7 @@ def test_what_is_no_assignment_is_refused_with_its_text(given: str) -> None:
 
 
 def test_names_under_our_prefix_that_are_no_setting_are_told() -> None:
-    environment = {"VIPD_LOG_LEVEL": "x", "VIPD_LOGLEVEL": "x", "VIPD_": "", "HOME": "/", "VIPD_VENV": "/v"}
+    environment = {"VIPD_LOG_LEVEL": "x", "VIPD_LOGLEVEL": "x", "VIPD_": "", "HOME": "/"}
     assert unknown_environment(environment) == ["VIPD_", "VIPD_LOGLEVEL"]
 
 

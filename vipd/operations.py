@@ -189,13 +189,13 @@ def _parse(spec: object) -> Service:
 def _parse_all(specs: list[object]) -> list[Service]:
     """The services that these are; raises RefusedError with the problems of all."""
     services: list[Service] = []
-    found: list[Problem | str] = []
+    found: list[Problem] = []
     for number, spec in enumerate(specs):
         if isinstance(spec, Mapping):
             spec = {key: value for key, value in spec.items() if value is not None}
         service, problems = parse_service(spec, FROM_CLI)
-        place = f"services[{number}]: " if len(specs) > 1 else ""
-        found += [f"{place}{problem}" for problem in problems]
+        place = f"services[{number}]." if len(specs) > 1 else ""
+        found += [replace(problem, path=f"{place}{problem.path}".rstrip(".")) for problem in problems]
         if service is not None:
             services.append(service)
     if found or len(services) != len(specs):

@@ -202,7 +202,8 @@ def load_settings(
     try:
         return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
     except ValidationError as error:
-        raise SettingsError([_say(item, blame) for item in error.errors()]) from None
+        place = str(config) if config else ""
+        raise SettingsError([_say(item, blame, place) for item in error.errors()]) from None
 
 
 def read_settings_file(path: Path) -> dict[str, object]:
@@ -269,9 +270,9 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return address.version, int(address)
 
 
-def _say(error: Any, blame: Mapping[str, str]) -> str:
+def _say(error: Any, blame: Mapping[str, str], whole: str) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     message = re.sub(r"^Value error, ", "", error["msg"])
     if error["type"] == "extra_forbidden":
         message = "unknown setting; hint: docs/settings.md lists them"
-    return ": ".join(part for part in (blame.get(name, ""), name, message) if part)
+    return ": ".join(part for part in (blame.get(name, "") if name else whole, name, message) if part)

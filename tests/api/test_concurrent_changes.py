@@ -83,6 +83,6 @@ def test_a_reload_does_not_disturb_a_step_under_way() -> None:
         assert (await api.add(DNS)).status == 200
         api.dataplane.misuse.clear()
         await during_a_step(api, ("POST", "/v1/reload", None))
-        assert api.dataplane.misuse == [], "the kernel's state is forgotten while it is being written"
+        assert api.dataplane.misuse == [], "something else than forget() came while the kernel was written"
 
     served(story)

@@ -1,9 +1,9 @@
 """A lab in which every address of the golden cases and of generated declarations is somewhere.
 
-    client: 10.10.0.2, 10.11.0.0/16 (outside), 10.244.9.9 (a pod elsewhere), 203.0.113.5
-    host:   192.0.2.2 and others
-    b1:     one backend of each service, so that it can be a client of its own service
-    b2:     every other backend
+client: 10.10.0.2, 10.11.0.0/16 (outside), 10.244.9.9 (a pod elsewhere), 203.0.113.5
+host:   192.0.2.2 and others
+b1:     one backend of each service, so that it can be a client of its own service
+b2:     every other backend
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, add_addresses, ip
 from vipd.model import Family, Frontend, family_of, socket_text
 from vipd.observe.explain import Explanation
-from vipd.observe.tracer import Verdict
+from vipd.observe.tracer import Arrival, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,12 +81,16 @@ class Seen:
     reached: frozenset[tuple[str, bool]]
     failures: frozenset[str] = frozenset()
 
+    def __or__(self, other: Seen) -> Seen:
+        return Seen(self.reached | other.reached, self.failures | other.failures)
+
 
 class World:
-    """The lab with its programs running. `close` ends what the lab itself does not."""
+    """A lab with more addresses, and its programs running."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
+        self._made = 0
         self._wire()
         b1, b2 = lab.backends
         everywhere = [f"tcp/{port}" for port in TCP_PORTS]
@@ -103,13 +107,24 @@ class World:
             self._lab.host.run(f"{tool}-restore", text=rules if each is family else empty)
         self._lab.host.run("conntrack", "-F")
 
+    def probe(self, sender: Sender, to: Frontend, explanation: Explanation, *, pinned: bool = False) -> Seen:
+        """What becomes of as many flows as an explanation needs to be judged by; of two when `pinned`."""
+        told = {(r.endpoint, r.masqueraded) for r in explanation.backends()}
+        seen = Seen(frozenset())
+        for flows in (2,) if pinned else bursts(explanation):
+            seen |= self.send(sender, to, flows)
+            if seen.reached >= told:
+                break
+        return seen
+
     def send(self, sender: Sender, to: Frontend, flows: int) -> Seen:
         """Make this many flows; what became of them."""
         family = family_of(to.address)
         own = sender.address(family)
         sources = [own] * flows
         if flows > 1 and sender.many and family is Family.IPV4:
-            sources = [f"10.11.{n // 250 % 250}.{n % 250 + 1}" for n in range(flows)]
+            sources = [f"10.11.{n // 250 % 250}.{n % 250 + 1}" for n in range(self._made, self._made + flows)]
+            self._made += flows
         program = self._senders.get(sender.name, self._senders["client"])
         asked = {
             "to": to.address, "port": to.port, "protocol": str(to.protocol),
@@ -155,12 +170,20 @@ class World:
         return process
 
 
-def flows_for(explanation: Explanation) -> int:
-    """So many flows that every backend is seen, except once in e to the `CERTAINTY`."""
+def bursts(explanation: Explanation) -> Iterator[int]:
+    """Numbers of flows to make, one burst after the other, until all backends told of were seen.
+
+    Together so many that one is missed only once in e to the `CERTAINTY`; the first alone are so many that a
+    backend that was not told of hardly stays unseen.
+    """
     shares = [share for share in explanation.trace.shares().values() if share]
     if len(shares) < 2:
-        return 2
-    return math.ceil((math.log(len(shares)) + CERTAINTY) / min(shares))
+        yield 2 if shares else 1
+        return
+    left = math.ceil((math.log(len(shares)) + CERTAINTY) / min(shares))
+    while left > 0:
+        yield 8 * len(shares)
+        left -= 8 * len(shares)
 
 
 def difference(explanation: Explanation, seen: Seen, *, pinned: bool = False) -> str:
@@ -184,12 +207,14 @@ def difference(explanation: Explanation, seen: Seen, *, pinned: bool = False) ->
 
 def _failures(explanation: Explanation) -> frozenset[str]:
     """How flows may fail that meet this verdict."""
+    packet = explanation.packet
+    at_once = ("EPERM",) if packet.protocol == "udp" and packet.arriving is Arrival.LOCAL else ()
     match explanation.verdict:
         case Verdict.REJECTED:
-            return frozenset({"refused"})
+            # A datagram that a rule refuses, or drops, on its way out fails at once.
+            return frozenset({"refused", *at_once})
         case Verdict.DROPPED:
-            # A datagram that a rule drops on its way out fails at once.
-            return frozenset({"timeout", "EPERM"})
+            return frozenset({"timeout", *at_once})
         case Verdict.UNCHANGED:
             return frozenset({"timeout", "EHOSTUNREACH", "ENETUNREACH"})
     return frozenset()

@@ -54,9 +54,11 @@ class Permission:
 def bind_socket(path: Path, group: str) -> socket.socket:
     """A listening UNIX socket of mode 0660 and the given group. Replaces a dead one that a crash left.
 
-    Raises FileExistsError when something still answers there.
+    Raises FileExistsError when something answers there or is no socket, OSError when it cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(f"{path} is not a socket; it is left alone")
     if path.exists() and _answers(path):
         raise FileExistsError(f"{path} is in use by another program")
     path.unlink(missing_ok=True)
@@ -65,6 +67,9 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     before = os.umask(0o777 & ~SOCKET_MODE)
     try:
         listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(before)
     found = group_id(group)
@@ -86,6 +91,7 @@ def group_id(name: str) -> int | None:
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except OSError:

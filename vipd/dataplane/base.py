@@ -46,7 +46,8 @@ class Dataplane(Protocol):
         """This host's own addresses are these from now on."""
 
     def forget(self) -> None:
-        """Trust nothing that is known about the kernel: the next plan reads it."""
+        """Trust nothing that is known about the kernel: the next plan reads it. May come at any time, also
+        while a plan is being applied."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said. All others are programmed."""

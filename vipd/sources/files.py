@@ -30,7 +30,7 @@ SUFFIXES = {".yaml", ".yml", ".json"}
 WATCH_STEP_MILLISECONDS = 50
 WATCH_DEBOUNCE_MILLISECONDS = 300
 """At most this long a burst of saves is gathered; a single save is seen after one step."""
-LOOK_ANYWAY_MILLISECONDS = 3000
+LOOK_ANYWAY_MILLISECONDS = 2000
 """Events can be missed: between a scan and the start of a watch, when the directory itself is exchanged, or
 behind a link that leads elsewhere. A look costs one stat a file."""
 
@@ -106,7 +106,7 @@ class FileSource:
                 _copy_of(self._kept, path).unlink()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields whenever it is worth to scan. Watches the directory, never a file: a save that renames over a
+        """Yields when a scan is worth it. Watches the directory, never a file: a save that renames over a
         file would end a watch on it (measured, ecosystem.md 0.7)."""
         while True:
             watched = _nearest_directory(self._directory)

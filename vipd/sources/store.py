@@ -52,7 +52,7 @@ class StoreSource:
         return {service.name: service for service in self._declaration.services}
 
     def load(self) -> None:
-        """Read the file. One that cannot be used is left alone and reported, and the last good copy serves."""
+        """Read the file. One that cannot be used is left alone and reported; the last good copy serves."""
         found, self._faults = _read(self._path)
         if not self._faults:
             self._declaration = found

@@ -37,7 +37,7 @@ class Abilities:
 
 async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abilities:
     """Try every feature. Raises ApplyError for a missing one that no service can do without, or when busy."""
-    features = _features(family)
+    features = _features(family, names.fixed("PROBE"))
     try:
         await _try(features, tools, names, run)
     except ApplyError as error:
@@ -74,7 +74,7 @@ async def _try(features: tuple[Feature, ...], tools: Tools, names: Names, run: R
     await restore(tools, "".join(blocks), run)
 
 
-def _features(family: Family) -> tuple[Feature, ...]:
+def _features(family: Family, chain: str) -> tuple[Feature, ...]:
     address, version = ("192.0.2.1:9", "icmp") if family is Family.IPV4 else ("[2001:db8::1]:9", "icmp6")
     return (
         Feature("comments", "xt_comment", "nat", "-m comment --comment probe"),
@@ -86,9 +86,7 @@ def _features(family: Family) -> tuple[Feature, ...]:
         Feature("connection states", "xt_conntrack", "filter", "-m conntrack --ctstate DNAT"),
         Feature("refusals", "ipt_REJECT", "filter", f"-j REJECT --reject-with {version}-port-unreachable"),
         Feature("random ports", "xt_MASQUERADE", "nat", "-j MASQUERADE --random-fully", required=False),
-        Feature(
-            "affinity", "xt_recent", "nat", "-m recent --set --name VIPD-PROBE --rsource", required=False
-        ),
+        Feature("affinity", "xt_recent", "nat", f"-m recent --set --name {chain} --rsource", required=False),
         Feature("flow marks", "xt_connmark", "nat", "-j CONNMARK --set-xmark 0x1/0x1", required=False),
         Feature("flow marks", "xt_connmark", "filter", "-m connmark --mark 0x1/0x1", required=False),
     )

@@ -53,7 +53,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self.ways: dict[Family, str] = {}
-        """How each family is watched, for status: `events`, `poll`, or `poll: ` and what keeps events away."""
+        """How each family is watched, for status: `events`, `poll`, or `poll: ` and why not by events."""
 
     async def __aenter__(self) -> Watch:
         try:

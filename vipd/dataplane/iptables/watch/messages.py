@@ -1,7 +1,7 @@
 """Reading the kernel's nf_tables notifications: names and kinds only, never what a rule says. Pure.
 
-Read with `struct`, as a load of 10,000 services is some 70,000 of these messages; pyroute2 decodes every
-expression and takes twenty times as long (README.md has the numbers). Layouts are those of the kernel's
+Read with `struct`, as a load of 10,000 services is some 110,000 of these messages; pyroute2 decodes every
+expression and takes ten times as long (2.1 s against 0.2 s for it). Layouts are those of the kernel's
 include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h.
 """
 
@@ -32,7 +32,9 @@ _TABLE_ATTRIBUTE = 1
 """NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and NFTA_RULE_TABLE alike."""
 _CHAIN_ATTRIBUTE = {3: 3, 5: 3, 6: 2, 8: 2}
 """NFTA_CHAIN_NAME of a chain's messages, NFTA_RULE_CHAIN of a rule's."""
-_RULE_EXPRESSIONS, _RULE_POSITION = 4, 6
+_RULE_EXPRESSIONS = 4
+_RULE_POSITION = 6
+"""NFTA_RULE_POSITION: told of a rule that has others both before and behind it."""
 _APPENDED = 0x800
 """NLM_F_APPEND. Kernels that do not repeat the flag in notifications only make us look once too often."""
 
@@ -79,7 +81,7 @@ class RuleFacts(NamedTuple):
     """What one rule's message says beyond its chain."""
 
     appended: bool
-    """It was added, not inserted, and there are rules before it."""
+    """It is the last one of its chain, by `-A`; the only one it may be too."""
     expressions: bytes | None
     """What the rule does, raw; a name that it jumps to stands in it as it is. None: not said."""
 
@@ -117,7 +119,7 @@ def opening(datagram: bytes) -> tuple[int, bool]:
 def rule_facts(change: Change) -> RuleFacts:
     """Look closer at a rule's message. Raises ValueError when it is malformed."""
     found = dict(_attributes(change.attributes))
-    appended = bool(change.flags & _APPENDED) and _RULE_POSITION in found
+    appended = bool(change.flags & _APPENDED) and _RULE_POSITION not in found
     return RuleFacts(appended, found.get(_RULE_EXPRESSIONS))
 
 

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.cli.conftest import Vipctl
+from tests.cli.fake_daemon import FakeDaemon
+
+DECLARED = """
+apiVersion: vipd/v1
+services:
+  - {name: dns, address: 10.96.0.10, ports: [53/udp], backends: [10.244.0.5, 10.244.2.21@2]}
+  - {name: dead, address: 10.96.0.30, ports: [80/tcp]}
+  - {name: many, address: 10.96.0.40, ports: [80/tcp], backends: [
+      10.244.3.1, 10.244.3.2, 10.244.3.3, 10.244.3.4, 10.244.3.5, 10.244.3.6, 10.244.3.7, 10.244.3.8,
+      10.244.3.9]}
+"""
+
+HOST = ("--set", "host_addresses=[192.0.2.1]")
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> str:
+    path = tmp_path / "services.yaml"
+    path.write_text(DECLARED)
+    return str(path)
+
+
+TEXT = """\
+10.10.0.9 -> 10.96.0.10:53/udp is balanced over 2 backends, masqueraded
+
+BACKEND         SHARE%  SOURCE SEEN
+10.244.0.5:53     33.3  this host's
+10.244.2.21:53    66.7  this host's
+
+Rules, after the fork those on the way to 10.244.2.21:53:
+  nat
+    PREROUTING                       vipd services
+    VIPD-PREROUTING                  flow marked as vipd's
+    VIPD-PREROUTING                  on to VIPD-SERVICES
+    VIPD-SERVICES                    dns cluster IP
+    VIPD-SVC-KKDJTG42DQ3TVSVW        dns cluster IP
+    VIPD-MARK-MASQ                   marked for masquerade
+    VIPD-SVC-KKDJTG42DQ3TVSVW  33.3  dns -> 10.244.0.5:53
+    VIPD-SVC-KKDJTG42DQ3TVSVW  66.7  dns -> 10.244.2.21:53
+    VIPD-SEP-FZ7LGTEUYYXOD6WE        to 10.244.2.21:53
+  filter
+"""
+
+
+def test_a_packet_is_followed_through_files(vipctl: Vipctl, declared: str) -> None:
+    ended = vipctl("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(TEXT)
+    assert ended.out.splitlines()[-1].endswith("this host's address becomes the source")
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
+    ended = vipctl("explain", "-f", declared, *HOST, "--from", "local", "dead")
+    assert ended.code == 0
+    assert ended.out.splitlines()[:3] == [
+        "192.0.2.1 -> 10.96.0.30:80/tcp is refused: dead has no endpoints",
+        "refused with ICMP port unreachable: TCP clients see connection refused",
+        "note: 192.0.2.1 is assumed as the source; --from ADDRESS tells another",
+    ]
+    assert ended.out.splitlines()[-1].split() == [
+        "VIPD-SERVICES",
+        "refused:",
+        "dead",
+        "has",
+        "no",
+        "endpoints",
+    ]
+
+
+def test_long_forks_are_cut(vipctl: Vipctl, declared: str) -> None:
+    out = vipctl("explain", "-f", declared, *HOST, "--from", "1.2.3.4", "many").out
+    assert out.count("many -> 10.244.3.") == 8
+    assert "and 1 more, as above" in out
+    assert "10.244.3.9:80" in out
+
+
+def test_the_same_from_daemon_and_files(vipctl: Vipctl, daemon: FakeDaemon, declared: str) -> None:
+    words = ("--from", "10.10.0.9", "10.96.0.10:53/udp")
+    offline = json.loads(vipctl("explain", "-f", declared, *HOST, *words, "-o", "json").out)
+    assert (offline["apiVersion"], daemon.requests) == ("vipd/v1", [])
+    daemon.answer("GET /v1/explain", {"explanation": offline["explanation"]})
+    assert vipctl("explain", *words).out == vipctl("explain", "-f", declared, *HOST, *words).out
+    assert json.loads(vipctl("explain", *words, "--json").out) == offline
+    assert parse_qs(daemon.last.query) == {"from": ["10.10.0.9"], "target": ["10.96.0.10:53/udp"]}
+
+
+def test_settings_count(vipctl: Vipctl, declared: str) -> None:
+    for mode, seen in (("always", True), ("hairpin", False)):
+        words = ("--set", f"masquerade={mode}", "--from", "local", "dns", "--json")
+        out = json.loads(vipctl("explain", "-f", declared, *HOST, *words).out)["explanation"]
+        assert {backend["masqueraded"] for backend in out["backends"]} == {seen}
+        assert {backend["source_seen"] for backend in out["backends"]} == {"host" if seen else "client"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--from", "local", "nope"), 3, "no service nope"),
+        (("--from", "local", "10.96.0.10"), 2, "has no port"),
+        (("--from", "fd00::9", "dns"), 2, "dns has no ipv6 address"),
+        (("--from", "here", "dns"), 2, "is a name, not an IP address"),
+        (("dns",), 2, "--from"),
+    ],
+)
+def test_faults(vipctl: Vipctl, declared: str, words: tuple[str, ...], code: int, said: str) -> None:
+    ended = vipctl("explain", "-f", declared, *HOST, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert said in ended.err
+
+
+def test_faults_of_the_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.refuse("GET /v1/explain", 404, "not-found", "no service nope")
+    assert vipctl("explain", "--from", "local", "nope").code == 3
+    ended = vipctl("explain", "--from", "local", "--set", "masquerade=always", "dns")
+    assert (ended.code, "go with -f" in ended.err) == (2, True)
+    assert len(daemon.requests) == 1
