@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from vipd.admission import AddressPolicy
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
 from vipd.selection import SelectionPolicy
@@ -128,6 +129,10 @@ class FakeSurroundings:
         if self.failures:
             raise self.failures.pop(0)
         return SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
+
+    def claims(self) -> AddressPolicy:
+        """Any address."""
+        return AddressPolicy()
 
     def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
         """Note the families."""

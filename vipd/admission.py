@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 
+from vipd.catalog import Unit
 from vipd.declaration.problems import Declaration, Problem
 from vipd.model import Service, family_of
 
@@ -77,6 +78,21 @@ def admit(declaration: Declaration, policy: AddressPolicy) -> Declaration:
         return declaration
     problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
     return replace(declaration, problems=tuple(problems))
+
+
+def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
+    """A unit as far as it may serve.
+
+    A candidate must pass the whole policy. What was accepted once is held to the allowed networks alone, and
+    loses what lies outside: a host may take over an address that is served already, as keepalived does.
+    """
+    lasting = AddressPolicy(policy.allowed)
+    allowed = tuple(s for s in unit.accepted.services if not admit_service(s, lasting))
+    same = len(allowed) == len(unit.accepted.services)
+    accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
+    if unit.candidate is unit.accepted:
+        return Unit(accepted if same else admit(unit.candidate, lasting), accepted)
+    return Unit(admit(unit.candidate, policy), accepted)
 
 
 def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from vipd import __version__
+from vipd.admission import admit_unit
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
@@ -35,6 +36,7 @@ from vipd.sources.store import StoreSource
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
+LOOK_AT_HOST_SECONDS = 5.0
 
 
 class StartError(RuntimeError):
@@ -49,6 +51,7 @@ class Parts:
     files: FileSource
     store: StoreSource
     dataplane: IptablesDataplane
+    surroundings: HostNet
     reconciler: Reconciler
 
     async def rescan(self) -> None:
@@ -61,7 +64,10 @@ def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
     files, store = sources(settings)
     files.scan()
-    units = {**files.units(), **store.units()}
+    surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    asyncio.run(surroundings.look())
+    policy = surroundings.claims()
+    units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
@@ -90,7 +96,8 @@ async def serve(settings: Settings) -> int:
         async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.reconciler.run(), name="reconcile"),
-                tasks.create_task(_watch(parts), name="watch files"),
+                tasks.create_task(_watch_files(parts), name="watch files"),
+                tasks.create_task(_watch_host(parts), name="watch addresses"),
                 *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
             _on_signals(parts, stop, tasks)
@@ -120,7 +127,7 @@ async def wire(settings: Settings) -> Parts:
     dataplane = await IptablesDataplane.start(settings, record, run)
     surroundings = HostNet(settings, record)
     reconciler = Reconciler((files, store), dataplane, surroundings, lambda: datetime.now(UTC))
-    return Parts(settings, files, store, dataplane, reconciler)
+    return Parts(settings, files, store, dataplane, surroundings, reconciler)
 
 
 @contextlib.contextmanager
@@ -174,7 +181,8 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         parts.store,
         parts.rescan,
         about,
-        lambda: [warning for each in listeners for warning in each.warnings],
+        warnings=lambda: [warning for each in listeners for warning in each.warnings],
+        claims=parts.surroundings.claims,
     )
     try:
         listener = bind_socket(settings.socket, settings.socket_group)
@@ -190,7 +198,20 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         settings.socket.unlink(missing_ok=True)
 
 
-async def _watch(parts: Parts) -> None:
+async def _watch_host(parts: Parts) -> None:
+    """Wake the reconciler when this host gets or loses an address."""
+    while True:
+        await asyncio.sleep(LOOK_AT_HOST_SECONDS)
+        try:
+            changed = await parts.surroundings.look()
+        except OSError as error:
+            log.warning("this host's addresses cannot be read: %s", error)
+            continue
+        if changed:
+            parts.reconciler.wake()
+
+
+async def _watch_files(parts: Parts) -> None:
     """Wake the reconciler whenever a file's content has changed."""
     async for _ in parts.files.changes():
         if await asyncio.to_thread(parts.files.scan):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
+from vipd.admission import AddressPolicy
 from vipd.host_record import HostRecord
 from vipd.model import Family
 from vipd.selection import SelectionPolicy
@@ -33,11 +34,27 @@ class HostNet:
         self._settings = settings
         self._record = record
         self._root = root
+        self._policy: SelectionPolicy | None = None
 
     async def policy(self) -> SelectionPolicy:
-        """What settings and host say now. Raises OSError when the addresses cannot be read."""
+        """What settings and host say, as of the last look. Raises OSError when the first look fails."""
+        if self._policy is None:
+            await self.look()
+        assert self._policy is not None  # noqa: S101 (look sets it)
+        return self._policy
+
+    def claims(self) -> AddressPolicy:
+        """The addresses that services may claim; with `compat: kube-proxy` also this host's own."""
+        own = self._policy.host.addresses if self._policy else ()
+        compatible = self._settings.compat == "kube-proxy"
+        return AddressPolicy(self._settings.allowed_addresses, () if compatible else tuple(sorted(own)))
+
+    async def look(self) -> bool:
+        """Read this host's addresses, unless settings name them; whether they are others than before."""
         named = self._settings.host_addresses
-        return SelectionPolicy.of(self._settings, await host_addresses() if named is None else named)
+        addresses = await host_addresses() if named is None else named
+        before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
+        return before != self._policy
 
     def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
         """Make sure that the host forwards these families; returns a warning for each thing that failed."""

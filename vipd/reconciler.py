@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from vipd.admission import AddressPolicy, admit_unit
 from vipd.catalog import Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
@@ -116,6 +117,9 @@ class Surroundings(Protocol):
     async def policy(self) -> SelectionPolicy:
         """What settings and host say now; the host's addresses may have changed. Raises OSError."""
 
+    def claims(self) -> AddressPolicy:
+        """Which addresses services may claim."""
+
     def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
         """Make the host fit for forwarding these families; returns a warning for each thing that failed."""
 
@@ -139,6 +143,7 @@ class Reconciler:
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
         self._host_warnings: tuple[str, ...] = ()
+        self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
         self.services: Mapping[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
@@ -214,7 +219,15 @@ class Reconciler:
                 self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
 
     def _units(self) -> dict[str, Unit]:
-        return {name: unit for source in self._sources for name, unit in source.units().items()}
+        """Every source's units, as far as they may serve. What has not changed is not looked at again."""
+        policy, before, self._admitted = self._surroundings.claims(), self._admitted, {}
+        for source in self._sources:
+            for name, unit in source.units().items():
+                known = before.get(name)
+                fresh = known is None or known[0] != policy or not _same_unit(known[1], unit)
+                admitted = admit_unit(unit, policy) if fresh or known is None else known[2]
+                self._admitted[name] = (policy, unit, admitted)
+        return {name: admitted for name, (_, _, admitted) in self._admitted.items()}
 
     def _adopt(self, merged: Merged) -> None:
         """Tell the sources which of their versions serve, and the log what is wrong."""
@@ -271,3 +284,7 @@ class Reconciler:
             log.error("%s", fault)
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
+
+
+def _same_unit(one: Unit, other: Unit) -> bool:
+    return one.candidate is other.candidate and one.accepted is other.accepted

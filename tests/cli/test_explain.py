@@ -121,6 +121,8 @@ def test_faults(vipctl: Vipctl, declared: str, words: tuple[str, ...], code: int
 def test_faults_of_the_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.refuse("GET /v1/explain", 404, "not-found", "no service nope")
     assert vipctl("explain", "--from", "local", "nope").code == 3
+    daemon.refuse("GET /v1/explain", 400, "malformed", "it has no port")
+    assert vipctl("explain", "--from", "local", "10.96.0.10").code == 2
     ended = vipctl("explain", "--from", "local", "--set", "masquerade=always", "dns")
     assert (ended.code, "go with -f" in ended.err) == (2, True)
-    assert len(daemon.requests) == 1
+    assert len(daemon.requests) == 2

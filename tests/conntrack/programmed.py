@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 import yaml
+from click.testing import CliRunner
 
 from tests.conntrack.kernel import connect_in
 from tests.lab.topology import Lab
+from vipd.cli.render import render
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
@@ -49,10 +49,9 @@ class ProgrammedHost:
         """Have the kernel's rules say just this, and tell the keeper."""
         text = yaml.safe_dump({"apiVersion": "vipd/v1", "services": [OTHER, OTHER6, *services]})
         for family, tool in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
-            argv = [sys.executable, "-m", "vipd.cli.main", "render", "-", "--family", str(family)]
-            done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            self._host.run(f"{tool}-restore", text=done.stdout)
+            rendered = CliRunner().invoke(render, ["-", "--family", str(family)], text)
+            assert rendered.exit_code == 0, rendered.output
+            self._host.run(f"{tool}-restore", text=rendered.output)
         declaration = parse_declaration(text, "lab")
         assert declaration.ok, declaration.problems
         new = {f.key: f for service in declaration.services for f in choose(service, self._policy)}

@@ -54,13 +54,13 @@ def fresh_port() -> int:
     return 20000 + next(numbers)
 
 
-def service(vip: Frontend, *backends: Node, node_port: int | None = None, **more: object) -> Spec:
+def service(vip: Frontend, *backends: Node, node_port: int | None = None, more: Spec | None = None) -> Spec:
     port = {"port": PORT, "protocol": str(vip.protocol), "target": SERVED}
     if node_port:
         port["node_port"] = node_port
     family = 6 if ":" in vip.address else 4
     named = [node.address(family) for node in backends]
-    return {"name": "tested", "address": vip.address, "ports": [port], "backends": named, **more}
+    return {"name": "tested", "address": vip.address, "ports": [port], "backends": named} | (more or {})
 
 
 @both_families
@@ -100,7 +100,7 @@ def test_a_udp_flow_stays_with_a_backend_that_takes_no_new_ones(
     with lab.client.open(*vip) as flow:
         before = flow.ask()
         resting: Spec = {"backends": [{"address": first, "weight": 0}, second]}
-        host.declare(service(vip, **resting))
+        host.declare(service(vip, more=resting))
         assert host.clean().deleted == {}
         assert flow.ask() == before
         assert lab.client.send(*vip, count=5).all_answered().backends == {"b2": 5}
@@ -155,11 +155,11 @@ def test_other_flows_to_an_external_address_survive(lab: Lab, host: ProgrammedHo
         return {e.identity: e for e in host.flows() if e.destination == (own, tunnel)}
 
     more: Spec = {"external_addresses": [own]}
-    host.declare(service(vip, lab.backends[0], **more))
+    host.declare(service(vip, lab.backends[0], more=more))
     with lab.client.open(own, tunnel, "udp") as flow, lab.client.open(own, PORT, "udp") as served:
         assert (flow.ask().backend, served.ask().backend) == ("tunnel", "b1")
         before = tunnels()
-        for change in ((service(vip, lab.backends[1], **more),), (service(vip, **more),), ()):
+        for change in ((service(vip, lab.backends[1], more=more),), (service(vip, more=more),), ()):
             host.declare(*change)
             host.clean()
         assert before.keys() == tunnels().keys() != set()

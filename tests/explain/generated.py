@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-NATIVE = range(16)
+NATIVE = range(24)
 """Seeds."""
 
 B1 = {4: "10.244.1.10", 6: "fd00:10:244:1::a"}

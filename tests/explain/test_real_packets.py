@@ -28,6 +28,7 @@ from vipd.declaration.native import parse_declaration
 from vipd.model import Affinity, Family, Forwarding, Frontend, Masquerade, Service, family_of
 from vipd.observe.explain import Explanation, explain
 from vipd.observe.question import ask
+from vipd.observe.tracer import Verdict
 from vipd.settings import load_settings
 
 pytestmark = pytest.mark.root
@@ -74,18 +75,28 @@ def senders(service: Service, family: Family) -> list[Sender]:
     return [*SENDERS, *map(backend_sender, own)]
 
 
+def probes(services: Iterable[Service], family: Family) -> Iterator[tuple[Service, Frontend, Sender]]:
+    """Who sends to what."""
+    for service in services:
+        for to in dict.fromkeys(targets(service, family)):
+            yield from ((service, to, sender) for sender in senders(service, family))
+
+
 def contradictions(
     world: World, services: Iterable[Service], compilation: Compilation, family: Family
 ) -> list[str]:
     """Every packet of every sender whose fate explain does not tell right."""
-    found = []
-    for service in services:
-        for to in dict.fromkeys(targets(service, family)):
-            for sender in senders(service, family):
-                explanation = asked(compilation, sender, to)
-                pinned = service.affinity is not None and not (sender.many and family is Family.IPV4)
-                seen = world.probe(sender, to, explanation, pinned=pinned)
-                found.append(difference(explanation, seen, pinned=pinned))
+    found, silent = [], []
+    for service, to, sender in probes(services, family):
+        explanation = asked(compilation, sender, to)
+        if explanation.verdict in (Verdict.DROPPED, Verdict.UNCHANGED):
+            silent.append((explanation, (sender, to)))
+            continue
+        pinned = service.affinity is not None and not (sender.many and family is Family.IPV4)
+        seen = world.probe(sender, to, explanation, pinned=pinned)
+        found.append(difference(explanation, seen, pinned=pinned))
+    nothing = world.probe_silent([probe for _, probe in silent])
+    found += [difference(explanation, seen) for (explanation, _), seen in zip(silent, nothing, strict=True)]
     assert len(found) >= len(SENDERS), "nothing was compared"
     return [text for text in found if text]
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
@@ -39,18 +40,21 @@ TCP_PORTS = (53, 80, 5353, 8080, 8443, 9153)
 UDP_PORTS = (53, 8080)
 NODE_PORTS = (30080, 30081, 30082)
 
-PATIENCE = 0.35
-"""Seconds after which a flow counts as dropped."""
+SILENCE = 0.4
+"""Seconds after which a flow that should get no answer got none."""
+PATIENCE = 3.0
+"""Seconds that one may take that should get an answer."""
 CERTAINTY = 15
 """The chance to miss any backend in one probe is below e to the minus this."""
-LONGEST_BURST = 120.0
+LONGEST_BURST = 60.0
 
 
 @dataclass(frozen=True)
 class Sender:
     """Somebody who sends packets, with its address in each family."""
 
-    name: str
+    program: str
+    """Which of the world's programs sends for it."""
     ipv4: str
     ipv6: str
     many: bool = False
@@ -63,8 +67,8 @@ class Sender:
 
 SENDERS = (
     Sender("client", "10.10.0.2", "fd00:10::2", many=True),
-    Sender("pod", CLIENT[0], CLIENT[2]),
-    Sender("allowed", CLIENT[1], "fd00:10::3"),
+    Sender("client", CLIENT[0], CLIENT[2]),
+    Sender("client", CLIENT[1], "fd00:10::3"),
     Sender("host", UPLINK[4], UPLINK[6]),
 )
 
@@ -117,31 +121,46 @@ class World:
                 break
         return seen
 
+    def probe_silent(self, probes: Sequence[tuple[Sender, Frontend]]) -> list[Seen]:
+        """What becomes of one flow each; all at the same time, because most wait for nothing."""
+        indexed: dict[str, list[int]] = {}
+        for index, (sender, _) in enumerate(probes):
+            indexed.setdefault(sender.program, []).append(index)
+        requests = {
+            name: [self._request(*probes[index], 1, SILENCE) for index in indexes]
+            for name, indexes in indexed.items()
+        }
+        for name, asked in requests.items():
+            self._tell(name, asked)
+        seen: dict[int, Seen] = {}
+        for name, indexes in indexed.items():
+            seen |= dict(zip(indexes, self._hear(name, requests[name]), strict=True))
+        return [seen[index] for index in range(len(probes))]
+
     def send(self, sender: Sender, to: Frontend, flows: int) -> Seen:
         """Make this many flows; what became of them."""
+        requests = [self._request(sender, to, flows, PATIENCE)]
+        self._tell(sender.program, requests)
+        return self._hear(sender.program, requests)[0]
+
+    def _request(self, sender: Sender, to: Frontend, flows: int, timeout: float) -> dict[str, Any]:
         family = family_of(to.address)
-        own = sender.address(family)
-        sources = [own] * flows
+        sources = [sender.address(family)] * flows
         if flows > 1 and sender.many and family is Family.IPV4:
             sources = [f"10.11.{n // 250 % 250}.{n % 250 + 1}" for n in range(self._made, self._made + flows)]
             self._made += flows
-        program = self._senders.get(sender.name, self._senders["client"])
-        asked = {
-            "to": to.address, "port": to.port, "protocol": str(to.protocol),
-            "timeout": PATIENCE, "sources": sources,
-        }  # fmt: skip
+        where = {"to": to.address, "port": to.port, "protocol": str(to.protocol)}
+        return {**where, "timeout": timeout, "sources": sources}
+
+    def _tell(self, name: str, requests: list[dict[str, Any]]) -> None:
+        program = self._senders[name]
         assert program.stdin is not None
-        program.stdin.write(json.dumps(asked) + "\n")
+        program.stdin.write(json.dumps(requests) + "\n")
         program.stdin.flush()
-        said = json.loads(read_line(program, LONGEST_BURST))
-        reached, failures = set(), set()
-        for outcome in said:
-            endpoint, _, source = outcome.partition(" ")
-            if source:
-                reached.add((endpoint, _masqueraded(source.strip("[]"), sources, family)))
-            else:
-                failures.add(endpoint)
-        return Seen(frozenset(reached), frozenset(failures))
+
+    def _hear(self, name: str, requests: list[dict[str, Any]]) -> list[Seen]:
+        said = json.loads(read_line(self._senders[name], LONGEST_BURST))
+        return [_seen(outcomes, asked["sources"]) for outcomes, asked in zip(said, requests, strict=True)]
 
     def _wire(self) -> None:
         lab = self._lab
@@ -220,12 +239,18 @@ def _failures(explanation: Explanation) -> frozenset[str]:
     return frozenset()
 
 
-def _masqueraded(source: str, sources: Collection[str], family: Family) -> bool:
-    if source in sources:
-        return False
-    assert source in HOST_ADDRESSES, f"a backend saw {source}, which is neither the client's nor the host's"
-    assert family_of(source) is family
-    return True
+def _seen(outcomes: Iterable[str], sources: Collection[str]) -> Seen:
+    pairs = [outcome.partition(" ") for outcome in outcomes]
+    reached = [(endpoint, source.strip("[]")) for endpoint, _, source in pairs if source]
+    return Seen(
+        frozenset((endpoint, _masqueraded(source, sources)) for endpoint, source in reached),
+        frozenset(failure for failure, _, source in pairs if not source),
+    )
+
+
+def _masqueraded(source: str, sources: Collection[str]) -> bool:
+    assert source in sources or source in HOST_ADDRESSES, f"a backend saw {source}: neither client nor host"
+    return source not in sources
 
 
 def _full(network: str) -> str:

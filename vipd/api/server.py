@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
+from vipd.admission import AddressPolicy, admit_service
 from vipd.api.healthz import healthz_routes
 from vipd.api.peers import Permission
 from vipd.api.views import Json, service_view, status_view
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 API_VERSION = "vipd/v1"
 APPLY_TIMEOUT_SECONDS = 60.0
+NEW = ("created", "changed")
 LARGEST_BODY = 64 * 1024 * 1024
 
 HTTP_STATUS = {
@@ -54,6 +56,8 @@ class Served:
     rescan: Callable[[], Awaitable[None]]
     """Reads every source anew."""
     about: Mapping[str, object]
+    claims: Callable[[], AddressPolicy] = AddressPolicy
+    """Which addresses services may claim."""
     warnings: Callable[[], Sequence[str]] = tuple
     """What is wrong now besides the reconciler's own warnings."""
 
@@ -203,6 +207,7 @@ class _Routes:
         outcome = change(served.known(), served.store.services)
         dry_run = _flag(request, "dry_run")
         applied, message = False, "dry run: nothing was changed"
+        self._admit(outcome)
         if not dry_run:
             if outcome.changed:
                 served.store.save(outcome.stored)
@@ -217,6 +222,16 @@ class _Routes:
                 "results": [{"name": name, "action": action} for name, action in outcome.results.items()],
             }
         )
+
+    def _admit(self, outcome: Outcome) -> None:
+        """Refuse a service that claims an address which is not for services."""
+        policy = self._served.claims()
+        fresh = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
+        problems = [problem for service in fresh for problem in admit_service(service, policy)]
+        if problems:
+            raise RefusedError(
+                "invalid", "the service claims an address that it may not have", problems=problems
+            )
 
     async def _settle(self, outcome: Outcome) -> tuple[bool, str]:
         """Wait until the kernel has it; whether it has, and else why not."""

@@ -9,6 +9,7 @@ import click
 
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
+from vipd.cli.offline import admitted, host_addresses, read_settings
 from vipd.cli.output import counted, document, output_option
 
 
@@ -21,15 +22,25 @@ from vipd.cli.output import counted, document, output_option
     show_default=True,
     help="What to check when no FILE is given.",
 )
+@click.option("--settings", "settings_file", metavar="FILE", help="Settings, as in vipd.yaml.")
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; repeatable.")
 @click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @output_option("text", "json", "yaml")
-def check(files: tuple[str, ...], services_dir: str, quiet: bool, form: str) -> int:
+def check(
+    files: tuple[str, ...],
+    services_dir: str,
+    settings_file: str | None,
+    assignments: tuple[str, ...],
+    quiet: bool,
+    form: str,
+) -> int:
     """Look for problems in declarations. FILE may be a directory, or - for standard input.
 
     Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
     left out of Kubernetes objects is told as file:line: note: text.
     """
-    inputs = read_inputs(files or (services_dir,))
+    settings = read_settings(settings_file, assignments)
+    inputs = admitted(read_inputs(files or (services_dir,)), settings, host_addresses(settings))
     if not quiet:
         inputs.tell_notes()
     if form != "text":

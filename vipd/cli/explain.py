@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json, url_path
+from vipd.api.client import Json, RefusedError, url_path
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.output import Cell, Column, Screen, document, output_option, screen, socket_option, table
@@ -18,6 +18,9 @@ RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", le
 
 _MOST_BRANCHES = 8
 """Where a path forks into more, only so many of them are shown; the table of backends has them all."""
+
+MALFORMED = 400
+"""HTTP status of a question that cannot be read."""
 
 _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": "yellow"}
 
@@ -74,8 +77,14 @@ def explain(
 
 def _asked(source: str, target: str) -> Json:
     query = urlencode({"from": source, "target": target})
-    # `Daemon.get` takes segments of a path only.
-    answer: Json = connect()._ask("GET", f"{url_path('explain')}?{query}", None)["explanation"]
+    try:
+        # `Daemon.get` takes segments of a path only.
+        answer: Json = connect()._ask("GET", f"{url_path('explain')}?{query}", None)["explanation"]
+    except CliError as err:
+        if isinstance(err.__cause__, RefusedError) and err.__cause__.status == MALFORMED:
+            # What the daemon cannot read was written on this command line.
+            err.code = USAGE
+        raise
     return answer
 
 

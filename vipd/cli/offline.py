@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vipd.admission import AddressPolicy, admit_service
 from vipd.api.client import Json
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
+from vipd.cli.inputs import Inputs
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model import Family, Forwarding, Service
 from vipd.observe.explain import explain
@@ -48,6 +50,14 @@ def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
         return load_settings(Path(file) if file else default, parse_assignments(assignments))
     except SettingsError as error:
         raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
+
+
+def admitted(inputs: Inputs, settings: Settings, own: Collection[str]) -> Inputs:
+    """The inputs with a problem for each address that services may not claim on such a host."""
+    compatible = settings.compat == "kube-proxy"
+    policy = AddressPolicy(settings.allowed_addresses, () if compatible else tuple(own))
+    found = [problem for service in inputs.services for problem in admit_service(service, policy)]
+    return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))
 
 
 def host_addresses(settings: Settings) -> Collection[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import click
 
 from vipd.cli.inputs import read_inputs
-from vipd.cli.offline import Compilation, host_addresses, read_settings
+from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.model import Family, Policy, Service, family_of
@@ -50,7 +50,7 @@ def render(
     standard input.
     """
     settings = read_settings(settings_file, assignments)
-    services = read_inputs(files).require_ok()
+    services = admitted(read_inputs(files), settings, settings.host_addresses or ()).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
     compiled = Compilation.of(services, settings, _host_addresses(settings, services))
     tables = (table,) if table else TABLES
@@ -68,7 +68,7 @@ def _host_addresses(settings: Settings, services: Sequence[Service]) -> Collecti
 
 def _family_of(services: Sequence[Service]) -> Family:
     """The only family of the services, or IPv4 with a word about the other."""
-    families = {family_of(address) for service in services for address in service.addresses}
+    families = {family_of(address) for service in services for address in service.all_addresses()}
     if len(families) > 1:
         print("vipctl: these are the IPv4 rules; --family ipv6 prints the others", file=sys.stderr)
     return min(families, default=Family.IPV4)

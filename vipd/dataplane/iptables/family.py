@@ -168,6 +168,7 @@ class FamilyRules:
         admitted = 0
         try:
             await self._rewrite()
+            await self._require_tools(error)
             log.warning("%s; looking for the service at fault among %d", error, len(suspects))
             await self._readmit(suspects)
             admitted = len(suspects)
@@ -175,6 +176,14 @@ class FamilyRules:
             if not admitted:
                 for key, forwarding in suspects:
                     self.ruleset.update(key, forwarding)
+
+    async def _require_tools(self, error: ApplyError) -> None:
+        """Raise the error when the tool takes no rules at all: then no service is to blame."""
+        assert isinstance(self.tools, Tools)  # noqa: S101 (something was written, so there are tools)
+        try:
+            await probe(self.tools, self._names, self._family, self._run)
+        except ApplyError:
+            raise error from None
 
     async def _readmit(self, suspects: Suspects) -> None:
         """Program these forwardings; whoever fails alone is quarantined."""
