@@ -170,15 +170,21 @@ class Settings(BaseSettings):
     def node_addresses(self, family: Family, host_addresses: frozenset[str]) -> tuple[str, ...] | None:
         """The host's addresses that answer on node ports; None for all.
 
-        As for kube-proxy that is when no network of the family is named, or the one of every address.
+        As for kube-proxy that is when no network of the family is named, or the one of every address; and
+        loopback counts only for IPv4, where node ports answer on localhost.
         """
         networks = [ipaddress.ip_network(n) for n in self.node_port_addresses if family_of(n) is family]
         if not networks or any(network.prefixlen == 0 for network in networks):
             return None
-        own = [ipaddress.ip_address(address) for address in host_addresses]
-        return tuple(
-            str(address) for address in sorted(own, key=_order) if any(address in n for n in networks)
-        )
+        own = {ipaddress.ip_address(address) for address in (*host_addresses, "127.0.0.1")}
+        answering = (a for a in own if not a.is_loopback or (a.version == 4 and self.answers_on_localhost))
+        return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
+
+    @property
+    def answers_on_localhost(self) -> bool:
+        """Whether node ports match 127.0.0.0/8 too: what `localhost_node_ports` means when unset."""
+        kube = self.compat == "kube-proxy" or self.chain_prefix == "KUBE"
+        return kube if self.localhost_node_ports is None else self.localhost_node_ports
 
 
 def load_settings(

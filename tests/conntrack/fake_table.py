@@ -47,6 +47,8 @@ class FakeTable:
         self.entries = dict(enumerate(entries, 1))
         self.faults: list[Fault] = []
         self.dumps = 0
+        self.reads = 0
+        """Answers taken."""
 
     def connect(self) -> socket.socket:
         """A new socket of this table."""
@@ -85,6 +87,7 @@ class FakeSocket:
 
     def recvmsg_into(self, buffers: Sequence[bytearray]) -> tuple[int, list[object], int, tuple[int, int]]:
         """The next answer; TimeoutError when there is none."""
+        self._table.reads += 1
         answer = self._answers.pop(0) if self._answers else TimeoutError()
         if isinstance(answer, OSError):
             raise answer

@@ -10,11 +10,11 @@ import pytest
 from tests.conntrack.fake_table import FakeTable, Fault
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.kernel import made
-from vipd.dataplane.conntrack.cleaner import Cleaned, clean, flows_to
+from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean, flows_to
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.keeper import REMEMBERED_SECONDS, ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.conntrack.stale import Destination, Reason, Target, default_target, wanted_from
+from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted, default_target, wanted_from
 from vipd.model import Family, Forwarding, ForwardingKey, Protocol
 
 CLIENT, DNS, OTHER = ("10.10.0.2", 40000), ("10.96.0.10", 53), ("10.96.0.11", 53)
@@ -171,8 +171,7 @@ def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
 
 
 def test_a_cancelled_run_is_due_again() -> None:
-    bench = Bench(flow(DNS, B1))
-    bench.become(forwarding(*DNS, B2))
+    bench = Bench(flow(DNS, B1), *(flow(OTHER, B1, 1000 + n) for n in range(20)))
     begun, released, connect = threading.Event(), threading.Event(), bench.table.connect
 
     def wait_and_connect() -> object:
@@ -194,7 +193,8 @@ def test_a_cancelled_run_is_due_again() -> None:
 
     asyncio.run(cancel())
     assert keeper.due
-    assert bench.left == [B1], "the run went on after it was cancelled"
+    assert len(bench.left) == 21, "the run went on after it was cancelled"
+    assert bench.table.reads == 1, "it went on reading"
 
 
 def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_the_rules() -> None:
@@ -252,12 +252,29 @@ def test_what_ended_before_this_process_began_can_be_told() -> None:
 def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
     table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
     wanted = wanted_from([forwarding(*DNS, B2)], [])
-    first = asyncio.run(clean(wanted, table.connect, most_deletions=15))
-    assert first.deleted == {Reason.BACKEND_GONE: 15}
+    first = asyncio.run(clean(wanted, table.connect, most_deletions=16))
+    assert first.deleted == {Reason.BACKEND_GONE: 16}
     assert not first.complete
-    rest = asyncio.run(clean(wanted, table.connect, most_deletions=15))
-    assert rest.deleted == {Reason.BACKEND_GONE: 5}
+    rest = asyncio.run(clean(wanted, table.connect, most_deletions=16))
+    assert rest.deleted == {Reason.BACKEND_GONE: 4}
     assert rest.complete
+
+
+def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def bounded(wanted: Wanted, connect: Connect) -> Cleaned:
+        return await clean(wanted, connect, most_deletions=2)
+
+    monkeypatch.setattr("vipd.dataplane.conntrack.keeper.clean", bounded)
+    gone = forwarding(*DNS, B1)
+    bench = Bench(*(flow(DNS, B1, 1000 + n) for n in range(5)))
+    bench.become(gone)
+    bench.become(gone.key)
+    for left in (3, 1, 0):
+        assert bench.due()
+        bench.now += 2 * REMEMBERED_SECONDS
+        bench.clean()
+        assert len(bench.left) == left
+    assert not bench.due()
 
 
 def test_with_nothing_to_judge_the_kernel_is_not_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -81,8 +82,9 @@ class Conntrack:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._socket.settimeout(SILENCE_SECONDS)
-        # Without it every answer repeats the request. All kernels that matter here have it.
-        self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+        with contextlib.suppress(OSError):
+            # Without it, before Linux 4.3, every answer repeats its request: longer, but the same.
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         self._buffer = bytearray(RECEIVE_BYTES)
         self._sequence = 0
 

@@ -114,6 +114,7 @@ def _kube_proxy_chains(options: RuleOptions) -> dict[ChainId, Rules]:
             f"{comment('kubernetes forwarding conntrack rule')} {established} -j ACCEPT",
         ),
     }
+    chains[ChainId("filter", names.fixed("FIREWALL"))] = ()
     if _guards_localhost(options):
         states = "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
         note = comment("block incoming localnet connections")
@@ -141,14 +142,14 @@ def _own_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
 def _kube_proxy_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
     """kube-proxy's jumps, in the order in which they end up on a clean host (contract 1.2)."""
     names, said = options.names, _words(options)
-    localhost = (f"-j {names.fixed('FIREWALL')}",) if _guards_localhost(options) else ()
+    localhost = f"-j {names.fixed('FIREWALL')}"
     firewall = _jump(names, "PROXY-FIREWALL", said.firewall, NEW)
     services = _jump(names, "SERVICES", said.services, NEW)
     external = _jump(names, "EXTERNAL-SERVICES", said.external, NEW)
     return {
-        ChainId("filter", "INPUT"): (*localhost, firewall, _jump(names, "NODEPORTS", said.health), external),
+        ChainId("filter", "INPUT"): (localhost, firewall, _jump(names, "NODEPORTS", said.health), external),
         ChainId("filter", "FORWARD"): (firewall, _jump(names, "FORWARD", said.forward), services, external),
-        ChainId("filter", "OUTPUT"): (*localhost, firewall, services),
+        ChainId("filter", "OUTPUT"): (localhost, firewall, services),
     }
 
 
@@ -170,7 +171,9 @@ def _to_node_ports(options: RuleOptions) -> Rules:
 
 def _guards_localhost(options: RuleOptions) -> bool:
     """kube-proxy keeps others off 127.0.0.0/8 where it lets node ports answer there (contract 1.3)."""
-    return options.localhost_node_ports and options.family is Family.IPV4
+    named = options.node_port_addresses
+    loopback = named is None or any(address.startswith("127.") for address in named)
+    return options.localhost_node_ports and options.family is Family.IPV4 and loopback
 
 
 def _words(options: RuleOptions) -> Words:

@@ -48,7 +48,6 @@ class RuleOptions:
     ) -> RuleOptions:
         """The options that the daemon's settings mean; `random_fully` is what the tool can do."""
         kube_proxy = settings.compat == "kube-proxy"
-        local = settings.localhost_node_ports
         return cls(
             family=family,
             prefix=settings.chain_prefix,
@@ -57,9 +56,7 @@ class RuleOptions:
             flow_mark=1 << settings.flow_mark_bit,
             cluster_cidrs=settings.cluster_cidrs_of(family),
             random_fully=random_fully if settings.random_fully is None else settings.random_fully,
-            localhost_node_ports=kube_proxy or settings.chain_prefix == KUBE_PREFIX
-            if local is None
-            else local,
+            localhost_node_ports=settings.answers_on_localhost,
             node_port_addresses=settings.node_addresses(family, host_addresses),
             accept_forwarded=settings.accept_forwarded,
             dispatch="flat" if kube_proxy else settings.dispatch,
