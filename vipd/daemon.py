@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.views import time_text
 from vipd.catalog import merge
+from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
@@ -32,11 +34,11 @@ from vipd.reconciler import Reconciler
 from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
+from vipd.upkeep import keep_conntrack, watch_files, watch_host
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
-LOOK_AT_HOST_SECONDS = 5.0
 
 
 class StartError(RuntimeError):
@@ -96,8 +98,9 @@ async def serve(settings: Settings) -> int:
         async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.reconciler.run(), name="reconcile"),
-                tasks.create_task(_watch_files(parts), name="watch files"),
-                tasks.create_task(_watch_host(parts), name="watch addresses"),
+                tasks.create_task(watch_files(parts.files, parts.reconciler), name="watch files"),
+                tasks.create_task(watch_host(parts.surroundings, parts.reconciler), name="watch addresses"),
+                tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
                 *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
             _on_signals(parts, stop, tasks)
@@ -156,6 +159,14 @@ def _take_lock(descriptor: int, settings: Settings) -> None:
     os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
+def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
+    """What cleans flows after each change, and the event that tells it to look."""
+    keeper, woken = ConntrackKeeper(time.monotonic), asyncio.Event()
+    parts.reconciler.followers.append(keeper)
+    parts.reconciler.after_step.append(woken.set)
+    return keeper, woken
+
+
 def _health(parts: Parts) -> tuple[Listeners, ...]:
     """What answers health checks over TCP: the services' health ports, and `health_address`."""
     ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
@@ -196,26 +207,6 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
     finally:
         await runner.cleanup()
         settings.socket.unlink(missing_ok=True)
-
-
-async def _watch_host(parts: Parts) -> None:
-    """Wake the reconciler when this host gets or loses an address."""
-    while True:
-        await asyncio.sleep(LOOK_AT_HOST_SECONDS)
-        try:
-            changed = await parts.surroundings.look()
-        except OSError as error:
-            log.warning("this host's addresses cannot be read: %s", error)
-            continue
-        if changed:
-            parts.reconciler.wake()
-
-
-async def _watch_files(parts: Parts) -> None:
-    """Wake the reconciler whenever a file's content has changed."""
-    async for _ in parts.files.changes():
-        if await asyncio.to_thread(parts.files.scan):
-            parts.reconciler.wake()
 
 
 def _on_signals(parts: Parts, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:

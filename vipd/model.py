@@ -200,6 +200,10 @@ class Service:
     external_policy: Policy = Policy.CLUSTER
     health_port: int | None = None
     """TCP port on which this host says whether it has a ready local backend."""
+    ends_flows: bool = False
+    """Established TCP and SCTP flows to a backend that leaves are cut (`on_remove: reset`)."""
+    answers_ping: bool = True
+    """Its addresses answer ICMP echo while it has a backend that serves."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
@@ -259,6 +263,10 @@ class Forwarding:
     refusal: Refusal = Refusal.REJECT
     resting: tuple[Endpoint, ...] = ()
     local_endpoints: tuple[Endpoint, ...] = ()
+    down: tuple[Endpoint, ...] = ()
+    """Known backends whose flows should end: declared down."""
+    ends_flows: bool = False
+    answers_ping: bool = True
     served: bool = True
     """Some endpoint could serve somewhere, here or on another host: decides between refusing and dropping."""
     internal_policy: Policy = Policy.CLUSTER
@@ -289,7 +297,8 @@ class Forwarding:
 
     def known(self) -> int:
         """How many endpoints are known at all, ready or not."""
-        return len({e[:2] for e in (*self.endpoints, *self.local_endpoints, *self.resting)})
+        known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
+        return len({endpoint[:2] for endpoint in known})
 
     def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
         """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""

@@ -124,6 +124,19 @@ class Surroundings(Protocol):
         """Make the host fit for forwarding these families; returns a warning for each thing that failed."""
 
 
+class Follower(Protocol):
+    """Told what the dataplane is told, and when the kernel has it."""
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """This host's own addresses are these from now on."""
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Forwardings are new, or gone."""
+
+    def applied(self, wrote: bool = True) -> None:
+        """The kernel is as told; `wrote`: rules had to be written for that."""
+
+
 class Reconciler:
     """Owns the snapshot and the only loop that writes to the kernel."""
 
@@ -140,6 +153,7 @@ class Reconciler:
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
+        self.followers: list[Follower] = []
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
         self._host_warnings: tuple[str, ...] = ()
@@ -257,9 +271,11 @@ class Reconciler:
 
     def _hand_over(self, selection: Selection) -> None:
         """Give the dataplane what differs, then remember it."""
-        if selection.policy != self._policy:
-            self._dataplane.host_changed(selection.policy.host.addresses)
-        self._dataplane.update(selection.changes)
+        listeners: list[Dataplane | Follower] = [self._dataplane, *self.followers]
+        for listener in listeners:
+            if selection.policy != self._policy:
+                listener.host_changed(selection.policy.host.addresses)
+            listener.update(selection.changes)
         self._policy, self.services = selection.policy, selection.services
         for name in selection.gone:
             del self.forwardings[name]
@@ -277,6 +293,8 @@ class Reconciler:
             log.info("%d services in the kernel after %.3f s", len(self.services), progress.last_seconds)
         progress.quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
         progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
+        for follower in self.followers:
+            follower.applied(wrote)
         progress.fulfilled(wish)
 
     def _failed(self, wish: int, fault: str) -> None:

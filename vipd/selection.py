@@ -84,6 +84,10 @@ class _Candidate:
         return self.backend.state is BackendState.UP and self.endpoint.weight > 0
 
     @property
+    def down(self) -> bool:
+        return self.backend.state is BackendState.DOWN
+
+    @property
     def last_resort(self) -> bool:
         """Serving, but on its way out."""
         return self.backend.state is BackendState.DRAIN and self.endpoint.weight > 0
@@ -134,7 +138,10 @@ def _forwarding(
         masquerade=service.masquerade or policy.masquerade[key.family],
         affinity_timeout=service.affinity.timeout if service.affinity else None,
         refusal=service.refusal,
-        resting=tuple(c.endpoint for c in (*known, *spare) if c.endpoint not in used),
+        resting=tuple(c.endpoint for c in (*known, *spare) if c.endpoint not in used and not c.down),
+        down=tuple(c.endpoint for c in (*known, *spare) if c.down),
+        ends_flows=service.ends_flows,
+        answers_ping=service.answers_ping,
         local_endpoints=_endpoints(chosen.local),
         served=chosen.served,
         internal_policy=service.internal_policy,

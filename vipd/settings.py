@@ -119,6 +119,8 @@ class Settings(BaseSettings):
     """Networks in which services may claim addresses; unset: any, but never this host's own."""
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8 too; unset: with prefix KUBE only. Never sets route_localnet."""
+    reject_unused_ports: bool = True
+    """Refuse at once what is sent to a service's address and is for none of its ports."""
     dispatch: Literal["auto", "flat", "grouped"] = "auto"
     """How a packet finds its service: past every rule, or through groups of addresses; auto: grouped above 64
     addresses. Always flat with `compat: kube-proxy`."""

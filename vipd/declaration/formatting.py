@@ -55,6 +55,10 @@ def _policy_spec(service: Service) -> dict[str, object]:
         spec["traffic_policy"] = traffic
     if service.health_port is not None:
         spec["health_port"] = service.health_port
+    if service.ends_flows:
+        spec["on_remove"] = "reset"
+    if not service.answers_ping:
+        spec["respond_to_ping"] = False
     return spec
 
 
@@ -150,6 +154,8 @@ def _inline(value: object) -> str:
         return "{" + ", ".join(f"{_inline(key)}: {_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
     text = str(value)

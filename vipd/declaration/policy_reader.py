@@ -127,8 +127,6 @@ FALLBACK_KEYS = ("backends",)
 CHECK_KEYS = ("type",)
 
 UNSUPPORTED_KEYS = (
-    "respond_to_ping",
-    "on_remove",
     "slow_start",
     "balance",
 )

@@ -22,6 +22,7 @@ from vipd.declaration.fields import (
     Report,
     known_keys,
     one_or_more,
+    read_choice,
     read_integer,
     read_notation,
     read_text,
@@ -58,6 +59,8 @@ class _Draft(DefaultPolicy):
     external_policy: Policy = Policy.CLUSTER
     node_port: Placed[int] | None = None
     health_port: Placed[int] | None = None
+    ends_flows: bool = False
+    answers_ping: bool = True
 
     def claimed(self) -> list[Placed[str]]:
         """Every address, those for inside first."""
@@ -140,6 +143,8 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         internal_policy=draft.internal_policy,
         external_policy=draft.external_policy,
         health_port=draft.health_port.value if draft.health_port else None,
+        ends_flows=draft.ends_flows,
+        answers_ping=draft.answers_ping,
         origin=origin,
     )
 
@@ -209,10 +214,23 @@ def _read_health_port(report: Report, draft: _Draft, node: Node, path: str) -> N
     draft.health_port = _read_host_port(report, node, path)
 
 
+def _read_on_remove(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, ON_REMOVE)
+    draft.ends_flows = draft.ends_flows if choice is None else choice
+
+
+def _read_respond_to_ping(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, {"true": True, "false": False})
+    draft.answers_ping = draft.answers_ping if choice is None else choice
+
+
 def _read_host_port(report: Report, node: Node, path: str) -> Placed[int] | None:
     number = read_integer(report, node, path, 1, MAX_PORT)
     return None if number is None else Placed(number, node.line, path)
 
+
+ON_REMOVE = {"keep": False, "reset": True}
+"""What becomes of established flows to a backend that leaves."""
 
 _ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 
@@ -227,6 +245,8 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "node_port": _read_node_port,
     "health_port": _read_health_port,
     "traffic_policy": _read_traffic_policy,
+    "on_remove": _read_on_remove,
+    "respond_to_ping": _read_respond_to_ping,
     **DEFAULTS_KEYS,
     "check": read_check,
 }

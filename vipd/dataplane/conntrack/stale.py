@@ -94,11 +94,12 @@ def judge(entry: Entry, wanted: Wanted) -> Reason | None:
 
 
 def default_target(forwarding: Forwarding) -> Target:
-    """Every known backend keeps its flows, also those that take no new ones; only UDP flows are ended."""
+    """Every known backend that is not down keeps its flows, also without new ones. UDP flows to others are
+    ended, TCP and SCTP flows where the service says so."""
     known = (*forwarding.reachable(), *forwarding.resting)
     return Target(
         frozenset((endpoint.address, endpoint.port) for endpoint in known),
-        ends_flows=forwarding.key.protocol is Protocol.UDP,
+        ends_flows=forwarding.ends_flows or forwarding.key.protocol is Protocol.UDP,
     )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
 from vipd.dataplane.iptables.leaves import LeafRules
 from vipd.dataplane.iptables.names import ChainId, Rules
-from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
-from vipd.dataplane.iptables.spelling import comment, to_address, to_port
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.spelling import any_port, comment, echo_request, to_address, to_port
 from vipd.model import ExternalAddress, Family, Forwarding, Policy, Protocol, Refusal
+
+_RESET = "-j REJECT --reject-with tcp-reset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,15 @@ class Compiler:
         self._leaves = LeafRules(options, terse)
         version = "icmp" if options.family is Family.IPV4 else "icmp6"
         self._reject = f"-j REJECT --reject-with {version}-port-unreachable"
+        self._unused = ((Protocol.TCP, _RESET), (Protocol.UDP, self._reject), (Protocol.SCTP, self._reject))
 
     def compile(self, forwarding: Forwarding) -> Fragment:
         """The rules of one forwarding. Equal input gives equal rules."""
         lines = _Lines()
         self._dispatch_internal(forwarding, lines)
         self._dispatch_external(forwarding, lines)
+        if self._options.beyond_kube_proxy:
+            self._answer_for_address(forwarding, lines)
         if forwarding.health_port:
             note = comment(f"{forwarding.key.service_port} health check node port")
             lines.add(
@@ -95,6 +100,18 @@ class Compiler:
                 note, target = self._refusal(forwarding)
                 match = to_address(address, key.family, key.protocol, note, forwarding.port)
                 lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
+
+    def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
+        """Ping, and the ports of a VIP that no service has. Every port says this; one is heard."""
+        pings = forwarding.answers_ping and forwarding.reachable()
+        for address in forwarding.addresses:
+            if pings:
+                match = echo_request(address, self._options.family, comment("vipd ping"))
+                lines.add(self._shared("nat", "SERVICES"), f"{match} -j REDIRECT", address)
+            if self._options.reject_unused_ports:
+                for protocol, target in self._unused:
+                    match = any_port(address, self._options.family, protocol, comment("vipd unused ports"))
+                    lines.add(self._shared("filter", "UNUSED"), f"{match} {target}", address)
 
     def _dispatch_external(self, forwarding: Forwarding, lines: _Lines) -> None:
         key = forwarding.key
@@ -150,8 +167,8 @@ class Compiler:
             return note, "-j DROP"
         # The reset is seen at once everywhere; an ICMPv6 error that meets a busy socket is lost, and the
         # client tries again a second later (measured on 6.18, client on the same machine).
-        reset = forwarding.key.protocol is Protocol.TCP and self._options.prefix != KUBE_PREFIX
-        return note, "-j REJECT --reject-with tcp-reset" if reset else self._reject
+        reset = forwarding.key.protocol is Protocol.TCP and self._options.beyond_kube_proxy
+        return note, _RESET if reset else self._reject
 
     def _shared(self, table: str, kind: str) -> ChainId:
         return ChainId(table, self._names.fixed(kind))

@@ -91,9 +91,8 @@ class Dispatch:
 
     def _flat(self) -> Iterator[str]:
         """In the order of forwardings, and for each in the order in which kube-proxy has them."""
-        for key in sorted(self._by_key):
-            for rules in self._by_key[key].values():
-                yield from rules
+        rules = (r for key in sorted(self._by_key) for found in self._by_key[key].values() for r in found)
+        yield from dict.fromkeys(rules)
 
     def _grouped_root(self) -> Iterator[str]:
         yield from self._groups[ROOT].rules
@@ -181,8 +180,8 @@ class Dispatch:
         return prefix.start + (1 << (self._bits - prefix.length))
 
     def _rules_of(self, address: int) -> Iterator[str]:
-        for _, rules in sorted(self._by_address[address].items()):
-            yield from rules
+        holders = sorted(self._by_address[address].items())
+        yield from dict.fromkeys(rule for _, rules in holders for rule in rules)
 
     def _jump(self, prefix: Prefix) -> str:
         text = self._text(prefix)

@@ -22,6 +22,7 @@ class Words:
 
     services: str = "vipd services"
     external: str = "vipd services for clients from outside"
+    unused: str = "vipd unused ports"
     firewall: str = "vipd source limits"
     health: str = "vipd health ports"
     postrouting: str = "vipd postrouting rules"
@@ -101,6 +102,7 @@ def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
             else (services,)
         ),
         ChainId("filter", names.fixed("FORWARD")): accept,
+        ChainId("filter", names.fixed("UNUSED")): (),
     }
 
 
@@ -131,6 +133,7 @@ def _own_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
         _jump(names, "PROXY-FIREWALL", said.firewall, NEW),
         _jump(names, "SERVICES", said.services, NEW),
         _jump(names, "EXTERNAL-SERVICES", said.external, NEW),
+        _jump(names, "UNUSED", said.unused, NEW),
     )
     return {
         ChainId("filter", "INPUT"): (*refusals, _jump(names, "NODEPORTS", said.health)),

@@ -36,6 +36,7 @@ FIXED_KINDS = {
         "EXTERNAL-SERVICES",
         "NODEPORTS",
         "PROXY-FIREWALL",
+        "UNUSED",
         "FORWARD",
         "FIREWALL",
         "PROBE",

@@ -35,6 +35,8 @@ class RuleOptions:
     """The kernel can remember clients (xt_recent)."""
     flow_marks: bool = True
     """The kernel can mark connections (xt_connmark)."""
+    reject_unused_ports: bool = True
+    """Refuse what is for a VIP and no port of a service."""
     dispatch: str = "auto"
     """`auto`, `flat` or `grouped`: how shared chains find an address (`dispatch.py`)."""
 
@@ -59,8 +61,14 @@ class RuleOptions:
             localhost_node_ports=settings.answers_on_localhost,
             node_port_addresses=settings.node_addresses(family, host_addresses),
             accept_forwarded=settings.accept_forwarded,
+            reject_unused_ports=settings.reject_unused_ports,
             dispatch="flat" if kube_proxy else settings.dispatch,
         )
+
+    @property
+    def beyond_kube_proxy(self) -> bool:
+        """Whether there are rules that kube-proxy lacks; with the prefix KUBE its chains stay as known."""
+        return not self.kube_proxy and self.prefix != KUBE_PREFIX
 
     @property
     def names(self) -> Names:

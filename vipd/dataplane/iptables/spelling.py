@@ -33,6 +33,18 @@ def to_port(protocol: Protocol, note: str, port: int) -> str:
     return f"-p {protocol} {note} -m {protocol} --dport {port}"
 
 
+def any_port(address: str, family: Family, protocol: Protocol, note: str) -> str:
+    """What matches every port of one address."""
+    return f"-d {address}/{family.bits} -p {protocol} {note}"
+
+
+def echo_request(address: str, family: Family, note: str) -> str:
+    """What matches a ping to one address."""
+    if family is Family.IPV4:
+        return f"-d {address}/32 -p icmp {note} -m icmp --icmp-type 8"
+    return f"-d {address}/128 -p ipv6-icmp {note} -m icmp6 --icmpv6-type 128"
+
+
 def joined(*parts: str) -> str:
     """A rule from its parts, empty ones left out."""
     return " ".join(_filled(parts))

@@ -1,0 +1,146 @@
+"""What the documentation shows works: declarations, settings and command lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import PROGRAMS, calls_of_ours, fault_of
+from tests.docs.markdown import Block, Line, blocks, pages, prose
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.problems import Declaration
+from vipd.settings import SettingsError, load_settings, read_settings_text
+
+WRONG = "# wrong"
+"""Marks each line of an example that must have a problem."""
+
+YAML = [block for page in pages() for block in blocks(page, "yaml")]
+SHELL = [block for page in pages() for block in blocks(page, "console", "sh")]
+JSON = [block for page in pages() for block in blocks(page, "json")]
+
+_HEAD = "apiVersion: vipd/v1\nservices:\n"
+_SETTINGS = "# /etc/vipd/vipd.yaml"
+
+
+def named(item: object) -> str:
+    return str(item)
+
+
+def lines_of(text: str, mark: str) -> set[int]:
+    return {number for number, line in enumerate(text.splitlines(), 1) if mark in line}
+
+
+def declaration_of(block: Block) -> tuple[str, Declaration]:
+    """The block's text as a whole declaration, and what it declares. A list of services may stand alone."""
+    text = block.text
+    if re.match(r"(?:#.*\n)*- ", text):
+        text = _HEAD + textwrap.indent(text, "  ")
+    elif not re.search(r"^apiVersion:", text, re.MULTILINE):
+        pytest.fail(f"{block}: neither a declaration, nor services, nor headed {_SETTINGS}")
+    return text, parse_declaration(text, "example.yaml")
+
+
+def faults_in(block: Block) -> list[str]:
+    """What the block gets wrong against its marks."""
+    if block.text.startswith(_SETTINGS):
+        return settings_faults(block.text)
+    text, declared = declaration_of(block)
+    marked = lines_of(text, WRONG)
+    found = {problem.line for problem in declared.problems}
+    unwanted = [str(problem) for problem in declared.problems if problem.line not in marked]
+    nothing = [] if declared.services or marked else ["it declares nothing"]
+    return [*unwanted, *nothing, *(f"line {line} should be wrong" for line in sorted(marked - found))]
+
+
+def settings_faults(text: str) -> list[str]:
+    try:
+        load_settings(flags=read_settings_text(text, "example"))
+    except SettingsError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize("block", YAML, ids=named)
+def test_a_declaration_is_as_right_or_wrong_as_it_says(block: Block) -> None:
+    assert faults_in(block) == []
+
+
+@pytest.mark.parametrize("block", SHELL, ids=named)
+def test_command_lines_use_verbs_and_options_that_exist(block: Block) -> None:
+    faults = {" ".join(call): fault for call in calls_of_ours(block) if (fault := fault_of(call))}
+    assert faults == {}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_command_lines_in_prose_use_verbs_and_options_that_exist(page: Path) -> None:
+    calls = {
+        (line, tuple(code.replace("|", " ").split()))
+        for line in prose(page)
+        for code in line.code()
+        if code.split()[0] in PROGRAMS and re.fullmatch(r"[a-z]+ [a-z-].*", code)
+    }
+    faults = [f"{line}: {fault}" for line, call in calls if (fault := fault_of(call, fragment=True))]
+    assert faults == []
+
+
+@pytest.mark.parametrize("block", JSON, ids=named)
+def test_json_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(YAML) >= 12
+    assert any(WRONG in block.text for block in YAML)
+    assert sum(len(list(calls_of_ours(block))) for block in SHELL) >= 10
+
+
+def shown(language: str, text: str) -> Block:
+    return Block(pages()[0], 1, language, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("- address: 10.96.0.10\n  ports: [53/udpp]\n", "did not"),
+        ("- address: 10.96.0.10  # wrong\n  ports: [53/udp]\n", "line 3 should be wrong"),
+        ("apiVersion: vipd/v1\n", "declares nothing"),
+        ("# /etc/vipd/vipd.yaml\nmark_bits: 3\n", "unknown setting"),
+    ],
+)
+def test_a_wrong_example_is_noticed(text: str, fault: str) -> None:
+    found = "; ".join(faults_in(shown("yaml", text)))
+    assert found
+    assert fault in found or fault == "did not"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# vipctl ad 10.96.0.10:53/udp",
+        "# vipctl list --outptu wide",
+        "# vipctl remove",
+        "# vipctl add 10.96.0.10:53/udp --masquerade never",
+        "$ sudo vipctl reload && vipctl describe",
+        "$ ip netns exec red vipd --sets a=b",
+        "$ VIPD_SOCKET=/x vipctl --sock /y list",
+        "$ cat web.json | vipctl convert --kind Service -",
+    ],
+)
+def test_a_wrong_command_line_is_noticed(line: str) -> None:
+    assert any(fault_of(call) for call in calls_of_ours(shown("console", line + "\n")))
+
+
+def test_output_in_a_console_block_is_no_command() -> None:
+    assert list(calls_of_ours(shown("console", "vipctl: nothing\n$ vipctl list > out # all\n"))) == [
+        ("vipctl", "list")
+    ]
+
+
+def test_a_fragment_may_leave_out_values_but_no_option_may_be_invented() -> None:
+    assert fault_of(("vipctl", "set", "TARGET/BACKEND", "--weight", "N"), fragment=True) == ""
+    assert fault_of(("vipctl", "set", "--wait"), fragment=True)
+    assert Line(pages()[0], 1, "`vipctl list` and [a](b.md)").links() == ["b.md"]

@@ -1,0 +1,181 @@
+"""What the documentation lists is what the code has: settings, keys, requests, pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Literal, cast, get_args, get_origin
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
+from vipd.api.peers import Permission
+from vipd.api.server import HTTP_STATUS, Served, application
+from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
+from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
+from vipd.declaration.native import DOCUMENT_KEYS
+from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS, UNSUPPORTED_KEYS
+from vipd.declaration.port_reader import PORT_KEYS
+from vipd.declaration.service_reader import SERVICE_KEYS
+from vipd.model import Masquerade
+from vipd.settings import ENVIRONMENT_PREFIX, Settings
+
+DOCS = ROOT / "docs"
+LANGUAGE = DOCS / "declaration.md"
+
+_CODE = re.compile(r"`([^`]+)`")
+_REQUEST = re.compile(r"`(GET|POST|PATCH|DELETE) ([^`?]+)[^`]*`")
+_MENTION = re.compile(r"\bdocs/([a-z]+\.md)\b")
+
+
+def coded(cell: str) -> list[str]:
+    return _CODE.findall(cell)
+
+
+def described_settings() -> dict[str, list[str]]:
+    """The rows of docs/settings.md by setting: its other cells."""
+    return {coded(name)[0]: rest for name, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
+
+
+def default_text(field: FieldInfo) -> str:
+    """A field's default as docs/settings.md writes it."""
+    if field.default_factory is not None:
+        return "the host name"
+    if field.default is None:
+        return "unset"
+    if field.default == ():
+        return "none"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    return f"`{field.default}`" if str(field.default) else "empty"
+
+
+def choices_of(annotation: object) -> set[str]:
+    """The words that a field takes, if it takes only some: those of a Literal, or of a boolean."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    return {"true", "false"} if bool in (annotation, *get_args(annotation)) else set()
+
+
+def range_of(field: FieldInfo) -> str:
+    """`0 to 31` for a number with limits."""
+    limits = [getattr(each, end) for each in field.metadata for end in ("ge", "le") if hasattr(each, end)]
+    return " to ".join(map(str, limits))
+
+
+def test_every_setting_is_described_and_no_other() -> None:
+    assert set(described_settings()) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_a_setting_is_described_as_it_is(name: str) -> None:
+    field = Settings.model_fields[name]
+    environment, values, default, meaning = described_settings()[name]
+    assert environment == f"`{ENVIRONMENT_PREFIX}{name.upper()}`"
+    assert default == default_text(field)
+    assert choices_of(field.annotation) <= set(coded(values))
+    assert range_of(field) in values
+    assert meaning
+
+
+def keys_under(heading: str) -> set[str]:
+    return {key for first, *_ in rows(LANGUAGE, heading) for key in coded(first)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "keys"),
+    [
+        ("A document", DOCUMENT_KEYS),
+        ("A service", SERVICE_KEYS),
+        ("A port", PORT_KEYS),
+        ("A backend", BACKEND_KEYS),
+        ("An external address", EXTERNAL_KEYS),
+        ("Affinity", AFFINITY_KEYS),
+        ("Fallback", FALLBACK_KEYS),
+        ("Masquerade", [*Masquerade, "auto"]),
+        ("Traffic policies", TRAFFIC_KEYS),
+    ],
+)
+def test_the_keys_of_the_language_are_described_and_no_others(heading: str, keys: Collection[str]) -> None:
+    assert keys_under(heading) == set(keys)
+
+
+def test_words_that_no_table_holds_are_described() -> None:
+    text = LANGUAGE.read_text(encoding="utf-8")
+    words: Iterable[str] = [*STATES, *UNSUPPORTED_KEYS, *DEFAULTS_KEYS]
+    assert [word for word in words if f"`{word}`" not in text] == []
+
+
+def served_requests() -> set[tuple[str, str]]:
+    """Every request of the API's server, as docs/api.md spells them."""
+    served = cast("Served", SimpleNamespace(reconciler=None))
+    router = application(served, Permission("vipd-admin")).router
+    return {
+        (route.method, re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), route.resource.canonical))
+        for route in router.routes()
+        if route.method != "HEAD" and route.resource
+    }
+
+
+def described_requests() -> set[tuple[str, str]]:
+    cells = (row[0] for row in rows(DOCS / "api.md"))
+    return {(method, path.strip()) for cell in cells for method, path in _REQUEST.findall(cell)}
+
+
+def test_every_request_of_the_api_is_described_and_no_other() -> None:
+    assert described_requests() == served_requests()
+
+
+def test_every_kind_of_error_is_described_with_its_status() -> None:
+    described: Mapping[str, int] = {
+        kind: int(status) for status, kinds, *_ in rows(DOCS / "api.md", "Errors") for kind in coded(kinds)
+    }
+    assert described == HTTP_STATUS
+
+
+def broken_links() -> list[str]:
+    """Links between pages that lead nowhere."""
+    broken = []
+    for page in all_pages():
+        for line in prose(page):
+            for target in line.links():
+                path, _, anchor = target.partition("#")
+                aim = (page.parent / path).resolve() if path else page
+                if "://" in target:
+                    continue
+                if not aim.exists() or (anchor and anchor not in anchors(aim)):
+                    broken.append(f"{line}: {target}")
+    return broken
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    assert broken_links() == []
+
+
+def test_pages_that_are_mentioned_exist() -> None:
+    files = [*all_pages(), *sorted((ROOT / "vipd").rglob("*.py"))]
+    missing = [
+        f"{name_of(file)}: docs/{name}"
+        for file in files
+        for name in _MENTION.findall(file.read_text(encoding="utf-8"))
+        if not (DOCS / name).exists()
+    ]
+    assert missing == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = {target.partition("#")[0] for line in prose(ROOT / "README.md") for target in line.links()}
+    assert {name_of(page) for page in DOCS.glob("*.md")} <= linked
+
+
+def test_the_default_of_a_field_is_written_as_in_the_page() -> None:
+    fields: dict[str, Any] = Settings.model_fields
+    assert default_text(fields["mark_bit"]) == "`14`"
+    assert default_text(fields["zone"]) == "empty"
+    assert default_text(fields["manage_sysctls"]) == "`true`"
+    assert (choices_of(fields["random_fully"].annotation), range_of(fields["mark_bit"])) == (
+        {"true", "false"},
+        "0 to 31",
+    )

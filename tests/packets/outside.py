@@ -1,0 +1,111 @@
+"""What tests of traffic from outside share: declared services, FORWARD policies, and a rival owner of addresses.
+
+Addresses for clients from outside lie in `OUTSIDE`. The lab's host routes them to its last backend, which
+answers for all of them: a flow that vipd neither translates nor drops is therefore answered by the wrong one,
+and a test that wants silence cannot take a packet that got lost for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.node import Node
+from tests.lab.topology import UPLINK, Lab, Wiring
+from tests.packets.services import SERVED_PORT, backend_text
+
+OUTSIDE = {4: "203.0.113.0/24", 6: "2001:db8:9::/64"}
+FILTERS = {4: "iptables", 6: "ip6tables"}
+SILENCE = 0.5
+"""Seconds without an answer that count as none; a first answer takes a few milliseconds."""
+PATIENCE = 2.5
+"""Seconds in which a refusal must be heard, for TCP over IPv6 at the second try too (see test_refused)."""
+
+_numbers = {4: itertools.count(1), 6: itertools.count(1)}
+_ports = itertools.count(30000)
+
+
+def outside_address(family: int) -> str:
+    """An address for clients from outside that no other test uses."""
+    number = next(_numbers[family])
+    return f"203.0.113.{number}" if family == 4 else f"2001:db8:9::{number:x}"
+
+
+def inside_address(family: int) -> str:
+    """An address for clients from inside that no other test uses. Its range is the rival's too."""
+    return outside_address(family)
+
+
+def node_port() -> int:
+    """A port of the host that no other test uses."""
+    return next(_ports)
+
+
+def host_addresses(family: int) -> tuple[str, str, str]:
+    """The host's addresses: towards the client, towards the backends, and towards the world."""
+    if family == 4:
+        return ("10.10.0.1", "10.244.0.1", UPLINK[4])
+    return ("fd00:10::1", "fd00:244::1", UPLINK[6])
+
+
+@contextmanager
+def outside_lab(backends: int = 3) -> Iterator[Lab]:
+    """A lab whose last backend, the rival, answers for every outside address on `SERVED_PORT`."""
+    with Lab(Wiring(backends=backends)) as lab:
+        lab.serve_everywhere(SERVED_PORT)
+        # vipd turns forwarding on with its first service; the rival is to be reached before that.
+        lab.host.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+        rival = lab.backends[-1]
+        for family, network in OUTSIDE.items():
+            lab.host.run("ip", f"-{family}", "route", "add", network, "via", rival.address(family))
+            rival.run("ip", f"-{family}", "route", "add", "local", network, "dev", "lo")
+        yield lab
+
+
+def forward_policies(lab: Lab, family: int) -> Iterator[str]:
+    """Each policy of FORWARD in turn, set while it is looked at; ACCEPT in the end."""
+    try:
+        for policy in ("DROP", "ACCEPT"):
+            lab.host.run(FILTERS[family], "-P", "FORWARD", policy)
+            yield policy
+    finally:
+        lab.host.run(FILTERS[family], "-P", "FORWARD", "ACCEPT")
+
+
+class Declared:
+    """Services in a file each, as an operator writes them."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def put(self, name: str, backends: tuple[str, ...], family: int, **spec: Any) -> None:
+        """Declare the service `NAME-v4` or `NAME-v6`, or declare it anew; returns once the kernel has it."""
+        whole = {"name": f"{name}-v{family}", "backends": list(backends), **spec}
+        self._daemon.write(yaml.safe_dump([whole]), f"{name}-v{family}.yaml")
+        self._reload()
+
+    def drop(self, name: str, family: int) -> None:
+        """Remove the service's file; returns once the kernel has it no more."""
+        (self._daemon.services_dir / f"{name}-v{family}.yaml").unlink()
+        self._reload()
+
+    def _reload(self) -> None:
+        connection = UnixConnection(self._daemon.socket)
+        try:
+            connection.request("POST", "/v1/reload")
+            answer = connection.getresponse()
+            said = answer.read().decode()
+        finally:
+            connection.close()
+        assert answer.status == 200 and json.loads(said)["applied"], said
+
+
+def backend_texts(nodes: tuple[Node, ...], family: int) -> tuple[str, ...]:
+    """Backends as a declaration writes them."""
+    return tuple(backend_text(node, family) for node in nodes)

@@ -1,0 +1,150 @@
+"""No declaration takes an address from its owner: not the host's own, none outside `allowed_addresses`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab, Wiring
+from tests.packets.outside import PATIENCE
+from tests.packets.services import SERVED_PORT, Services, backend_text
+
+pytestmark = pytest.mark.root
+
+ALLOWED = ("10.96.0.0/16", "fd00:96::/64")
+STRANGERS = {
+    # A claim: the words in which it is refused.
+    "10.10.0.1": "is an address of this host itself",
+    "fd00:10::1": "is an address of this host itself",
+    "192.0.2.2": "is an address of this host itself",
+    "10.97.0.1": "lies outside allowed_addresses",
+    "fd00:97::1": "lies outside allowed_addresses",
+}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(Wiring(backends=2)) as built:
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(lab.host, allowed_addresses=list(ALLOWED)) as running:
+        yield running
+
+
+def declaration(lab: Lab, address: str, name: str) -> str:
+    family = 6 if ":" in address else 4
+    backends = [backend_text(backend, family) for backend in lab.backends]
+    return yaml.safe_dump([{"name": name, "address": address, "ports": ["80/tcp"], "backends": backends}])
+
+
+def problems(daemon: Daemon) -> list[str]:
+    """What the daemon says is wrong with its sources."""
+    return [problem for source in daemon.status()["sources"] for problem in source["problems"]]
+
+
+def names(daemon: Daemon) -> set[str]:
+    return set(daemon.vipctl("list", "-q").stdout.split())
+
+
+@pytest.mark.parametrize("address", list(STRANGERS))
+def test_a_file_that_claims_it_is_refused_and_others_serve(
+    lab: Lab, daemon: Daemon, services: Services, address: str
+) -> None:
+    vip = services.add(lab.backends)
+    honest = services.vip()
+    daemon.declare(declaration(lab, honest.address, "honest"), "honest.yaml")
+    daemon.write(declaration(lab, honest.address.replace("10.96.0", "10.96.7"), "first"), "thief.yaml")
+    path = daemon.services_dir / "thief.yaml"
+    with path.open("a") as file:
+        file.write(declaration(lab, address, "thief"))
+    line = path.read_text().splitlines().index(f"- address: {address}") + 1
+    said = daemon.vipctl("reload", check=False)
+    assert said.returncode == 1
+    assert f"{path}:{line}: thief: {address} {STRANGERS[address]}" in said.stderr
+    try:
+        daemon.wait_until(
+            lambda: [p for p in problems(daemon) if f"{path}:{line}: thief: {address}" in p] != [], True
+        )
+        # A file is taken as a whole or not at all.
+        assert not {"thief", "first"} & names(daemon)
+        for frontend in (vip, honest):
+            lab.client.send(*frontend, count=10).all_answered()
+        # The address is as free, or as unreachable, as it was.
+        assert f"{address}/" not in lab.host.run("iptables-save").stdout
+        daemon.stop()
+        daemon.start()
+        assert any(f"{path}:{line}: thief: {address}" in problem for problem in problems(daemon))
+        assert not {"thief", "first"} & names(daemon)
+        for frontend in (vip, honest):
+            lab.client.send(*frontend, count=10).all_answered()
+    finally:
+        path.unlink()
+        daemon.vipctl("reload")
+
+
+@pytest.mark.parametrize("address", list(STRANGERS))
+def test_vipctl_add_of_it_is_refused_and_not_stored(
+    lab: Lab, daemon: Daemon, services: Services, address: str
+) -> None:
+    vip = services.add(lab.backends)
+    stored = (daemon.state_dir / "services.yaml").read_text()
+    family = 6 if ":" in address else 4
+    target = f"[{address}]:80/tcp" if family == 6 else f"{address}:80/tcp"
+    said = daemon.vipctl("add", target, backend_text(lab.backends[0], family), check=False)
+    assert said.returncode == 1
+    assert f"{address} {STRANGERS[address]}" in said.stderr
+    assert (daemon.state_dir / "services.yaml").read_text() == stored
+    assert target not in names(daemon)
+    lab.client.send(*vip, count=5).all_answered()
+
+
+def test_a_mended_file_serves(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.vip()
+    daemon.write(declaration(lab, "10.97.0.1", "mended"), "mended.yaml")
+    assert daemon.vipctl("reload", check=False).returncode == 1
+    daemon.declare(declaration(lab, vip.address, "mended"), "mended.yaml")
+    assert not problems(daemon)
+    lab.client.send(*vip, count=5).all_answered()
+
+
+def test_a_served_version_goes_on_when_a_file_starts_to_claim(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    vip = services.vip()
+    daemon.declare(declaration(lab, vip.address, "turning"), "turning.yaml")
+    daemon.write(declaration(lab, lab.host.ipv4, "turning"), "turning.yaml")
+    assert daemon.vipctl("reload", check=False).returncode == 1
+    lab.client.send(*vip, count=5).all_answered()
+    daemon.kill()
+    daemon.start()
+    lab.client.send(*vip, count=5).all_answered()
+    lab.client.send(lab.host.ipv4, 80, timeout=PATIENCE).all_failed("refused")
+    (daemon.services_dir / "turning.yaml").unlink()
+    daemon.vipctl("reload")
+
+
+def test_networks_narrowed_later_end_what_lies_outside(lab: Lab, daemon: Daemon) -> None:
+    daemon.stop()
+    try:
+        with Daemon(lab.host) as open_to_all:
+            wide, kept = "10.97.0.9", "10.96.200.9"
+            for address in (wide, kept):
+                open_to_all.vipctl("add", f"{address}:80/tcp", backend_text(lab.backends[0]))
+                lab.client.send(address, 80).all_answered()
+            open_to_all.stop()
+            settings = yaml.safe_load(open_to_all.config.read_text())
+            open_to_all.config.write_text(yaml.safe_dump({**settings, "allowed_addresses": list(ALLOWED)}))
+            open_to_all.start()
+            assert names(open_to_all) == {f"{kept}:80/tcp"}
+            assert any(f"{wide} lies outside allowed_addresses" in p for p in problems(open_to_all))
+            lab.client.send(kept, 80, count=5).all_answered()
+            assert f"{wide}/" not in lab.host.run("iptables-save").stdout
+    finally:
+        daemon.start()

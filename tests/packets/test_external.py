@@ -1,0 +1,127 @@
+"""External and load balancer addresses lead to the service, as seen from outside and from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import HOST_TOWARDS_BACKENDS, Lab
+from tests.packets.outside import (
+    PATIENCE,
+    Declared,
+    backend_texts,
+    forward_policies,
+    inside_address,
+    outside_address,
+    outside_lab,
+)
+from tests.packets.services import SERVED_PORT
+
+pytestmark = pytest.mark.root
+
+KINDS = ("external_addresses", "load_balancer_addresses")
+BOTH = frozenset({"b1", "b2"})
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with outside_lab() as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def declared(daemon: Daemon) -> Declared:
+    return Declared(daemon)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reaches_the_backends_with_the_hosts_source(
+    lab: Lab, declared: Declared, kind: str, family: int, protocol: str
+) -> None:
+    inside, outside = inside_address(family), outside_address(family)
+    spec = {"address": inside, "ports": [f"{SERVED_PORT}/{protocol}"], kind: [outside]}
+    declared.put("reached", backend_texts(lab.backends[:2], family), family, **spec)
+    for policy in forward_policies(lab, family):
+        for node in (lab.client, lab.host):
+            for address in (outside, inside):
+                result = node.send(address, SERVED_PORT, protocol, count=24).all_answered()
+                assert set(result.backends) == BOTH
+                seen = f"{node.name} to {address}, FORWARD {policy}"
+                assert result.sources == {HOST_TOWARDS_BACKENDS[family]}, seen
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_removed_it_is_its_owners_again(lab: Lab, declared: Declared, kind: str, family: int) -> None:
+    outside = outside_address(family)
+    rival = {lab.backends[-1].name}
+    spec = {"address": inside_address(family), "ports": [f"{SERVED_PORT}/tcp"]}
+    assert set(lab.client.send(outside, SERVED_PORT).all_answered().backends) == rival
+    declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec, **{kind: outside})
+    assert set(lab.client.send(outside, SERVED_PORT, count=20).all_answered().backends) == BOTH
+    declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec)
+    assert set(lab.client.send(outside, SERVED_PORT, count=20).all_answered().backends) == rival
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hairpin_keeps_the_clients_source(lab: Lab, declared: Declared, kind: str, family: int) -> None:
+    outside = outside_address(family)
+    spec = {"address": inside_address(family), "ports": [f"{SERVED_PORT}/tcp"], "masquerade": "hairpin"}
+    declared.put("kept", backend_texts(lab.backends[:2], family), family, **spec, **{kind: outside})
+    for policy in forward_policies(lab, family):
+        seen = lab.client.send(outside, SERVED_PORT, count=10).all_answered().sources
+        assert seen == {lab.client.address(family)}, f"FORWARD {policy}"
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_service_refuses(lab: Lab, declared: Declared, kind: str, family: int) -> None:
+    outside = outside_address(family)
+    spec = {"address": inside_address(family), "ports": [f"{SERVED_PORT}/tcp", f"{SERVED_PORT}/udp"]}
+    lab.client.send(outside, SERVED_PORT).all_answered()
+    declared.put("empty", (), family, **spec, **{kind: outside})
+    lab.client.send(outside, SERVED_PORT, count=3, timeout=PATIENCE).all_failed("refused")
+    lab.client.send(outside, SERVED_PORT, "udp", count=3, timeout=PATIENCE).all_failed("refused")
+    lab.host.send(outside, SERVED_PORT, count=3, timeout=PATIENCE).all_failed("refused")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_inside_address(lab: Lab, declared: Declared, kind: str) -> None:
+    outside = outside_address(4)
+    spec = {"ports": [f"{SERVED_PORT}/tcp"], kind: outside}
+    declared.put("only-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
+    for node in (lab.client, lab.host):
+        assert set(node.send(outside, SERVED_PORT, count=20).all_answered().backends) == BOTH
+
+
+@pytest.mark.parametrize("verb", ["list", "describe"])
+def test_vipctl_shows_an_address_for_outside_when_there_is_no_other(
+    lab: Lab, daemon: Daemon, declared: Declared, verb: str
+) -> None:
+    outside = outside_address(4)
+    spec = {"ports": [f"{SERVED_PORT}/tcp"], "external_addresses": outside}
+    declared.put("shown-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
+    assert outside in daemon.vipctl(verb, "shown-outside-v4").stdout
+
+
+def test_affinity_is_shared_by_all_addresses(lab: Lab, declared: Declared) -> None:
+    inside, outside, balanced = inside_address(4), outside_address(4), outside_address(4)
+    spec = {"address": inside, "external_addresses": outside, "load_balancer_addresses": balanced}
+    declared.put(
+        "pinned",
+        backend_texts(lab.backends[:2], 4),
+        4,
+        **spec,
+        ports=[f"{SERVED_PORT}/tcp"],
+        affinity={"by": "client-ip", "timeout": "10m"},
+    )
+    found = [
+        lab.client.send(address, SERVED_PORT, count=10).all_answered().backends
+        for address in (outside, inside, balanced)
+    ]
+    assert len({name for backends in found for name in backends}) == 1

@@ -1,0 +1,70 @@
+"""What goes on beside the reconciler: looking for changes and cleaning after them. Loops run for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from vipd.dataplane.conntrack.keeper import ConntrackKeeper
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.reconciler import Reconciler
+from vipd.sources.files import FileSource
+
+log = logging.getLogger(__name__)
+
+LOOK_AT_HOST_SECONDS = 5.0
+LOOK_AT_CONNTRACK_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Looking(Protocol):
+    """Something that may differ from time to time."""
+
+    async def look(self) -> bool:
+        """Look; whether anything is different. Raises OSError."""
+
+
+async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
+    """Wake the reconciler whenever a file's content has changed."""
+    async for _ in files.changes():
+        if await asyncio.to_thread(files.scan):
+            reconciler.wake()
+
+
+async def watch_host(host: Looking, reconciler: Reconciler) -> None:
+    """Wake the reconciler when this host gets or loses an address."""
+    while True:
+        await asyncio.sleep(LOOK_AT_HOST_SECONDS)
+        try:
+            changed = await host.look()
+        except OSError as error:
+            log.warning("this host cannot be looked at: %s", error)
+            continue
+        if changed:
+            reconciler.wake()
+
+
+async def keep_conntrack(
+    keeper: ConntrackKeeper, woken: asyncio.Event, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """End the flows that must end: when rules have changed, and from time to time. Holds up nothing."""
+    failures = 0
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), LOOK_AT_CONNTRACK_SECONDS)
+        woken.clear()
+        while keeper.due:
+            try:
+                cleaned = await keeper.clean()
+            except ConntrackError as error:
+                failures += 1
+                log.warning("flows cannot be cleaned: %s", error)
+                await sleep(min(2.0**failures, LONGEST_PAUSE_SECONDS))
+                continue
+            failures = 0
+            if cleaned.deleted:
+                told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
+                log.info("flows ended: %s; %d examined in %.2f s", told, cleaned.examined, cleaned.seconds)
