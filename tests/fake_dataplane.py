@@ -134,9 +134,9 @@ class FakeSurroundings:
         """Any address."""
         return AddressPolicy()
 
-    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
+    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
         """Note the families."""
-        self.prepared.append(set(families))
+        self.prepared.append({forwarding.key.family for forwarding in forwardings})
         return self.warnings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from vipd.durable import write_durably
@@ -21,6 +21,8 @@ class Changes:
     """`FAMILY TABLE` of iptables tables that did not exist before."""
     prefixes: list[str] = field(default_factory=list)
     """Chain prefixes that were written."""
+    devices: dict[str, str] = field(default_factory=dict)
+    """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
 
 
 class HostRecord:
@@ -33,8 +35,9 @@ class HostRecord:
         """What is recorded; nothing when there is no record, or none that can be read."""
         try:
             found = json.loads(self._path.read_text())
-            return Changes(found["sysctls"], found["tables"], found["prefixes"])
-        except (OSError, ValueError, KeyError, TypeError):
+            devices = found.get("devices", {})  # a record of an earlier version has none
+            return Changes(found["sysctls"], found["tables"], found["prefixes"], devices)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Changes()
 
     def sysctl(self, name: str, was: str, now: str) -> None:
@@ -60,11 +63,26 @@ class HostRecord:
             changes.prefixes.remove(prefix)
             self._write(changes)
 
+    def device(self, name: str, state: str) -> None:
+        """A device is about to be `made`, or to get routes, having been found `up` or `down`.
+
+        The first state of a device is the one to go back to.
+        """
+        changes = self.read()
+        if name not in changes.devices:
+            changes.devices[name] = state
+            self._write(changes)
+
+    def forget_device(self, name: str) -> None:
+        """A device is as it was before."""
+        changes = self.read()
+        if changes.devices.pop(name, None) is not None:
+            self._write(changes)
+
     def clear(self) -> None:
         """Everything has been undone."""
         self._path.unlink(missing_ok=True)
 
     def _write(self, changes: Changes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        text = {"sysctls": changes.sysctls, "tables": changes.tables, "prefixes": changes.prefixes}
-        write_durably(self._path, json.dumps(text, indent=1).encode())
+        write_durably(self._path, json.dumps(asdict(changes), indent=1).encode())

@@ -17,7 +17,7 @@ from vipd.admission import AddressPolicy, admit_unit
 from vipd.catalog import Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
-from vipd.model import Family, Forwarding, ForwardingKey, Service
+from vipd.model import Forwarding, ForwardingKey, Service
 from vipd.selection import SelectionPolicy, choose
 from vipd.sources.base import Source
 
@@ -120,8 +120,8 @@ class Surroundings(Protocol):
     def claims(self) -> AddressPolicy:
         """Which addresses services may claim."""
 
-    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
-        """Make the host fit for forwarding these families; returns a warning for each thing that failed."""
+    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
+        """Make the host fit for all these forwardings; returns a warning for each thing that is amiss."""
 
 
 class Follower(Protocol):
@@ -205,7 +205,7 @@ class Reconciler:
                 merged = merge(self._units())
                 self._adopt(merged)
                 self._hand_over(self._select(merged.services, policy))
-                self._prepare_host()
+                await self._prepare_host()
                 plan = await self._dataplane.plan()
                 if plan:
                     await self._dataplane.apply(plan)
@@ -281,9 +281,9 @@ class Reconciler:
             del self.forwardings[name]
         self.forwardings.update(selection.forwardings)
 
-    def _prepare_host(self) -> None:
-        families = {f.key.family for part in self.forwardings.values() for f in part}
-        self._host_warnings = self._surroundings.prepare(families)
+    async def _prepare_host(self) -> None:
+        wanted = [f for part in self.forwardings.values() for f in part]
+        self._host_warnings = await self._surroundings.prepare(wanted)
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
         progress, now = self.progress, self.clock()

@@ -21,7 +21,19 @@ BUILT_IN = {
     "raw": ("PREROUTING", "OUTPUT"),
 }
 TARGETS = frozenset(
-    ("ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "CONNMARK", "DNAT", "SNAT", "MASQUERADE", "LOG")
+    (
+        "ACCEPT",
+        "DROP",
+        "RETURN",
+        "REJECT",
+        "MARK",
+        "CONNMARK",
+        "DNAT",
+        "SNAT",
+        "MASQUERADE",
+        "REDIRECT",
+        "LOG",
+    )
 )
 LONGEST_NAME = 28
 STEMS = {"iptables": Family.IPV4, "ip6tables": Family.IPV6}

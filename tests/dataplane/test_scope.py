@@ -67,13 +67,13 @@ def test_changing_a_weight_touches_the_ladder_only(kernel: FakeKernel, fifty: Ma
 
 def test_adding_a_service_touches_the_dispatch_and_its_own(kernel: FakeKernel, fifty: Machine) -> None:
     fifty.become([*services(), numbered(50, *TWO)])
-    assert touched(kernel.blocks) == {"VIPD-SERVICES"} | leaf_chains(50, *TWO)
+    assert touched(kernel.blocks) == {"VIPD-SERVICES", "VIPD-UNUSED"} | leaf_chains(50, *TWO)
     assert kernel.count("-restore") == len(kernel.processes) == 1
 
 
 def test_removing_a_service_touches_the_dispatch_and_its_own(kernel: FakeKernel, fifty: Machine) -> None:
     fifty.become(services()[:49])
-    assert touched(kernel.blocks) == {"VIPD-SERVICES"} | leaf_chains(49, *TWO)
+    assert touched(kernel.blocks) == {"VIPD-SERVICES", "VIPD-UNUSED"} | leaf_chains(49, *TWO)
     assert kernel.count("-restore") == len(kernel.processes) == 1
 
 

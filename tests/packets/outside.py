@@ -1,4 +1,4 @@
-"""What tests of traffic from outside share: declared services, FORWARD policies, and a rival owner of addresses.
+"""What tests of traffic from outside share: declared services, FORWARD policies, a rival owner of addresses.
 
 Addresses for clients from outside lie in `OUTSIDE`. The lab's host routes them to its last backend, which
 answers for all of them: a flow that vipd neither translates nor drops is therefore answered by the wrong one,
@@ -22,7 +22,7 @@ from tests.packets.services import SERVED_PORT, backend_text
 
 OUTSIDE = {4: "203.0.113.0/24", 6: "2001:db8:9::/64"}
 FILTERS = {4: "iptables", 6: "ip6tables"}
-SILENCE = 0.5
+SILENCE = 0.4
 """Seconds without an answer that count as none; a first answer takes a few milliseconds."""
 PATIENCE = 2.5
 """Seconds in which a refusal must be heard, for TCP over IPv6 at the second try too (see test_refused)."""
@@ -103,7 +103,8 @@ class Declared:
             said = answer.read().decode()
         finally:
             connection.close()
-        assert answer.status == 200 and json.loads(said)["applied"], said
+        assert answer.status == 200, said
+        assert json.loads(said)["applied"], said
 
 
 def backend_texts(nodes: tuple[Node, ...], family: int) -> tuple[str, ...]:

@@ -56,16 +56,16 @@ def test_allowed_sources_connect_and_others_meet_silence(
     # Before, everybody is answered by the address's owner: silence can only be vipd's doing.
     lab.client.send(outside, SERVED_PORT, source=first).all_answered()
     declared.put("limited", backend_texts(lab.backends[:2], family), family, **spec)
-    for _ in forward_policies(lab, family):
-        for source in (second, third):
-            for protocol in ("tcp", "udp"):
-                result = lab.client.send(outside, SERVED_PORT, protocol, source=source, count=20)
-                assert set(result.all_answered().backends) == BOTH
+    for policy in forward_policies(lab, family):
         for protocol in ("tcp", "udp"):
-            refused = lab.client.send(outside, SERVED_PORT, protocol, source=first, count=3, timeout=SILENCE)
-            refused.all_failed("timeout")
-        # The limit is for the addresses for outside alone.
-        lab.client.send(inside, SERVED_PORT, source=first, count=5).all_answered()
+            result = lab.client.send(outside, SERVED_PORT, protocol, source=second, count=20)
+            assert set(result.all_answered().backends) == BOTH, f"FORWARD {policy}"
+    assert set(lab.client.send(outside, SERVED_PORT, source=third, count=20).all_answered().backends) == BOTH
+    for protocol in ("tcp", "udp"):
+        refused = lab.client.send(outside, SERVED_PORT, protocol, source=first, count=3, timeout=SILENCE)
+        refused.all_failed("timeout")
+    # The limit is for the addresses for outside alone.
+    lab.client.send(inside, SERVED_PORT, source=first, count=5).all_answered()
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -1,6 +1,7 @@
 """Under the policy `local` traffic goes to backends on this host alone; which traffic, the policy says.
 
-One backend is a server of the host's own, on the address that the host has towards the other backends.
+One backend is a server of the host's own, on the address that the host has towards the client: the one from
+which the kernel lets a UDP server answer that has not bound to any.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from tests.lab.topology import CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
+from tests.lab.topology import CLUSTER_CIDRS, Lab
 from tests.packets.outside import (
     PATIENCE,
     SILENCE,
@@ -27,7 +28,6 @@ from tests.packets.outside import (
     outside_lab,
 )
 from tests.packets.services import SERVED_PORT
-from vipd.model import socket_text
 
 pytestmark = pytest.mark.root
 
@@ -55,13 +55,9 @@ def declared(daemon: Daemon) -> Declared:
     return Declared(daemon)
 
 
-def local_backend(family: int) -> str:
-    return socket_text(HOST_TOWARDS_BACKENDS[family], SERVED_PORT)
-
-
 def mixed(lab: Lab, family: int) -> tuple[str, ...]:
     """One backend on the host, one elsewhere."""
-    return (local_backend(family), *backend_texts(lab.backends[:1], family))
+    return backend_texts((lab.host, lab.backends[0]), family)
 
 
 def spread(node: Node, address: str, port: int = SERVED_PORT, protocol: str = "tcp") -> set[str]:

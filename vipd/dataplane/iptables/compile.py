@@ -103,7 +103,7 @@ class Compiler:
 
     def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
         """Ping, and the ports of a VIP that no service has. Every port says this; one is heard."""
-        pings = forwarding.answers_ping and forwarding.reachable()
+        pings = self._options.ping and forwarding.answers_ping and forwarding.reachable()
         for address in forwarding.addresses:
             if pings:
                 match = echo_request(address, self._options.family, comment("vipd ping"))

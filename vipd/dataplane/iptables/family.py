@@ -74,6 +74,9 @@ class FamilyRules:
             found.append(
                 f"{self._family}: no affinity for {names}: the kernel lacks xt_recent; modprobe xt_recent"
             )
+        if abilities and not abilities.ping:
+            why = "the kernel lacks xt_REDIRECT; modprobe xt_REDIRECT"
+            found.append(f"{self._family}: VIPs do not answer ping: {why}")
         if abilities and not abilities.flow_marks and self._settings.accept_forwarded:
             why = "the kernel lacks xt_connmark; modprobe xt_connmark"
             found.append(f"{self._family}: translated flows are not accepted in FORWARD: {why}")
@@ -145,6 +148,7 @@ class FamilyRules:
                 affinity=abilities.affinity,
                 accept_forwarded=options.accept_forwarded and abilities.flow_marks,
                 flow_marks=abilities.flow_marks,
+                ping=abilities.ping,
                 random_fully=options.random_fully and abilities.random_fully,
             )
         )

@@ -33,6 +33,8 @@ class RuleOptions:
     accept_forwarded: bool = True
     affinity: bool = True
     """The kernel can remember clients (xt_recent)."""
+    ping: bool = True
+    """The kernel can answer for another address (xt_REDIRECT)."""
     flow_marks: bool = True
     """The kernel can mark connections (xt_connmark)."""
     reject_unused_ports: bool = True

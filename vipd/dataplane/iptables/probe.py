@@ -33,6 +33,7 @@ class Abilities:
     affinity: bool = True
     flow_marks: bool = True
     random_fully: bool = True
+    ping: bool = True
 
 
 async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abilities:
@@ -61,6 +62,7 @@ async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, r
         affinity="affinity" not in missing,
         flow_marks="flow marks" not in missing,
         random_fully="random ports" not in missing,
+        ping="ping" not in missing,
     )
 
 
@@ -76,6 +78,7 @@ async def _try(features: tuple[Feature, ...], tools: Tools, names: Names, run: R
 
 def _features(family: Family, chain: str) -> tuple[Feature, ...]:
     address, version = ("192.0.2.1:9", "icmp") if family is Family.IPV4 else ("[2001:db8::1]:9", "icmp6")
+    echo = "icmp -m icmp --icmp-type 8" if family is Family.IPV4 else "ipv6-icmp -m icmp6 --icmpv6-type 128"
     return (
         Feature("comments", "xt_comment", "nat", "-m comment --comment probe"),
         Feature("marks", "xt_mark", "nat", "-m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x1"),
@@ -85,6 +88,7 @@ def _features(family: Family, chain: str) -> tuple[Feature, ...]:
         Feature("masquerade", "xt_MASQUERADE", "nat", "-j MASQUERADE"),
         Feature("connection states", "xt_conntrack", "filter", "-m conntrack --ctstate DNAT"),
         Feature("refusals", "ipt_REJECT", "filter", f"-j REJECT --reject-with {version}-port-unreachable"),
+        Feature("ping", "xt_REDIRECT", "nat", f"-p {echo} -j REDIRECT", required=False),
         Feature("random ports", "xt_MASQUERADE", "nat", "-j MASQUERADE --random-fully", required=False),
         Feature("affinity", "xt_recent", "nat", f"-m recent --set --name {chain} --rsource", required=False),
         Feature("flow marks", "xt_connmark", "nat", "-j CONNMARK --set-xmark 0x1/0x1", required=False),

@@ -1,0 +1,27 @@
+"""One lab for each module of faults, and its host with tools that fail on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.equipment import FailingTools
+from tests.lab.topology import Lab, Wiring
+from tests.packets.services import SERVED_PORT
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """A client, a host and two backends that serve TCP and UDP."""
+    with Lab(Wiring(backends=2)) as built:
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> FailingTools:
+    """Programs before the real ones in PATH; they fail when told to."""
+    directory: Path = tmp_path_factory.mktemp("tools")
+    return FailingTools(directory)

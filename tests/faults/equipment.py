@@ -1,0 +1,202 @@
+"""What tests of faults need besides the lab: tools that fail, a host that uses them, rules of a cold start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.flow import Process, finish
+from tests.lab.node import Node
+from tests.lab.topology import ip
+
+PROGRAMS = ("iptables-restore", "ip6tables-restore")
+REFUSAL = "is refused by the test"
+STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
+_SCRIPT = """\
+#!/usr/bin/env bash
+# Hands everything to {real}, unless told to fail.
+here=${{0%/*}}
+name=${{0##*/}}
+echo "$EPOCHREALTIME" >>"$here/calls"
+if [ -e "$here/broken" ]; then
+    echo "$name: broken by the test" >&2
+    exit 1
+fi
+input=$(cat)
+if [ -s "$here/refused" ] && line=$(grep -nm1 -Ff "$here/refused" <<<"$input"); then
+    echo "$name: line ${{line%%:*}} {refusal}" >&2
+    exit 1
+fi
+exec {real} "$@" <<<"$input"
+"""
+
+Rules = dict[str, list[str]]
+"""Rules in order, by `TOOL TABLE CHAIN`."""
+
+
+@dataclass
+class EquippedNode(Node):
+    """A node of the lab where every command gets some environment besides this process's own."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, node: Node, **environment: str) -> EquippedNode:
+        """The same node; the lab ends what is started here, too."""
+        # Names under VIPD_ are settings, and the length of a soak is none.
+        return cls(node.namespace, node.name, node.ipv4, node.ipv6, node.started, environment)
+
+    def inside(self, argv: Any) -> list[str]:
+        """The command line that runs `argv` in this namespace and environment."""
+        pairs = [f"{name}={value}" for name, value in self.environment.items()]
+        return super().inside(["env", "-u", "VIPD_SOAK", *pairs, *argv])
+
+
+class FailingTools:
+    """A directory with an iptables-restore of each family, to be first in PATH."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        for name in PROGRAMS:
+            real = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+            assert real, f"{name} is not installed"
+            script = directory / name
+            script.write_text(_SCRIPT.format(real=real, refusal=REFUSAL))
+            script.chmod(0o755)
+
+    def equip(self, node: Node) -> EquippedNode:
+        """The node with these programs first in PATH."""
+        return EquippedNode.of(node, PATH=f"{self._directory}:{os.environ['PATH']}")
+
+    @contextmanager
+    def refusing(self, *texts: str) -> Iterator[None]:
+        """For a while, fail when the input holds one of these texts."""
+        refused = self._directory / "refused"
+        refused.write_text("".join(f"{text}\n" for text in texts))
+        try:
+            yield
+        finally:
+            refused.unlink()
+
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """For a while, fail always."""
+        mark = self._directory / "broken"
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
+    def calls(self) -> list[float]:
+        """When the tools were called, in seconds since 1970."""
+        path = self._directory / "calls"
+        return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+class Api:
+    """One kept connection to a daemon. Raises OSError or HTTPException when the daemon is gone."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._connection = UnixConnection(daemon.socket)
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """The answer's status and JSON."""
+        self._connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
+        response = self._connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+GONE = (OSError, http.client.HTTPException, ValueError)
+"""What `Api.ask` raises when the daemon ends meanwhile."""
+
+
+@contextmanager
+def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any]]:
+    """Connect all the time, one after the other. The mapping holds `answered` and `failed` when it ends."""
+    process: Process = node.start(sys.executable, "-I", str(STEADY_CLIENT), address, str(port))
+    told: dict[str, Any] = {}
+    try:
+        yield told
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        told.update(json.loads(process.stdout.readline()))
+    finally:
+        finish(process)
+
+
+def rules_of(node: Node) -> Rules:
+    """Every rule of a namespace, without counters."""
+    found: Rules = {}
+    for tool in ("iptables", "ip6tables"):
+        table = ""
+        for line in node.run(f"{tool}-save").stdout.splitlines():
+            if line.startswith("*"):
+                table = line[1:]
+            elif line.startswith(":"):
+                found[f"{tool} {table} {line[1:].split()[0]}"] = []
+            elif line.startswith("-A "):
+                found[f"{tool} {table} {line.split()[1]}"].append(line)
+    return found
+
+
+def cold_rules(declarations: Mapping[str, str], stored: str) -> Rules:
+    """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
+    name = f"vipd-{secrets.token_hex(3)}-cold"
+    node = EquippedNode(name, "cold", "", "")
+    with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text:
+        directory = Path(text)
+        for part in ("services.d", "state"):
+            (directory / part).mkdir()
+        for file, declaration in declarations.items():
+            (directory / "services.d" / file).write_text(declaration)
+        if stored:
+            (directory / "state" / "services.yaml").write_text(stored)
+        config = directory / "vipd.yaml"
+        places = {"services_dir": "services.d", "state_dir": "state", "socket": "vipd.sock"}
+        config.write_text(yaml.safe_dump({key: str(directory / place) for key, place in places.items()}))
+        ip("netns", "add", name)
+        try:
+            node.run(sys.executable, "-m", "vipd", "--config", str(config), "--once", timeout=60)
+            return rules_of(node)
+        finally:
+            ip("netns", "delete", name)
+
+
+def cold_rules_of(daemon: Daemon) -> Rules:
+    """The rules of a cold start from what this daemon has now on disk."""
+    return cold_rules(*on_disk(daemon))
+
+
+def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:
+    """A daemon's files and store."""
+    files = {path.name: path.read_text() for path in daemon.services_dir.glob("*.yaml")}
+    store = daemon.state_dir / "services.yaml"
+    return files, store.read_text() if store.exists() else ""
+
+
+def difference(found: Rules, wanted: Rules) -> list[str]:
+    """The chains that are not the same, to be shown; empty when all are."""
+    return [
+        f"{chain}: {found.get(chain)} instead of {wanted.get(chain)}"
+        for chain in sorted(found.keys() | wanted.keys())
+        if found.get(chain) != wanted.get(chain)
+    ]
