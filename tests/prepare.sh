@@ -18,7 +18,7 @@ require_root() { # the command as the user would type it
 
 missing_packages() {
     local pair
-    for pair in iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps python3:python3; do
+    for pair in iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps ping:iputils-ping python3:python3; do
         command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
     done
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from vipd.host_record import FILE_NAME, HostRecord
 from vipd.hostnet import FORWARDING, LIBERAL, HostNet, restore_sysctls
-from vipd.model import Family
+from vipd.model import Family, Forwarding, ForwardingKey, Masquerade, Protocol
 from vipd.settings import Settings, load_settings
 
-SETTINGS: Settings = load_settings()
+SETTINGS: Settings = load_settings(flags={"vip_device": ""})
 IPV4, IPV6 = FORWARDING[Family.IPV4], FORWARDING[Family.IPV6]
 
 
@@ -36,15 +38,21 @@ def value(proc: Path, name: str) -> str:
     return (proc / name).read_text().strip()
 
 
+def prepare(host: HostNet, families: Iterable[Family]) -> tuple[str, ...]:
+    """Prepare a host for a service in each of these families."""
+    keys = [ForwardingKey("web", "", Protocol.TCP, family) for family in families]
+    return asyncio.run(host.prepare([Forwarding(key, (), 80, (), Masquerade.FORWARDED) for key in keys]))
+
+
 def test_only_families_in_use_are_turned_on(proc: Path, record: HostRecord) -> None:
-    assert HostNet(SETTINGS, record, proc).prepare([Family.IPV4]) == ()
+    assert prepare(HostNet(SETTINGS, record, proc), [Family.IPV4]) == ()
     assert (value(proc, IPV4), value(proc, IPV6)) == ("1", "0")
     assert record.read().sysctls == {IPV4: {"was": "0", "set": "1"}}
 
 
 def test_what_is_on_already_is_neither_written_nor_recorded(proc: Path, record: HostRecord) -> None:
     (proc / IPV4).write_text("1\n")
-    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
+    prepare(HostNet(SETTINGS, record, proc), [Family.IPV4])
     assert record.read().sysctls == {}
     assert restore_sysctls(record, proc) == []
     assert value(proc, IPV4) == "1"
@@ -52,7 +60,7 @@ def test_what_is_on_already_is_neither_written_nor_recorded(proc: Path, record: 
 
 def test_a_restart_does_not_forget_the_value_to_go_back_to(proc: Path, record: HostRecord) -> None:
     for _ in range(2):
-        HostNet(SETTINGS, record, proc).prepare([Family.IPV4, Family.IPV6])
+        prepare(HostNet(SETTINGS, record, proc), [Family.IPV4, Family.IPV6])
     assert restore_sysctls(record, proc) == ["net.ipv4.ip_forward = 0", "net.ipv6.conf.all.forwarding = 0"]
     assert value(proc, IPV4) == "0"
 
@@ -62,13 +70,13 @@ def test_the_record_is_on_disk_before_the_kernel_is_changed(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(HostRecord, "_write", lambda *_: seen.append(value(proc, IPV4)))
-    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
+    prepare(HostNet(SETTINGS, record, proc), [Family.IPV4])
     assert seen == ["0"]
 
 
 def test_a_record_that_cannot_be_written_leaves_the_kernel_alone(proc: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (warning,) = HostNet(SETTINGS, HostRecord(tmp_path / "file"), proc).prepare([Family.IPV4])
+    (warning,) = prepare(HostNet(SETTINGS, HostRecord(tmp_path / "file"), proc), [Family.IPV4])
     assert "net.ipv4.ip_forward" in warning
     assert value(proc, IPV4) == "0"
 
@@ -77,15 +85,15 @@ def test_flows_that_leave_the_window_are_kept_alive_while_any_service_is_there(
     proc: Path, record: HostRecord
 ) -> None:
     (proc / LIBERAL).write_text("0\n")
-    HostNet(SETTINGS, record, proc).prepare([])
+    prepare(HostNet(SETTINGS, record, proc), [])
     assert value(proc, LIBERAL) == "0"
-    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
+    prepare(HostNet(SETTINGS, record, proc), [Family.IPV4])
     assert value(proc, LIBERAL) == "1"
 
 
 def test_nothing_is_touched_when_the_settings_say_so(proc: Path, record: HostRecord) -> None:
-    host = HostNet(load_settings(flags={"manage_sysctls": False}), record, proc)
-    assert host.prepare([Family.IPV4]) == ()
+    host = HostNet(load_settings(flags={"manage_sysctls": False, "vip_device": ""}), record, proc)
+    assert prepare(host, [Family.IPV4]) == ()
     assert value(proc, IPV4) == "0"
 
 
@@ -93,13 +101,13 @@ def test_a_missing_setting_is_a_warning_and_does_not_hold_back_the_other(
     proc: Path, record: HostRecord
 ) -> None:
     (proc / IPV6).unlink()
-    (warning,) = HostNet(SETTINGS, record, proc).prepare([Family.IPV6, Family.IPV4])
+    (warning,) = prepare(HostNet(SETTINGS, record, proc), [Family.IPV6, Family.IPV4])
     assert "net.ipv6.conf.all.forwarding" in warning
     assert value(proc, IPV4) == "1"
 
 
 def test_what_somebody_changed_since_is_left_alone(proc: Path, record: HostRecord) -> None:
-    HostNet(SETTINGS, record, proc).prepare([Family.IPV4])
+    prepare(HostNet(SETTINGS, record, proc), [Family.IPV4])
     (proc / IPV4).write_text("2\n")
     assert restore_sysctls(record, proc) == []
     assert value(proc, IPV4) == "2"
@@ -111,15 +119,26 @@ def test_the_record_keeps_tables_prefixes_and_settings_apart(record: HostRecord)
     record.rules("LB", [])
     record.sysctl("a/b", "0", "1")
     record.sysctl("a/b", "7", "1")
+    record.device("vipd0", "made")
+    record.device("vipd0", "up")
     changes = record.read()
     assert changes.tables == ["ipv4 nat", "ipv4 filter"]
     assert changes.prefixes == ["VIPD", "LB"]
     assert changes.sysctls == {"a/b": {"was": "0", "set": "1"}}
+    assert changes.devices == {"vipd0": "made"}
+    record.forget_device("vipd0")
+    record.forget_device("vipd0")
+    assert record.read().devices == {}
     record.forget_prefix("VIPD")
     assert record.read().prefixes == ["LB"]
     record.clear()
     record.clear()
     assert record.read().prefixes == []
+
+
+def test_a_record_without_devices_is_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"sysctls": {}, "tables": ["ipv4 nat"], "prefixes": []}')
+    assert HostRecord(tmp_path).read().tables == ["ipv4 nat"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"sysctls": {}}', "7"])

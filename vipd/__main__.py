@@ -39,9 +39,9 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> int:
-    if arguments.check:
-        return daemon.check(settings)
     try:
+        if arguments.check:
+            return daemon.check(settings)
         return asyncio.run(daemon.once(settings) if arguments.once else daemon.serve(settings))
     except daemon.StartError as error:
         logging.getLogger("vipd").error("%s", error)

@@ -1,4 +1,4 @@
-"""What vipd asks of the host itself: that it forwards packets, and its addresses."""
+"""What vipd asks of the host itself: that it forwards packets, has routes to VIPs, and its addresses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vipd.admission import AddressPolicy
+from vipd.host_checks import HostChecks
 from vipd.host_record import HostRecord
-from vipd.model import Family
+from vipd.model import Family, Forwarding
 from vipd.selection import SelectionPolicy
 from vipd.settings import Settings
+from vipd.vip_routes import VipRoutes, wanted_vips
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ class HostNet:
         self._record = record
         self._root = root
         self._policy: SelectionPolicy | None = None
+        self._forwardings: Collection[Forwarding] = ()
+        self._routes = VipRoutes(settings.vip_device, record)
+        self._checks = HostChecks(settings)
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -50,14 +55,30 @@ class HostNet:
         return AddressPolicy(self._settings.allowed_addresses, () if compatible else tuple(sorted(own)))
 
     async def look(self) -> bool:
-        """Read this host's addresses, unless settings name them; whether they are others than before."""
+        """Look at this host again: whether its addresses (unless settings name them), the routes that are
+        needed, or what is to be warned of have changed. Raises OSError when the addresses cannot be read."""
         named = self._settings.host_addresses
         addresses = await host_addresses() if named is None else named
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
-        return before != self._policy
+        if before is None:
+            return True  # nothing has been prepared yet
+        routes = await self._routes.look()
+        checks = await self._checks.look(self._forwardings)
+        return before != self._policy or routes or checks
 
-    def prepare(self, families: Collection[Family]) -> tuple[str, ...]:
-        """Make sure that the host forwards these families; returns a warning for each thing that failed."""
+    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
+        """Make sure that the host forwards these families and has routes to their VIPs.
+
+        Returns a warning for each thing that failed, and for each that is amiss on this host.
+        """
+        self._forwardings = forwardings
+        return (
+            *self._prepare_sysctls({forwarding.key.family for forwarding in forwardings}),
+            *await self._routes.ensure(wanted_vips(forwardings)),
+            *self._checks.warnings(forwardings),
+        )
+
+    def _prepare_sysctls(self, families: Collection[Family]) -> tuple[str, ...]:
         if not self._settings.manage_sysctls or not families:
             return ()
         otherwise = "clients behind this host will fail"

@@ -128,8 +128,8 @@ class Settings(BaseSettings):
     """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
     manage_sysctls: bool = True
     """Turn on IP forwarding when there are services, and put it back on cleanup."""
-    vip_device: str = Field("vipd0", pattern=r"^(?!\.{1,2}$)[^\s/:]{0,15}$")
-    """Device made to carry routes to VIPs that no other route covers; empty: never make one, nor any route."""
+    vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")
+    """Device made to carry routes to VIPs that no other route covers; empty: none, and no such routes."""
     health_address: ListenAddress | None = None
     """ADDR:PORT or [v6]:PORT where GET /healthz and /livez are answered over TCP too; unset: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

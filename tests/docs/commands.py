@@ -28,7 +28,7 @@ def command_lines(block: Block) -> Iterator[tuple[str, ...]]:
 
 
 def calls_of_ours(block: Block) -> Iterator[tuple[str, ...]]:
-    """Those commands that are `vipctl` or `vipd`, without `sudo`, `ip netns exec` and the way to the program."""
+    """Those of `vipctl` or `vipd`, without `sudo`, `ip netns exec` and the program's directory."""
     for words in command_lines(block):
         rest = list(words)
         if rest[:3] == ["ip", "netns", "exec"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -168,6 +169,18 @@ def test_pages_that_are_mentioned_exist() -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     linked = {target.partition("#")[0] for line in prose(ROOT / "README.md") for target in line.links()}
     assert {name_of(page) for page in DOCS.glob("*.md")} <= linked
+
+
+def rooms() -> list[Path]:
+    return sorted((ROOT / "vipd" / "dataplane").glob("*/README.md"))
+
+
+@pytest.mark.parametrize("page", rooms(), ids=lambda page: page.parent.name)
+def test_a_room_lists_its_modules(page: Path) -> None:
+    inside = {f"{path.name}/" if path.is_dir() else path.name for path in page.parent.iterdir()}
+    modules = {name for name in inside if name.endswith((".py", "/")) and not name.startswith("__")}
+    listed = {word for first, *_ in rows(page) for word in coded(first) if word.endswith((".py", "/"))}
+    assert listed == modules
 
 
 def test_the_default_of_a_field_is_written_as_in_the_page() -> None:

@@ -39,7 +39,6 @@ HTTP_STATUS = {
     "owned": 409,
     "invalid": 422,
     "internal": 500,
-    "unavailable": 503,
 }
 
 Change = Callable[[operations.Services, operations.Services], Outcome]

@@ -16,6 +16,7 @@ from vipd.host_record import HostRecord
 from vipd.hostnet import restore_sysctls
 from vipd.process import run
 from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+from vipd.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
 
@@ -28,8 +29,9 @@ DEFAULT_PREFIX = "VIPD"
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--force", is_flag=True, help="Even while a vipd runs here; it may put its rules back.")
 def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force: bool) -> int:
-    """Remove every rule of vipd, of both address families and both iptables variants, and put back kernel
-    settings that vipd changed. Established flows lose their translation. What is declared or stored stays.
+    """Remove every rule of vipd, of both address families and both iptables variants, its routes to VIPs and
+    their device, and put back kernel settings that vipd changed. Established flows lose their translation.
+    What is declared or stored stays.
     """
     directory = Path(state_dir) if state_dir else _configured_state_dir()
     if os.geteuid() != 0 and not dry_run:
@@ -51,12 +53,12 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     for leftover in leftovers:
         print(_told(leftover, dry_run))
     if dry_run:
-        for name, change in record.read().sysctls.items():
-            print(f"would set {name.replace('/', '.')} = {change['was']}")
-        return OK
+        return await _foretell(record)
     await remove(leftovers, run)
     for table in await remove_empty_tables(record.read().tables, run):
         print(f"removed the empty table {table}")
+    for thing in await restore_routes(record):
+        print(f"deleted {thing}")
     for setting in restore_sysctls(record):
         print(f"set {setting}")
     record.clear()
@@ -64,6 +66,15 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
         print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)
         return FAILED
     print("nothing of vipd is left in the kernel" if leftovers else "there was nothing of vipd in the kernel")
+    return OK
+
+
+async def _foretell(record: HostRecord) -> int:
+    """Say what would be done besides the removal of rules."""
+    for thing in await restore_routes(record, dry_run=True):
+        print(f"would delete {thing}")
+    for name, change in record.read().sysctls.items():
+        print(f"would set {name.replace('/', '.')} = {change['was']}")
     return OK
 
 

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+
+from vipd.model import Endpoint, ExternalAddress, Forwarding, ForwardingKey, Masquerade, Protocol, family_of
+from vipd.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
+from vipd.vip_routes import wanted_vips
+
+
+class Message(dict[str, Any]):
+    """A netlink message as pyroute2 gives it."""
+
+    def __init__(self, attributes: dict[str, Any], **head: Any) -> None:
+        super().__init__(head, attrs=list(attributes.items()))
+        self._attributes = attributes
+
+    def get_attr(self, name: str) -> Any:
+        """The value of an attribute; None when it is not given."""
+        return self._attributes.get(name)
+
+
+def routes(*given: str) -> RouteTable:
+    """A table of `NETWORK[ METRIC][ refuses]`."""
+    made = []
+    for text in given:
+        network, *words = text.split()
+        parsed = ipaddress.ip_network(network)
+        metric = next((int(word) for word in words if word.isdigit()), 0)
+        made.append(
+            Route(
+                parsed.version,
+                int(parsed.network_address),
+                parsed.prefixlen,
+                metric,
+                delivers="refuses" not in words,
+            )
+        )
+    return RouteTable(made)
+
+
+def rule(attributes: dict[str, Any] | None = None, **head: int) -> Message:
+    known = {"src_len": 0, "dst_len": 0, "tos": 0, "flags": 0, "action": 1, "table": 254}
+    return Message({"FRA_TABLE": 254} | (attributes or {}), **known | head)
+
+
+def route(attributes: dict[str, Any], **head: int) -> Message:
+    return Message(attributes, **{"family": 2, "type": 1, "flags": 0, "dst_len": 0, "table": 254} | head)
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "covered"),
+    [
+        ([], "10.96.0.1", False),
+        (["0.0.0.0/0"], "10.96.0.1", True),
+        (["0.0.0.0/0"], "fd00:96::1", False),
+        (["::/0"], "fd00:96::1", True),
+        (["10.96.0.0/12"], "10.111.255.255", True),
+        (["10.96.0.0/12"], "10.112.0.0", False),
+        (["0.0.0.0/0", "10.96.0.0/16 refuses"], "10.96.0.1", False),
+        (["10.96.0.0/16 refuses", "10.96.0.1/32"], "10.96.0.1", True),
+        (["::/0 4294967295 refuses"], "fd00:96::1", False),
+        (["::/0 4294967295 refuses", "::/0 1024"], "fd00:96::1", True),
+        (["::/0 1024", "::/0 4294967295 refuses"], "fd00:96::1", True),
+    ],
+)
+def test_the_longest_prefix_and_then_the_lowest_metric_decide(
+    given: list[str], address: str, covered: bool
+) -> None:
+    assert routes(*given).covers(address) is covered
+
+
+def test_only_rules_for_every_packet_name_tables() -> None:
+    assert table_for_all(rule({"FRA_TABLE": 100, "FRA_PRIORITY": 5})) == 100
+    assert table_for_all(rule({"FRA_SUPPRESS_PREFIXLEN": 0xFFFFFFFF})) == 254
+    limited = [
+        rule({"FRA_FWMARK": 1}),
+        rule({"FRA_IIFNAME": "eth0"}),
+        rule({"FRA_SUPPRESS_PREFIXLEN": 0}),
+        rule(src_len=32),
+        rule(flags=2),
+        rule(action=6),
+    ]
+    assert [table_for_all(each) for each in limited] == [None] * len(limited)
+
+
+def test_dead_and_throw_routes_are_none() -> None:
+    assert route_of(route({})) == Route(4, 0, 0)
+    assert route_of(route({}, flags=1)) is None
+    assert route_of(route({}, type=9)) is None
+    refusing = route_of(route({"RTA_DST": "10.0.0.0", "RTA_PRIORITY": 7, "RTA_TABLE": 9}, type=6, dst_len=8))
+    assert refusing == Route(4, 10 << 24, 8, 7, delivers=False, table=9)
+
+
+def link(name: str, index: int, kind: str = "", master: int = 0, flags: int = 1) -> Message:
+    about = Message({"IFLA_INFO_KIND": kind}) if kind else None
+    return Message(
+        {"IFLA_IFNAME": name, "IFLA_LINKINFO": about, "IFLA_MASTER": master}, index=index, flags=flags
+    )
+
+
+def test_a_device_swallows_only_with_nothing_attached() -> None:
+    links = [
+        link("vipd0", 2, "bridge"),
+        link("eth0", 3),
+        link("br0", 4, "bridge"),
+        link("p", 5, "veth", master=4),
+    ]
+    assert device_of(links, "vipd0") == Device(2, "bridge", up=True)
+    assert device_of(links, "none") is None
+    usable = {
+        each: (device_of(links, each) or Device(0, "", False)).usable
+        for each in ("vipd0", "eth0", "br0", "p")
+    }
+    assert usable == {"vipd0": True, "eth0": False, "br0": False, "p": False}
+    assert not Device(2, "dummy", up=True, member=True).usable
+
+
+def test_every_address_is_wanted_with_a_backend_if_any_port_has_one() -> None:
+    def on(port: int, *backends: str) -> Forwarding:
+        key = ForwardingKey("web", str(port), Protocol.TCP, family_of("10.96.0.1"))
+        return Forwarding(
+            key,
+            ("10.96.0.1",),
+            port,
+            tuple(Endpoint(b, port) for b in backends),
+            Masquerade.FORWARDED,
+            external_addresses=(ExternalAddress("198.51.100.1"),),
+        )
+
+    expected = {"10.96.0.1": "10.244.0.5", "198.51.100.1": "10.244.0.5"}
+    assert wanted_vips([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]) == expected
+    assert wanted_vips([on(1)]) == {"10.96.0.1": "", "198.51.100.1": ""}

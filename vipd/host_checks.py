@@ -1,0 +1,215 @@
+"""What is amiss on this host and would make services behave oddly: told, and mended where it is vipd's own.
+
+Rules in the iptables variant that vipd does not use are applied beside its own (contract 7.2), and affinity
+lists have a limit (contract 1.7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove
+from vipd.dataplane.iptables.tools import Tools, find_tools, save
+from vipd.model import Family, Forwarding
+from vipd.process import Runner, run
+from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 60.0
+DEFAULT_LIST_LIMIT = 100
+"""xt_recent's ip_list_tot unless told otherwise."""
+LISTS_AT_ONCE = 2000
+"""Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
+NAMED_SERVICES = 3
+TABLES_OF_LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
+"""Which legacy tables exist. Nothing is loaded or made by reading it."""
+
+
+class HostChecks:
+    """Looks once a minute. `root` stands for `/`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: Runner = run,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._variants = OtherVariant(settings, run, root / "proc")
+        self._names = Names(settings.chain_prefix)
+        self._root, self._clock = root, clock
+        self._next = 0.0
+        self._mixed = ""
+        self._full: tuple[str, ...] = ()
+
+    async def look(self, forwardings: Collection[Forwarding]) -> bool:
+        """Check if it is time to; whether there is something else to warn of than before."""
+        if self._clock() < self._next:
+            return False
+        self._next = self._clock() + CHECK_SECONDS
+        before = self._mixed, self._full
+        self._mixed = await self._variants.check({f.key.family for f in forwardings})
+        self._full = await asyncio.to_thread(self._full_lists, forwardings, self._limit())
+        return before != (self._mixed, self._full)
+
+    def warnings(self, forwardings: Iterable[Forwarding]) -> tuple[str, ...]:
+        """What is to be told about this host now."""
+        pinned = {f.key.service for f in forwardings if f.affinity_timeout is not None}
+        full = tuple(name for name in self._full if name in pinned)
+        return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
+
+    def _limit(self) -> int | None:
+        try:
+            return int((self._root / "sys/module/xt_recent/parameters/ip_list_tot").read_text())
+        except (OSError, ValueError):
+            return None  # the module is not loaded, or we are not root
+
+    def _full_lists(self, forwardings: Iterable[Forwarding], limit: int | None) -> tuple[str, ...]:
+        """The services of which a list is full."""
+        lists = [
+            (f.key.service, self._names.endpoint(f.key, endpoint))
+            for f in forwardings
+            if limit and f.affinity_timeout is not None
+            for endpoint in f.reachable()
+        ]
+        directory = self._root / "proc/net/xt_recent"
+        full = {
+            service for service, name in lists[:LISTS_AT_ONCE] if _lines(directory / name) >= (limit or 0)
+        }
+        return tuple(sorted(full))
+
+
+class OtherVariant:
+    """The iptables variant that vipd does not write with: nft's or legacy's."""
+
+    def __init__(self, settings: Settings, run: Runner, proc: Path) -> None:
+        self._settings, self._run, self._proc = settings, run, proc
+
+    async def check(self, families: Iterable[Family]) -> str:
+        """Remove vipd's own rules from it; a warning if it holds other rules in any of these families."""
+        found: dict[str, str] = {}
+        used = ""
+        for family in sorted(families):
+            try:
+                tools = await find_tools(family, self._settings.iptables_variant, self._run)
+                used = variant_of(tools)
+                other = "nft" if used == "legacy" else "legacy"
+                if other == "legacy" and not self._legacy_tables(family):
+                    continue
+                foreign = await self._foreign_tables(family, other)
+            except ApplyError as error:
+                log.debug("the other iptables variant cannot be read: %s", error)
+                continue
+            if foreign:
+                stem = "iptables" if family is Family.IPV4 else "ip6tables"
+                found[f"{stem}-{other}-save"] = f"{family} {', '.join(foreign)}"
+        return mixed_warning(used, found)
+
+    def _legacy_tables(self, family: Family) -> bool:
+        try:
+            return bool((self._proc / TABLES_OF_LEGACY[family]).read_text().strip())
+        except OSError:
+            return False
+
+    async def _foreign_tables(self, family: Family, other: str) -> tuple[str, ...]:
+        """The tables that hold rules of others, after vipd's own have been removed."""
+        prefix = self._settings.chain_prefix
+        tools = await find_tools(family, other, self._run)
+        text = await save(tools, self._run)
+        if f"\n:{prefix}-" in text and not _has_kube_proxy(text, prefix):
+            await self._remove_own(family, other)
+            text = await save(tools, self._run)
+            return tables_with_rules(text, prefix)
+        return tables_with_rules(text, "")
+
+    async def _remove_own(self, family: Family, other: str) -> None:
+        """Clean up after a change of iptables_variant, once the new variant's rules are at work."""
+        leftovers = [
+            one
+            for one in await find_leftovers([self._settings.chain_prefix], self._run)
+            if one.family is family
+        ]
+        old = [one for one in leftovers if variant_of(one.tools) == other]
+        if old and any(_at_work(one) for one in leftovers if one not in old):
+            await remove(old, self._run)
+            log.info("removed vipd's former %s rules: %s", family, old[0].tools.version_text)
+
+
+def variant_of(tools: Tools) -> str:
+    """`nft` or `legacy`. Programs older than the choice between them say nothing, and are legacy."""
+    return "nft" if "(nf_tables)" in tools.version_text else "legacy"
+
+
+def tables_with_rules(saved: str, own_prefix: str) -> tuple[str, ...]:
+    """The tables in an iptables-save output that hold a rule, or a policy other than ACCEPT.
+
+    Rules that stand in a chain of the prefix, or jump to one, do not count. An empty prefix exempts none.
+    """
+    found: dict[str, None] = {}
+    table = ""
+    for line in saved.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+            continue
+        policy = line.startswith(":") and line.split()[1] not in ("ACCEPT", "-")
+        rule = line.startswith("-A ") and not (own_prefix and f" {own_prefix}-" in line)
+        if policy or rule:
+            found[table] = None
+    return tuple(found)
+
+
+def mixed_warning(used: str, found: Mapping[str, str]) -> str:
+    """What to tell of foreign rules: command that shows them -> family and tables; empty for none."""
+    if not found:
+        return ""
+    where = "; ".join(found.values())
+    other = "legacy" if used == "nft" else "nft"
+    return (
+        f"iptables-{other} holds rules of other programs ({where}) while vipd writes iptables-{used}: the "
+        f"kernel applies both, and services may behave oddly; look: {' and '.join(found)}; hint: let every "
+        "program use one variant (update-alternatives --config iptables, or iptables_variant here)"
+    )
+
+
+def affinity_warning(limit: int | None, services: Collection[str], full: Collection[str]) -> str:
+    """What to tell of the limit of affinity lists, `full` being the services that have reached it."""
+    if limit is None or not services or (limit != DEFAULT_LIST_LIMIT and not full):
+        return ""
+    names = _listed(full or services)
+    reached = "and a list is full, so that clients are sent to other backends; " if full else ""
+    return (
+        f"affinity of {names}: each backend's list remembers {limit} clients, {reached or 'then forgets; '}"
+        f"hint: put `options xt_recent ip_list_tot={max(10000, limit * 10)}` into /etc/modprobe.d/vipd.conf "
+        "and restart the host, for the limit is set when the module is loaded"
+    )
+
+
+def _listed(names: Collection[str]) -> str:
+    first = sorted(names)[:NAMED_SERVICES]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _at_work(leftover: Leftover) -> bool:
+    """Whether built-in chains jump to these rules."""
+    return any(change.builtin for change in leftover.plan.changes)
+
+
+def _has_kube_proxy(saved: str, prefix: str) -> bool:
+    """Whether chains under the prefix are a kube-proxy's rather than vipd's."""
+    return f"\n:{prefix}-PROXY-CANARY " in saved
+
+
+def _lines(path: Path) -> int:
+    try:
+        with path.open("rb") as lines:
+            return sum(1 for _ in lines)
+    except OSError:
+        return 0
