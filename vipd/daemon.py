@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from aiohttp import web
 
@@ -25,6 +26,10 @@ from vipd.api.views import time_text
 from vipd.catalog import merge
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
 from vipd.observe.health_ports import HealthPorts
@@ -34,7 +39,7 @@ from vipd.reconciler import Reconciler
 from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
-from vipd.upkeep import keep_conntrack, watch_files, watch_host
+from vipd.upkeep import keep_conntrack, watch_files, watch_host, watch_rules
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +60,8 @@ class Parts:
     dataplane: IptablesDataplane
     surroundings: HostNet
     reconciler: Reconciler
+    own: OwnProcesses
+    peace: Peace
 
     async def rescan(self) -> None:
         """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
@@ -97,6 +104,8 @@ async def serve(settings: Settings) -> int:
         listeners = _health(parts)
         async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
             work = [
+                # Before the first write, so that nothing done to our rules goes unseen.
+                tasks.create_task(_watch_rules(parts), name="watch rules"),
                 tasks.create_task(parts.reconciler.run(), name="reconcile"),
                 tasks.create_task(watch_files(parts.files, parts.reconciler), name="watch files"),
                 tasks.create_task(watch_host(parts.surroundings, parts.reconciler), name="watch addresses"),
@@ -127,10 +136,12 @@ async def wire(settings: Settings) -> Parts:
     for fault in (*files.faults(), *store.faults()):
         log.error("%s", fault)
     record = HostRecord(settings.state_dir)
-    dataplane = await IptablesDataplane.start(settings, record, run)
+    own = OwnProcesses(time.monotonic)
+    dataplane = await IptablesDataplane.start(settings, record, partial(run, started=own.running))
     surroundings = HostNet(settings, record)
     reconciler = Reconciler((files, store), dataplane, surroundings, lambda: datetime.now(UTC))
-    return Parts(settings, files, store, dataplane, surroundings, reconciler)
+    peace = Peace(settings.chain_prefix)
+    return Parts(settings, files, store, dataplane, surroundings, reconciler, own, peace)
 
 
 @contextlib.contextmanager
@@ -157,6 +168,16 @@ def _take_lock(descriptor: int, settings: Settings) -> None:
         raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
+
+
+def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
+    """Sees and repairs what others do to our rules."""
+    names = Names(parts.settings.chain_prefix)
+
+    def open_watch() -> Watch:
+        return Watch(parts.dataplane.watched(), names, parts.own)
+
+    return watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
 
 
 def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
@@ -192,7 +213,10 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         parts.store,
         parts.rescan,
         about,
-        warnings=lambda: [warning for each in listeners for warning in each.warnings],
+        warnings=lambda: [
+            *(warning for each in listeners for warning in each.warnings),
+            *parts.peace.warnings(asyncio.get_running_loop().time()),
+        ],
         claims=parts.surroundings.claims,
     )
     try:

@@ -8,8 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
 
@@ -18,6 +21,8 @@ log = logging.getLogger(__name__)
 LOOK_AT_HOST_SECONDS = 5.0
 LOOK_AT_CONNTRACK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
+WATCH_AGAIN_SECONDS = 5.0
+REPAIR_SECONDS = 60.0
 
 
 class Looking(Protocol):
@@ -45,6 +50,42 @@ async def watch_host(host: Looking, reconciler: Reconciler) -> None:
             continue
         if changed:
             reconciler.wake()
+
+
+async def watch_rules(
+    open_watch: Callable[[], Watch], peace: Peace, dataplane: Dataplane, reconciler: Reconciler
+) -> None:
+    """Repair what others do to our rules: at once, or after a pause where somebody keeps undoing it."""
+    while True:
+        try:
+            async with open_watch() as watch:
+                while True:
+                    await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
+        except (OSError, ApplyError) as error:
+            log.warning("changes of our rules by others cannot be seen: %s; trying again", error)
+            await asyncio.sleep(WATCH_AGAIN_SECONDS)
+
+
+async def _until_due(watch: Watch, peace: Peace) -> str:
+    """Wait for a disturbance, and then until its repair is due; what happened, for people."""
+    clock = asyncio.get_running_loop().time
+    seen = [await anext(watch)]
+    due = peace.disturbed(seen[0].actors, clock())
+    while (left := due - clock()) > 0:
+        with contextlib.suppress(TimeoutError):
+            seen.append(await asyncio.wait_for(anext(watch), left))
+            due = peace.disturbed(seen[-1].actors, clock())
+    return "; ".join(dict.fromkeys(map(str, seen)))
+
+
+async def _repair(told: str, peace: Peace, dataplane: Dataplane, reconciler: Reconciler) -> None:
+    written = reconciler.progress.applies
+    dataplane.forget()
+    await reconciler.settled(reconciler.wake(), REPAIR_SECONDS)
+    repaired = reconciler.progress.applies > written
+    peace.repaired(repaired, asyncio.get_running_loop().time())
+    if repaired:
+        log.warning("rules repaired; what had happened: %s", told)
 
 
 async def keep_conntrack(

@@ -1,4 +1,4 @@
-"""What tests of faults need besides the lab: tools that fail, a host that uses them, rules of a cold start."""
+"""What tests of faults need besides the lab: tools that fail, a host that has them, rules of a cold start."""
 
 from __future__ import annotations
 

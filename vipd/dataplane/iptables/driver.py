@@ -11,6 +11,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.tools import Tools, find_tools
+from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 from vipd.process import Runner
@@ -103,6 +104,10 @@ class IptablesDataplane:
         """The SVC chain and each endpoint's SEP chain."""
         key = forwarding.key
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
+
+    def watched(self) -> tuple[WatchedFamily, ...]:
+        """How to see that somebody else changes our rules, for each family that has tools."""
+        return tuple(watched for rules in self._families.values() if (watched := rules.watched()))
 
     def options_of(self, family: Family) -> RuleOptions:
         """Everything besides the forwardings that shapes a family's rules."""

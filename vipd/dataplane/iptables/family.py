@@ -18,6 +18,7 @@ from vipd.dataplane.iptables.probe import Abilities, probe
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved, recognise
 from vipd.dataplane.iptables.tools import Tools, restore, save
+from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.process import Runner
@@ -44,6 +45,8 @@ class FamilyRules:
         self._installed: Installed | None = None
         """None: not known, so the next plan reads the kernel."""
         self._doubted = False
+        self._writes = 0
+        self._writing = False
         self._abilities: Abilities | None = None
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
 
@@ -81,6 +84,18 @@ class FamilyRules:
             why = "the kernel lacks xt_connmark; modprobe xt_connmark"
             found.append(f"{self._family}: translated flows are not accepted in FORWARD: {why}")
         return found
+
+    def watched(self) -> WatchedFamily | None:
+        """How to see that somebody else changes these rules; None without tools."""
+        tools = self.tools
+        if isinstance(tools, ApplyError):
+            return None
+        return WatchedFamily(self._family, tools.legacy, lambda: save(tools, self._run), self._expected)
+
+    def _expected(self) -> Expected | None:
+        if self._installed is None or self._writing or self._doubted:
+            return None
+        return Expected(self._writes, self._installed)
 
     async def plan(self) -> Plan:
         """What has to be written now. Raises ApplyError."""
@@ -156,6 +171,7 @@ class FamilyRules:
     async def _write(self, plan: Plan) -> None:
         assert isinstance(self.tools, Tools)  # noqa: S101 (a plan with work exists only where tools do)
         assert self._installed is not None  # noqa: S101
+        self._writing = True
         try:
             for text in plan.restores:
                 await restore(self.tools, text, self._run)
@@ -163,6 +179,9 @@ class FamilyRules:
             # Some restores may have been done, also when this task was cancelled: look again first.
             self._installed = None
             raise
+        finally:
+            self._writing = False
+            self._writes += 1
         plan.settle(self._installed)
         self.ruleset.written()
 

@@ -77,7 +77,7 @@ class LeafRules:
         """The mark for flows to the service's own addresses that need this host's address as their source."""
         key, mode, cidrs = forwarding.key, forwarding.masquerade, self._options.cluster_cidrs
         note = comment(f"{key.service_port} cluster IP")
-        # Where no network of the family is in the cluster, every source is outside. kube-proxy marks none then.
+        # Where no network of the family is in the cluster, all sources are outside; kube-proxy marks none.
         everything_is_outside = mode is Masquerade.OFF_CLUSTER and not (cidrs or self._options.kube_proxy)
         for address in forwarding.addresses:
             match = to_address(address, key.family, key.protocol, note, forwarding.port)

@@ -27,6 +27,11 @@ class Tools:
     version: tuple[int, ...]
 
     @property
+    def legacy(self) -> bool:
+        """Whether they write to the legacy tables. Before 1.8 they did not say, and always did."""
+        return "nf_tables" not in self.version_text
+
+    @property
     def random_fully(self) -> bool:
         """Whether MASQUERADE knows --random-fully."""
         return self.version >= RANDOM_FULLY_SINCE

@@ -1,0 +1,128 @@
+"""Random changes through the API, and what they must have come to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.faults.equipment import GONE, Api
+from tests.packets.services import SERVED_PORT
+from vipd.model import family_of
+
+BACKENDS = {4: ("10.244.0.11", "10.244.0.12", "10.244.0.13"), 6: ("fd00:244::11", "fd00:244::12")}
+AFFINITIES = (None, "1m", "10m")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a service is to be: its backends with their weights, and its affinity."""
+
+    backends: tuple[tuple[str, int], ...] = ()
+    affinity: str | None = None
+
+
+class Changes:
+    """Changes services of its own, at random; `wanted` is what every answered change came to."""
+
+    def __init__(self, seed: int, services: int = 30) -> None:
+        self._random = random.Random(seed)
+        self._services = services
+        self.wanted: dict[str, Wanted] = {}
+        self.unanswered: tuple[str, Wanted | None] | None = None
+        """The service of a change that the daemon did not live to answer, and what it may be now."""
+        self.answered = 0
+
+    def one(self, api: Api) -> None:
+        """Make one change. Raises one of `GONE` when the daemon ends, AssertionError when it refuses."""
+        name = f"s{self._random.randrange(self._services)}"
+        method, path, body, after = self._choose(name, self.wanted.get(name))
+        try:
+            status, answer = api.ask(method, path, body)
+        except GONE:
+            self.unanswered = (name, after)
+            raise
+        assert status == 200, f"{method} {path} {body}: {answer}"
+        self.answered += 1
+        self._is(name, after)
+
+    def settle(self, found: dict[str, Wanted]) -> None:
+        """Take over what a change without an answer came to; AssertionError when it is neither of the two."""
+        if self.unanswered:
+            name, after = self.unanswered
+            self.unanswered = None
+            assert found.get(name) in (after, self.wanted.get(name)), f"{name} is neither old nor new"
+            self._is(name, found.get(name))
+
+    def _is(self, name: str, service: Wanted | None) -> None:
+        self.wanted.pop(name, None)
+        if service is not None:
+            self.wanted[name] = service
+
+    def _choose(self, name: str, now: Wanted | None) -> tuple[str, str, Any, Wanted | None]:
+        number = int(name[1:])
+        address = f"10.96.5.{number}" if number % 4 else f"fd00:96:5::{number:x}"
+        known = BACKENDS[family_of(address)]
+        if now is None:
+            return self._add(name, address, known)
+        have = dict(now.backends)
+        missing = [backend for backend in known if backend not in have]
+        kind = self._random.choice(("remove", "affinity", "weight", "extend", "shorten"))
+        if kind == "weight" and have:
+            return self._weigh(name, now, have)
+        if kind == "extend" and missing:
+            added = missing[0]
+            body = {"backends": [{"address": added, "port": SERVED_PORT}]}
+            after = replace(now, backends=(*now.backends, (added, 1)))
+            return "POST", f"services/{name}/backends", body, after
+        if kind == "shorten" and have:
+            gone = self._random.choice(list(have))
+            left = tuple(pair for pair in now.backends if pair[0] != gone)
+            body = {"backends": [_place(gone)]}
+            return "DELETE", f"services/{name}/backends", body, replace(now, backends=left)
+        if kind == "remove":
+            return "DELETE", f"services/{name}", None, None
+        affinity = self._random.choice([a for a in AFFINITIES if a != now.affinity])
+        body = {"service": {"affinity": _affinity(affinity)}}
+        return "PATCH", f"services/{name}", body, replace(now, affinity=affinity)
+
+    def _add(self, name: str, address: str, known: tuple[str, ...]) -> tuple[str, str, Any, Wanted]:
+        backends = self._random.sample(known, self._random.randrange(len(known) + 1))
+        affinity = self._random.choice(AFFINITIES)
+        spec: dict[str, Any] = {
+            "name": name,
+            "address": address,
+            "ports": ["80/tcp", "80/udp"],
+            "backends": [{"address": backend, "port": SERVED_PORT} for backend in backends],
+        }
+        if affinity:
+            spec["affinity"] = _affinity(affinity)
+        after = Wanted(tuple((backend, 1) for backend in backends), affinity)
+        return "POST", "services", {"service": spec}, after
+
+    def _weigh(self, name: str, now: Wanted, have: dict[str, int]) -> tuple[str, str, Any, Wanted]:
+        chosen = self._random.choice(list(have))
+        weight = self._random.choice([w for w in (0, 1, 2, 7) if w != have[chosen]])
+        after = tuple((a, weight if a == chosen else w) for a, w in now.backends)
+        path = f"services/{name}/backends/{_place(chosen)}"
+        return "PATCH", path, {"weight": weight}, replace(now, backends=after)
+
+
+def services_of(api: Api) -> dict[str, Wanted]:
+    """What the daemon says that the random services are."""
+    _, answer = api.ask("GET", "export")
+    return {spec["name"]: _wanted(spec) for spec in answer["services"] if spec["name"].startswith("s")}
+
+
+def _wanted(spec: dict[str, Any]) -> Wanted:
+    backends = tuple((b["address"], b.get("weight", 1)) for b in spec.get("backends", ()))
+    affinity = spec.get("affinity")
+    return Wanted(backends, affinity["timeout"] if isinstance(affinity, dict) else None)
+
+
+def _affinity(timeout: str | None) -> dict[str, str] | None:
+    return {"by": "client-ip", "timeout": timeout} if timeout else None
+
+
+def _place(address: str) -> str:
+    return f"[{address}]:{SERVED_PORT}" if ":" in address else f"{address}:{SERVED_PORT}"

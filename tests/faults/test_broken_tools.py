@@ -1,0 +1,77 @@
+"""A tool that always fails: the old rules serve, nothing accepted is lost, and vipd recovers by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from tests.faults.equipment import FailingTools, cold_rules_of, difference, rules_of
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import backend_text
+
+pytestmark = pytest.mark.root
+
+VIP = "10.96.4.1"
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab, tools: FailingTools) -> Iterator[Daemon]:
+    with Daemon(tools.equip(lab.host)) as running:
+        running.vipctl("add", f"{VIP}:80/tcp", backend_text(lab.backends[0]), "--name", "old")
+        yield running
+
+
+def rounds(calls: list[float]) -> list[float]:
+    """The first call of each try; those of one try follow each other at once."""
+    return [later for earlier, later in pairwise([0.0, *calls]) if later - earlier > 0.3]
+
+
+def test_old_rules_serve_and_all_is_made_up_for(lab: Lab, daemon: Daemon, tools: FailingTools) -> None:
+    second = backend_text(lab.backends[1])
+    with tools.broken():
+        since = time.time()
+        said = daemon.vipctl("add", "10.96.4.2:80/tcp", second, "--name", "new", check=False)
+        assert said.returncode == 1
+        assert "stored in" in said.stderr
+        assert "broken by the test" in said.stderr
+        status = daemon.vipctl("status", check=False)
+        assert status.returncode == 1
+        assert "broken by the test" in status.stdout
+        assert daemon.status()["state"] == "failed"
+        # No service is to blame for a tool that takes nothing.
+        assert "quarantined" not in daemon.vipctl("list").stdout
+        assert set(lab.client.send(VIP, 80, count=10).all_answered().backends) == {"b1"}
+        time.sleep(4.0)
+        tries = rounds([call for call in tools.calls() if call > since])
+        pauses = [later - earlier for earlier, later in pairwise(tries)]
+        assert len(pauses) >= 2
+        assert pauses[-1] > pauses[0], f"pauses between tries: {pauses}"
+        # Accepted while broken, both from vipctl and from a file.
+        daemon.vipctl("add-backend", "old", second, check=False)
+        daemon.write(f"- {{name: filed, address: 10.96.4.3, ports: [80/tcp], backends: ['{second}']}}")
+    daemon.wait_in_sync(20)
+    assert set(lab.client.send(VIP, 80, count=30).all_answered().backends) == {"b1", "b2"}
+    for address in ("10.96.4.2", "10.96.4.3"):
+        daemon.wait_until(lambda a=address: lab.client.send(a, 80, timeout=1).failures.total(), 0, 10)
+    daemon.wait_in_sync()
+    assert not difference(rules_of(lab.host), cold_rules_of(daemon))
+
+
+def test_broken_at_the_start_it_recovers_too(lab: Lab, daemon: Daemon, tools: FailingTools) -> None:
+    daemon.stop()
+    before = rules_of(lab.host)
+    try:
+        with tools.broken():
+            daemon.write("- {name: filed, address: 10.96.4.5, ports: [80/tcp], backends: [10.244.0.11:8080]}")
+            with pytest.raises(AssertionError, match="vipd is failed"):
+                daemon.start(timeout=2.5)
+            assert rules_of(lab.host) == before
+            lab.client.send(VIP, 80, count=10).all_answered()
+    finally:
+        daemon.wait_in_sync(20)
+    lab.client.send("10.96.4.5", 80, count=5).all_answered()
+    assert not difference(rules_of(lab.host), cold_rules_of(daemon))

@@ -1,0 +1,83 @@
+"""SIGKILL at any moment of a stream of changes hurts no flow, loses no answered change, leaves no debris."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.faults.changes import Changes, services_of
+from tests.faults.equipment import (
+    GONE,
+    Api,
+    EquippedNode,
+    Rules,
+    cold_rules,
+    difference,
+    on_disk,
+    rules_of,
+    steady_client,
+)
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import backend_text
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+CRASHES = 25
+SEED = 20
+STABLE = "10.96.6.1"
+LONGEST_LIFE = 0.3
+"""Seconds of changes before a crash: a change takes some ten milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(EquippedNode.of(lab.host)) as running:
+        backends = [backend_text(backend) for backend in lab.backends]
+        running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
+        yield running
+
+
+def crash(daemon: Daemon, changes: Changes, after: float) -> None:
+    """Let changes stream in and kill the daemon amid them."""
+    api = Api(daemon)
+
+    def stream() -> None:
+        with contextlib.suppress(*GONE):
+            while True:
+                changes.one(api)
+
+    changing = threading.Thread(target=stream)
+    changing.start()
+    time.sleep(after)
+    daemon.kill()
+    changing.join(20)
+    api.close()
+    assert not changing.is_alive()
+
+
+def test_crashes_amid_changes(lab: Lab, daemon: Daemon) -> None:
+    moments, changes = random.Random(SEED), Changes(SEED)
+    after_start: list[tuple[Rules, Future[Rules]]] = []
+    with ThreadPoolExecutor(1) as cold, steady_client(lab.client, STABLE, 80) as told:
+        for _ in range(CRASHES):
+            crash(daemon, changes, moments.uniform(0, LONGEST_LIFE))
+            daemon.start()
+            api = Api(daemon)
+            found = services_of(api)
+            api.close()
+            changes.settle(found)
+            assert found == changes.wanted, f"seed {SEED}: an answered change was lost"
+            after_start.append((rules_of(lab.host), cold.submit(cold_rules, *on_disk(daemon))))
+    assert told["failed"] == {}, f"seed {SEED}"
+    assert told["answered"] > 1000
+    # Else the crashes met nothing.
+    assert changes.answered > CRASHES
+    for number, (found_rules, wanted) in enumerate(after_start):
+        assert not difference(found_rules, wanted.result()), f"seed {SEED}, after crash {number + 1}"

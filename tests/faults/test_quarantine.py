@@ -1,0 +1,150 @@
+"""A service that the kernel does not take is set aside by name; all others are programmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.faults.equipment import REFUSAL, FailingTools
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import SERVED_PORT, backend_text
+
+pytestmark = pytest.mark.root
+
+MANY = 40
+BAD_BACKEND = "10.244.0.66"
+"""Whoever has this backend is refused by the tool."""
+BAD = f"{BAD_BACKEND}:{SERVED_PORT}"
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab, tools: FailingTools) -> Iterator[Daemon]:
+    """Forty services of a file are served; whoever has the bad backend is refused."""
+    with tools.refusing(BAD_BACKEND), Daemon(tools.equip(lab.host), declaration(lab)) as running:
+        yield running
+
+
+def declaration(lab: Lab, bad: int = 0) -> str:
+    """Forty services; the one of this number also has the bad backend."""
+    good = [backend_text(backend) for backend in lab.backends]
+    return yaml.safe_dump(
+        [
+            {
+                "name": f"s{number}",
+                "address": vip(number),
+                "ports": ["80/tcp"],
+                "backends": [*good, BAD] if number == bad else good,
+            }
+            for number in range(1, MANY + 1)
+        ]
+    )
+
+
+def vip(number: int) -> str:
+    return f"10.96.1.{number}"
+
+
+def carries(lab: Lab, *numbers: int) -> None:
+    """Each of these services is answered by one of the good backends."""
+    for number in numbers:
+        lab.client.send(vip(number), 80).all_answered()
+
+
+def named(daemon: Daemon, name: str) -> None:
+    """The service is named as quarantined, with the tool's words, wherever an operator looks."""
+    status = daemon.vipctl("status", check=False)
+    assert status.returncode == 1
+    assert "quarantined" in status.stdout
+    listed = daemon.vipctl("list", "-o", "wide").stdout
+    lines = [line for line in listed.splitlines() if "quarantined" in line]
+    assert [line.split()[0] for line in lines] == [name]
+    assert REFUSAL in lines[0]
+    described = daemon.vipctl("describe", name).stdout
+    assert "quarantined" in described
+    assert REFUSAL in described
+
+
+def test_status_names_the_quarantined_service(lab: Lab, daemon: Daemon) -> None:
+    try:
+        daemon.vipctl("add", "10.96.2.9:80/tcp", BAD, "--name", "bad", check=False)
+        said = daemon.vipctl("status", check=False).stdout
+        assert "bad" in said.split("Services")[0] or "bad:" in said or "bad is" in said, said
+    finally:
+        daemon.vipctl("remove", "bad", check=False)
+
+
+@pytest.mark.parametrize("number", [1, 23, 40])
+def test_one_of_forty_in_a_file(lab: Lab, daemon: Daemon, number: int) -> None:
+    daemon.write(declaration(lab, bad=number))
+    said = daemon.vipctl("reload", check=False)
+    try:
+        named(daemon, f"s{number}")
+        # It goes on as the kernel had it, and so does everybody else.
+        carries(lab, *range(1, MANY + 1, 3), number)
+        assert said.returncode == 1, "reload said that the kernel has the rules of every source"
+    finally:
+        daemon.declare(declaration(lab))
+
+
+def test_vipctl_add_of_a_bad_one_says_so_and_removing_it_mends(lab: Lab, daemon: Daemon) -> None:
+    said = daemon.vipctl("add", "10.96.2.1:80/tcp", BAD, "--name", "bad", check=False)
+    assert said.returncode == 1
+    assert "quarantined" in said.stderr
+    assert REFUSAL in said.stderr
+    named(daemon, "bad")
+    good = daemon.vipctl("add", "10.96.2.2:80/tcp", backend_text(lab.backends[0]), "--name", "good")
+    assert "created good" in good.stdout
+    lab.client.send("10.96.2.2", 80).all_answered()
+    carries(lab, 1, 20, 40)
+    daemon.vipctl("remove", "bad", "good")
+    daemon.wait_in_sync()
+
+
+def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
+    good = backend_text(lab.backends[0])
+    said = daemon.vipctl("add", "10.96.2.3:80/tcp", good, BAD, "--name", "mended", check=False)
+    assert said.returncode == 1
+    still = daemon.vipctl("set", "mended", "--affinity", "10m", check=False)
+    assert still.returncode == 1
+    assert "quarantined" in still.stderr
+    daemon.vipctl("remove-backend", "mended", BAD)
+    daemon.wait_in_sync()
+    assert set(lab.client.send("10.96.2.3", 80, count=10).all_answered().backends) == {"b1"}
+    daemon.vipctl("remove", "mended")
+
+
+def test_reload_gives_it_another_chance(lab: Lab, tools: FailingTools) -> None:
+    daemon = Daemon(tools.equip(lab.host), chain_prefix="VIPDB")
+    with daemon:
+        with tools.refusing("10.96.2.4"):
+            good = backend_text(lab.backends[0])
+            assert (
+                daemon.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False).returncode == 1
+            )
+            named(daemon, "later")
+        daemon.vipctl("reload")
+        daemon.wait_in_sync()
+        lab.client.send("10.96.2.4", 80, count=5).all_answered()
+        daemon.stop()
+        daemon.cleanup()
+        daemon.start()
+
+
+def test_a_kernel_without_recent_balances_without_affinity(lab: Lab, tools: FailingTools) -> None:
+    with tools.refusing("-m recent"), Daemon(tools.equip(lab.host), chain_prefix="VIPDC") as daemon:
+        backends = [backend_text(backend) for backend in lab.backends]
+        daemon.vipctl("add", "10.96.2.5:80/tcp", *backends, "--name", "sticky", "--affinity", "10m")
+        daemon.vipctl("add", "10.96.2.6:80/tcp", *backends, "--name", "plain")
+        daemon.wait_in_sync()
+        for address in ("10.96.2.5", "10.96.2.6"):
+            assert len(lab.client.send(address, 80, count=30).all_answered().backends) == 2
+        (warning,) = [text for text in daemon.status()["warnings"] if "affinity" in text]
+        assert "sticky" in warning
+        assert "plain" not in warning
+        assert "xt_recent" in daemon.vipctl("status").stdout
+        daemon.stop()
+        daemon.cleanup()
+        daemon.start()

@@ -1,0 +1,62 @@
+"""Many random changes: no flow hurt, no memory leaked, and the same rules as from a cold start.
+
+`VIPD_SOAK=100000 pytest tests/faults/test_soak.py` makes that many changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.changes import Changes, services_of
+from tests.faults.equipment import Api, EquippedNode, cold_rules_of, difference, rules_of
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.packets.services import backend_text
+
+CHANGES = int(os.environ.get("VIPD_SOAK", "1500"))
+WARM = 300
+"""Changes until everything that is loaded once is loaded."""
+GROWTH = 1.2
+SEED = 7
+STABLE = "10.96.7.1"
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300 + CHANGES // 5)]
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(EquippedNode.of(lab.host)) as running:
+        backends = [backend_text(backend) for backend in lab.backends]
+        running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
+        yield running
+
+
+def resident(daemon: Daemon) -> int:
+    """The daemon's resident memory in KiB."""
+    text = Path(f"/proc/{daemon.status()['pid']}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert found
+    return int(found[1])
+
+
+def test_many_random_changes(lab: Lab, daemon: Daemon) -> None:
+    changes, api = Changes(SEED), Api(daemon)
+    for _ in range(WARM):
+        changes.one(api)
+    warm = resident(daemon)
+    for number in range(CHANGES - WARM):
+        changes.one(api)
+        if number % 100 == 0:
+            lab.client.send(STABLE, 80, count=10).all_answered()
+    grown = resident(daemon)
+    assert services_of(api) == changes.wanted, f"seed {SEED}"
+    api.close()
+    assert warm / GROWTH < grown < warm * GROWTH, f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
+    daemon.wait_in_sync()
+    assert daemon.status()["apply_failures"] == 0
+    assert not difference(rules_of(lab.host), cold_rules_of(daemon)), f"seed {SEED}"

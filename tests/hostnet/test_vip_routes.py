@@ -1,0 +1,179 @@
+"""Processes on the host and clients behind it reach VIPs whatever routes the host has (contract 9.12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import HOST_TOWARDS_BACKENDS, Lab, add_addresses, ip
+from tests.packets.services import Services
+
+pytestmark = pytest.mark.root
+
+FAMILIES = (4, 6)
+TOOLS = {4: "-4", 6: "-6"}
+AT_SECOND_TRY = 2.5
+"""Seconds within which TCP is refused over IPv6 too (tests/packets/test_refused.py says why)."""
+SOON = 8.0
+"""Seconds: the host is looked at every five."""
+
+
+def routes(lab: Lab) -> list[str]:
+    """The destinations of vipd's routes."""
+    lines = [line for family in FAMILIES for line in shown(lab, TOOLS[family], "route").splitlines()]
+    return sorted(line.split()[0] for line in lines if " proto 86 " in line)
+
+
+def shown(lab: Lab, *what: str) -> str:
+    return lab.host.run("ip", *what).stdout
+
+
+def state(lab: Lab) -> list[str]:
+    """Everything that routes and devices are."""
+    looks = [("address",), ("link",), ("-4", "route"), ("-6", "route"), ("rule",), ("-6", "rule")]
+    return [line for look in looks for line in shown(lab, *look).splitlines()]
+
+
+def default_route(lab: Lab, change: str) -> None:
+    """`add` or `del` the default route of both families."""
+    for gateway, family in (("10.10.0.2", 4), ("fd00:10::2", 6)):
+        ip("-n", lab.host.namespace, TOOLS[family], "route", change, "default", "via", gateway)
+
+
+def give_route(lab: Lab, kind: str) -> None:
+    """A route that covers all VIPs."""
+    host = lab.host.namespace
+    if kind == "default":
+        default_route(lab, "add")
+    elif kind == "connected":
+        ip("-n", host, "link", "add", "vips", "type", "bridge")
+        add_addresses(host, "vips", "10.96.255.254/16", "fd00:96::ffff/64")
+    elif kind == "blackhole":
+        ip("-n", host, "route", "add", "blackhole", "10.96.0.0/16")
+        ip("-n", host, "-6", "route", "add", "blackhole", "fd00:96::/64")
+
+
+@pytest.mark.parametrize("kind", ["none", "default", "connected", "blackhole"])
+def test_every_way_to_a_vip_works(lab: Lab, kind: str) -> None:
+    give_route(lab, kind)
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        services = Services(daemon)
+        vips = []
+        for family in FAMILIES:
+            good, empty = services.add(lab.backends, family=family), services.add([], family=family)
+            vips += [good.address, empty.address]
+            for node in (lab.client, lab.host):
+                node.send(*good, count=8).all_answered()
+                node.send(*empty, timeout=AT_SECOND_TRY).all_failed("refused")
+        assert routes(lab) == (sorted(vips) if kind in ("none", "blackhole") else [])
+        assert daemon.status()["warnings"] == []
+        daemon.stop()
+        daemon.cleanup()
+    assert state(lab) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_source_is_an_address_that_the_backend_can_answer(lab: Lab, family: int) -> None:
+    with Daemon(lab.host) as daemon:
+        vip = Services(daemon).add(lab.backends, family=family)
+        assert lab.host.send(*vip, count=4).all_answered().sources == {HOST_TOWARDS_BACKENDS[family]}
+
+
+def test_vips_come_and_go(lab: Lab) -> None:
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        services = Services(daemon)
+        first, second = services.add(lab.backends), services.add(lab.backends)
+        assert routes(lab) == sorted([first.address, second.address])
+        daemon.vipctl("remove", str(first))
+        assert routes(lab) == [second.address]
+        lab.host.send(*second).all_answered()
+        daemon.vipctl("remove", str(second))
+        assert state(lab) == before
+
+
+def test_routes_of_the_host_that_come_and_go_are_noticed(lab: Lab) -> None:
+    default_route(lab, "add")
+    with Daemon(lab.host) as daemon:
+        services = Services(daemon)
+        vips = [services.add(lab.backends, family=family) for family in FAMILIES]
+        addresses = sorted(vip.address for vip in vips)
+        assert "vipd0" not in shown(lab, "link")
+        default_route(lab, "del")
+        daemon.wait_until(lambda: routes(lab), addresses, SOON)
+        for vip in vips:
+            lab.host.send(*vip).all_answered()
+        default_route(lab, "add")
+        daemon.wait_until(lambda: (routes(lab), "vipd0" in shown(lab, "link")), ([], False), SOON)
+
+
+def test_a_device_that_somebody_deletes_is_made_again(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        vip = Services(daemon).add(lab.backends)
+        ip("-n", lab.host.namespace, "link", "delete", "vipd0")
+        daemon.wait_until(lambda: routes(lab), [vip.address], SOON)
+
+
+def test_a_crash_and_a_restart(lab: Lab) -> None:
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        services = Services(daemon)
+        kept, gone = (services.add(lab.backends, family=family) for family in FAMILIES)
+        routed = state(lab)
+        daemon.kill()
+        assert state(lab) == routed
+        daemon.start()
+        assert state(lab) == routed
+        daemon.vipctl("remove", str(gone))
+        assert routes(lab) == [kept.address]
+        daemon.kill()
+        assert "vipd0" in daemon.cleanup("--dry-run").stdout
+        daemon.cleanup()
+        assert [line for line in state(lab) if line not in before] == []
+        assert state(lab) == before
+
+
+def test_nothing_is_made_when_the_settings_say_so(lab: Lab) -> None:
+    before = state(lab)
+    with Daemon(lab.host, vip_device="") as daemon:
+        vip = Services(daemon).add(lab.backends)
+        lab.host.send(*vip).all_failed("ENETUNREACH")
+        lab.client.send(*vip).all_answered()
+        assert state(lab) == before
+
+
+def test_a_host_without_ipv6_on_new_devices_is_served(lab: Lab) -> None:
+    lab.host.sysctl("net.ipv6.conf.default.disable_ipv6", 1)
+    with Daemon(lab.host) as daemon:
+        vip = Services(daemon).add(lab.backends, family=6)
+        lab.host.send(*vip).all_answered()
+        assert daemon.status()["warnings"] == []
+
+
+@pytest.mark.parametrize("up", ["up", "down"])
+def test_a_device_that_was_there_is_used_and_left_as_it_was(lab: Lab, up: str) -> None:
+    host = lab.host.namespace
+    ip("-n", host, "link", "add", "vipd0", "addrgenmode", "none", "type", "bridge")
+    ip("-n", host, "link", "set", "vipd0", up)
+    before = state(lab)
+    with Daemon(lab.host) as daemon:
+        vip = Services(daemon).add(lab.backends)
+        lab.host.send(*vip).all_answered()
+        daemon.stop()
+        daemon.cleanup()
+    assert [line.partition(" qdisc")[0] for line in state(lab)] == [
+        line.partition(" qdisc")[0] for line in before
+    ]
+
+
+def test_a_device_in_use_is_left_alone_with_one_warning(lab: Lab) -> None:
+    before = state(lab)
+    with Daemon(lab.host, vip_device="cluster") as daemon:
+        vip = Services(daemon).add(lab.backends)
+        (warning,) = daemon.status()["warnings"]
+        assert "cluster cannot carry one: it is a bridge with ports" in warning
+        lab.client.send(*vip).all_answered()
+        assert state(lab) == before
+        default_route(lab, "add")
+        daemon.wait_until(lambda: daemon.status()["warnings"], [], SOON)
