@@ -236,18 +236,20 @@ def _settle_ipv6(name: str) -> None:
 
 
 async def _add(netlink: Any, vip: str, index: int, source: str) -> None:
-    family = family_of(vip)
-    given: dict[str, object] = {"prefsrc": source} if source else {}
-    if family is Family.IPV4:
-        given["scope"] = LINK_SCOPE
-    await netlink.route(
-        "replace", dst=f"{vip}/{family.bits}", oif=index, proto=PROTOCOL, priority=METRIC, **given
-    )
+    given = {"prefsrc": source} if source else {}
+    await netlink.route("replace", oif=index, **_route_to(vip), **given)
 
 
 async def _delete(netlink: Any, vip: str) -> None:
-    with contextlib.suppress(*_failures()):  # gone already
-        await netlink.route("del", dst=f"{vip}/{family_of(vip).bits}", proto=PROTOCOL, priority=METRIC)
+    with contextlib.suppress(*_failures()):  # gone already; any other failure leaves what a look will find
+        await netlink.route("del", **_route_to(vip))
+
+
+def _route_to(vip: str) -> dict[str, object]:
+    """What a route of vipd's is known by. IPv4 routes have a scope, also for one to be deleted."""
+    family = family_of(vip)
+    scope = {"scope": LINK_SCOPE} if family is Family.IPV4 else {}
+    return {"dst": f"{vip}/{family.bits}", "proto": PROTOCOL, "priority": METRIC, **scope}
 
 
 async def _give_back(netlink: Any, name: str, record: HostRecord) -> None:

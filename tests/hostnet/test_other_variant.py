@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.dataplane.namespace import Namespace
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import Services
+from vipd.host_checks import OtherVariant
+from vipd.model import Family
+from vipd.settings import load_settings
 
 pytestmark = pytest.mark.root
 
@@ -18,56 +25,99 @@ SOON = 9.0
 OTHER = {"nft": "legacy", "legacy": "nft"}
 
 
+OWN = """*nat
+:VIPD-SERVICES - [0:0]
+:VIPD-SVC-TCOU7JCQXEZGVUNU - [0:0]
+-A PREROUTING -m comment --comment "vipd services" -j VIPD-SERVICES
+-A VIPD-SERVICES -j VIPD-SVC-TCOU7JCQXEZGVUNU
+COMMIT
+"""
+
+
+class Host:
+    """An empty namespace with a process in it, whose /proc shows the namespace's tables."""
+
+    def __init__(self, namespace: Namespace, pid: int) -> None:
+        self._namespace, self._proc = namespace, Path(f"/proc/{pid}")
+
+    def check(self, variant: str) -> str:
+        """The warning of a vipd that uses this variant."""
+        settings = load_settings(flags={"iptables_variant": variant})
+        return asyncio.run(OtherVariant(settings, self._namespace.run, self._proc).check(Family))
+
+    def put(self, variant: str, text: str) -> None:
+        """Add rules with a variant's program."""
+        assert asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush"], text)).code == 0
+
+    def rules(self, variant: str) -> list[str]:
+        """The rules that a variant holds."""
+        saved = asyncio.run(self._namespace.run([f"iptables-{variant}-save"], "")).output
+        return [line for line in saved.splitlines() if line.startswith("-A")]
+
+    @property
+    def legacy_tables(self) -> str:
+        """The legacy tables that exist."""
+        path = self._proc / "net/ip_tables_names"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A host of each test's own."""
+    with Namespace() as namespace:
+        argv = ["ip", "netns", "exec", namespace.name, "cat"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            process.stdout.read(1)  # only then is it inside
+            yield Host(namespace, process.pid)
+            process.stdin.close()
+
+
 @pytest.fixture(params=["nft", "legacy"])
 def variant(request: pytest.FixtureRequest) -> str:
     """The variant that vipd uses."""
     return str(request.param)
 
 
-def rules(lab: Lab, variant: str, stem: str = "iptables") -> list[str]:
-    """The rules of one variant."""
-    lines = lab.host.run(f"{stem}-{variant}-save").stdout.splitlines()
-    return [line for line in lines if line.startswith("-A")]
-
-
-def legacy_tables(lab: Lab) -> str:
-    return lab.host.run("cat", "/proc/net/ip_tables_names", check=False).stdout
-
-
-def test_foreign_rules_are_told_and_kept(lab: Lab, variant: str) -> None:
+def test_foreign_rules_are_told_and_kept(host: Host, variant: str) -> None:
     other = OTHER[variant]
-    lab.host.run(f"iptables-{other}-restore", "--noflush", text=FOREIGN)
-    before = rules(lab, other)
-    with Daemon(lab.host, iptables_variant=variant) as daemon:
-        Services(daemon).add(lab.backends)
-        daemon.wait_until(lambda: len(daemon.status()["warnings"]), 1, SOON)
-        (warning,) = daemon.status()["warnings"]
-        assert f"iptables-{other} holds rules of other programs (ipv4 nat)" in warning
-    assert rules(lab, other) == before
+    assert host.check(variant) == ""
+    host.put(other, FOREIGN)
+    before = host.rules(other)
+    assert f"iptables-{other} holds rules of other programs (ipv4 nat)" in host.check(variant)
+    assert host.rules(other) == before
 
 
-def test_own_rules_of_the_former_variant_go_without_a_gap(lab: Lab, variant: str) -> None:
+def test_own_rules_go_once_others_are_at_work_and_foreign_ones_stay(host: Host, variant: str) -> None:
     other = OTHER[variant]
-    with Daemon(lab.host, iptables_variant=other) as daemon:
-        services = Services(daemon)
-        vips = [services.add(lab.backends, family=family) for family in (4, 6)]
+    host.put(other, OWN)
+    assert host.check(variant) == ""
+    assert len(host.rules(other)) == 2
+    host.put(variant, OWN)
+    host.put(other, FOREIGN)
+    assert "(ipv4 nat)" in host.check(variant)
+    assert ["--dport 2222" in rule for rule in host.rules(other)] == [True]
+    assert len(host.rules(variant)) == 2
+
+
+def test_looking_makes_no_legacy_table(host: Host) -> None:
+    assert host.check("nft") == ""
+    host.put("nft", FOREIGN)
+    assert host.check("nft") == ""
+    assert host.legacy_tables == ""
+
+
+def test_a_changed_setting_moves_the_rules(lab: Lab) -> None:
+    with Daemon(lab.host, iptables_variant="legacy") as daemon:
+        vip = Services(daemon).add(lab.backends)
         daemon.stop()
-        daemon.config.write_text(
-            daemon.config.read_text().replace(f"iptables_variant: {other}", f"iptables_variant: {variant}")
-        )
+        daemon.config.write_text(daemon.config.read_text().replace("legacy", "nft"))
         daemon.start()
-        for stem in ("iptables", "ip6tables"):
-            daemon.wait_until(lambda stem=stem: rules(lab, other, stem), [], SOON)  # type: ignore[misc]
-            assert any("VIPD-SERVICES" in rule for rule in rules(lab, variant, stem))
-        for vip in vips:
-            lab.client.send(*vip, count=8).all_answered()
+        legacy = ("iptables-legacy-save", "-t", "nat")
+        daemon.wait_until(lambda: "VIPD" in lab.host.run(*legacy).stdout, False, SOON)
+        lab.client.send(*vip, count=8).all_answered()
         assert daemon.status()["warnings"] == []
         assert "removed vipd's former ipv4 rules" in daemon.log
-
-
-def test_looking_makes_no_legacy_table(lab: Lab) -> None:
-    with Daemon(lab.host, iptables_variant="nft") as daemon:
-        Services(daemon).add(lab.backends)
-        time.sleep(SOON - 3)
-        assert legacy_tables(lab) == ""
-        assert daemon.status()["warnings"] == []
