@@ -8,6 +8,7 @@ other route covers therefore gets a host route to a device that swallows what no
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, family_of
-from vipd.route_table import LINK_SCOPE, METRIC, PROTOCOL, Device, Routing, read_routing
+from vipd.route_table import ELSEWHERE, LINK_SCOPE, METRIC, PROTOCOL, Device, Routing, read_routing
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +100,12 @@ class VipRoutes:
     async def _make_right(self, netlink: Any, vips: Mapping[str, str]) -> str:
         routing = await read_routing(netlink, self._device)
         wanted, problem = await self._judge(netlink, routing, vips)
+        # With its device a route goes too, and ten thousand at once.
+        made = self._record.read().devices.get(self._device) == "made"
+        device_goes = made and not wanted and routing.device is not None and routing.device.usable
         for vip in routing.ours.keys() - wanted.keys():
-            await _delete(netlink, vip)
+            if not device_goes or routing.ours[vip] == ELSEWHERE:
+                await _delete(netlink, vip)
         new = {vip: source for vip, source in wanted.items() if routing.ours.get(vip) != source}
         if new:
             problem = await self._add_all(netlink, await self._device_up(netlink, routing.device), new)
@@ -164,16 +169,23 @@ class RouteChanges:
                 opened.bind((0, CHANGES))
                 self._socket = opened
                 return True
-            return self._drained(self._socket)
+            return _drained(self._socket)
         except OSError:
-            return True  # also ENOBUFS: more has changed than was kept
+            return True
 
-    def _drained(self, listening: socket.socket) -> bool:
-        found = False
-        with contextlib.suppress(BlockingIOError):
-            while listening.recv(1):  # the rest of the message is dropped
-                found = True
-        return found
+
+def _drained(listening: socket.socket) -> bool:
+    """Whether a socket held any message; then it holds none."""
+    found = False
+    while True:
+        try:
+            listening.recv(1)  # the rest of the message is dropped
+        except BlockingIOError:
+            return found
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # that tells of more changes than were kept
+                raise
+        found = True
 
 
 async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]:

@@ -25,9 +25,9 @@ class Wanted:
 class Changes:
     """Changes services of its own, at random; `wanted` is what every answered change came to."""
 
-    def __init__(self, seed: int, services: int = 30) -> None:
+    def __init__(self, seed: int, numbers: range = range(30)) -> None:
         self._random = random.Random(seed)
-        self._services = services
+        self._numbers = numbers
         self.wanted: dict[str, Wanted] = {}
         self.unanswered: tuple[str, Wanted | None] | None = None
         """The service of a change that the daemon did not live to answer, and what it may be now."""
@@ -35,7 +35,7 @@ class Changes:
 
     def one(self, api: Api) -> None:
         """Make one change. Raises one of `GONE` when the daemon ends, AssertionError when it refuses."""
-        name = f"s{self._random.randrange(self._services)}"
+        name = f"s{self._random.choice(self._numbers)}"
         method, path, body, after = self._choose(name, self.wanted.get(name))
         try:
             status, answer = api.ask(method, path, body)
@@ -72,7 +72,7 @@ class Changes:
             return self._weigh(name, now, have)
         if kind == "extend" and missing:
             added = missing[0]
-            body = {"backends": [{"address": added, "port": SERVED_PORT}]}
+            body: dict[str, Any] = {"backends": [{"address": added, "port": SERVED_PORT}]}
             after = replace(now, backends=(*now.backends, (added, 1)))
             return "POST", f"services/{name}/backends", body, after
         if kind == "shorten" and have:

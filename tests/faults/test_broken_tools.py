@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -23,6 +24,10 @@ def daemon(lab: Lab, tools: FailingTools) -> Iterator[Daemon]:
     with Daemon(tools.equip(lab.host)) as running:
         running.vipctl("add", f"{VIP}:80/tcp", backend_text(lab.backends[0]), "--name", "old")
         yield running
+
+
+def failing(lab: Lab, address: str) -> int:
+    return lab.client.send(address, 80, timeout=1).failures.total()
 
 
 def rounds(calls: list[float]) -> list[float]:
@@ -56,7 +61,7 @@ def test_old_rules_serve_and_all_is_made_up_for(lab: Lab, daemon: Daemon, tools:
     daemon.wait_in_sync(20)
     assert set(lab.client.send(VIP, 80, count=30).all_answered().backends) == {"b1", "b2"}
     for address in ("10.96.4.2", "10.96.4.3"):
-        daemon.wait_until(lambda a=address: lab.client.send(a, 80, timeout=1).failures.total(), 0, 10)
+        daemon.wait_until(partial(failing, lab, address), 0, 10)
     daemon.wait_in_sync()
     assert not difference(rules_of(lab.host), cold_rules_of(daemon))
 

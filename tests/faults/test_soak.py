@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ CHANGES = int(os.environ.get("VIPD_SOAK", "1500"))
 WARM = 300
 """Changes until everything that is loaded once is loaded."""
 GROWTH = 1.2
+WORKERS = 4
+"""Connections that change services of their own at the same time."""
 SEED = 7
 STABLE = "10.96.7.1"
 
@@ -44,17 +47,26 @@ def resident(daemon: Daemon) -> int:
     return int(found[1])
 
 
-def test_many_random_changes(lab: Lab, daemon: Daemon) -> None:
-    changes, api = Changes(SEED), Api(daemon)
-    for _ in range(WARM):
-        changes.one(api)
-    warm = resident(daemon)
-    for number in range(CHANGES - WARM):
+def work(daemon: Daemon, lab: Lab, changes: Changes, count: int) -> None:
+    """Make this many changes over one connection, and look now and then that flows are answered."""
+    api = Api(daemon)
+    for number in range(count):
         changes.one(api)
         if number % 100 == 0:
             lab.client.send(STABLE, 80, count=10).all_answered()
+    api.close()
+
+
+def test_many_random_changes(lab: Lab, daemon: Daemon) -> None:
+    changing = [Changes(SEED + n, range(n * 8, n * 8 + 8)) for n in range(WORKERS)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(lambda each: work(daemon, lab, each, WARM // WORKERS), changing))
+        warm = resident(daemon)
+        list(pool.map(lambda each: work(daemon, lab, each, (CHANGES - WARM) // WORKERS), changing))
     grown = resident(daemon)
-    assert services_of(api) == changes.wanted, f"seed {SEED}"
+    api = Api(daemon)
+    wanted = {name: service for each in changing for name, service in each.wanted.items()}
+    assert services_of(api) == wanted, f"seed {SEED}"
     api.close()
     assert warm / GROWTH < grown < warm * GROWTH, f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
     daemon.wait_in_sync()

@@ -1,4 +1,4 @@
-"""A host without a default route, whose backends know no way back to its first address."""
+"""A host without a default route, whose first address is on lo."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ ROUTER_ADDRESSES = ("192.0.2.9/32", "fd00:77::1/128")
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """A lab of each test's own: what is compared is the state of its host."""
+    with Lab(Wiring(backends=2, host_route=False)) as built:
+        add_addresses(built.host.namespace, "lo", *ROUTER_ADDRESSES)
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+@pytest.fixture
+def lab_without_way_back() -> Iterator[Lab]:
+    """A lab whose backends answer only addresses of their own network."""
     with Lab(Wiring(backends=2, host_route=False, backend_routes=False)) as built:
         add_addresses(built.host.namespace, "lo", *ROUTER_ADDRESSES)
         built.serve_everywhere(SERVED_PORT)

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from tests.lab.daemon import Daemon
-from tests.lab.topology import Lab
-from tests.packets.services import Services
 from vipd.host_checks import OtherVariant
 from vipd.model import Family
 from vipd.settings import load_settings
@@ -20,8 +17,6 @@ from vipd.settings import load_settings
 pytestmark = pytest.mark.root
 
 FOREIGN = "*nat\n-A PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22\nCOMMIT\n"
-SOON = 9.0
-"""Seconds: the host is first looked at five seconds after the start."""
 OTHER = {"nft": "legacy", "legacy": "nft"}
 
 
@@ -108,16 +103,3 @@ def test_looking_makes_no_legacy_table(host: Host) -> None:
     host.put("nft", FOREIGN)
     assert host.check("nft") == ""
     assert host.legacy_tables == ""
-
-
-def test_a_changed_setting_moves_the_rules(lab: Lab) -> None:
-    with Daemon(lab.host, iptables_variant="legacy") as daemon:
-        vip = Services(daemon).add(lab.backends)
-        daemon.stop()
-        daemon.config.write_text(daemon.config.read_text().replace("legacy", "nft"))
-        daemon.start()
-        legacy = ("iptables-legacy-save", "-t", "nat")
-        daemon.wait_until(lambda: "VIPD" in lab.host.run(*legacy).stdout, False, SOON)
-        lab.client.send(*vip, count=8).all_answered()
-        assert daemon.status()["warnings"] == []
-        assert "removed vipd's former ipv4 rules" in daemon.log
