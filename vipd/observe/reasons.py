@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.spelling import UNUSED_PORTS
 from vipd.declaration.notation import duration_text
 from vipd.model import Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.question import Question
@@ -67,6 +68,8 @@ def fate(outcome: Outcome, situation: Situation) -> Fate:
     owner = situation.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
+    if owner is None and last.comment == UNUSED_PORTS:
+        return Fate(f"{does}: no service has this address and port", "the setting reject_unused_ports")
     if owner is None:
         return Fate(f"{does} by {last.chain}", last.comment or last.rule)
     name = owner.key.service_port

@@ -12,7 +12,14 @@ from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
 from vipd.dataplane.iptables.leaves import LeafRules
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.spelling import any_port, comment, echo_request, to_address, to_port
+from vipd.dataplane.iptables.spelling import (
+    UNUSED_PORTS,
+    any_port,
+    comment,
+    echo_request,
+    to_address,
+    to_port,
+)
 from vipd.model import ExternalAddress, Family, Forwarding, Policy, Protocol, Refusal
 
 _RESET = "-j REJECT --reject-with tcp-reset"
@@ -110,7 +117,7 @@ class Compiler:
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j REDIRECT", address)
             if self._options.reject_unused_ports:
                 for protocol, target in self._unused:
-                    match = any_port(address, self._options.family, protocol, comment("vipd unused ports"))
+                    match = any_port(address, self._options.family, protocol, comment(UNUSED_PORTS))
                     lines.add(self._shared("filter", "UNUSED"), f"{match} {target}", address)
 
     def _dispatch_external(self, forwarding: Forwarding, lines: _Lines) -> None:

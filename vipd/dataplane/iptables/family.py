@@ -44,6 +44,8 @@ class FamilyRules:
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
         """None: not known, so the next plan reads the kernel."""
+        self._missing_tables: list[str] = []
+        """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
         self._doubted = False
         self._writes = 0
         self._writing = False
@@ -105,15 +107,16 @@ class FamilyRules:
             return Plan()
         if self._doubted:
             self._start_anew()
-        if self._installed is None:
-            self._installed = await self._observe(self.tools)
-        else:
-            plan = make_plan(self.ruleset.touched(), self._installed, self._names)
-            return self._settled(plan)
-        wanted = self.ruleset.whole(self._installed.chains)
+        fresh = self._installed is None
+        installed = self._installed = self._installed or await self._observe(self.tools)
+        if self.ruleset.shared():
+            await self._prepare(self.tools)
+        if not fresh:
+            return self._settled(make_plan(self.ruleset.touched(), installed, self._names))
+        wanted = self.ruleset.whole(installed.chains)
         for group in (*wanted.leaves, wanted.shared):
-            recognise(self._installed, group)
-        return self._settled(make_plan(wanted, self._installed, self._names))
+            recognise(installed, group)
+        return self._settled(make_plan(wanted, installed, self._names))
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
@@ -141,18 +144,20 @@ class FamilyRules:
         if self._settings.chain_prefix == KUBE_PREFIX and not self._settings.force_chain_prefix:
             _refuse_beside_kube_proxy(text, self._family)
         installed = read_saved(text, self._names)
-        missing = [f"{self._family} {table}" for table in TABLES if f"*{table}\n" not in text]
-        if self._abilities is None and self.ruleset.shared():
-            self._record_writing(missing)
-            await self._probe(tools)
+        self._missing_tables = [f"{self._family} {table}" for table in TABLES if f"*{table}\n" not in text]
         return installed
 
-    def _record_writing(self, missing_tables: list[str]) -> None:
-        try:
-            self._record.rules(self._settings.chain_prefix, missing_tables)
-        except OSError as error:
-            what = "what is done to this host cannot be recorded"
-            raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+    async def _prepare(self, tools: Tools) -> None:
+        """Before the first write: say on disk what will be there, and find out what this host can do."""
+        if self._missing_tables or self._abilities is None:
+            try:
+                self._record.rules(self._settings.chain_prefix, self._missing_tables)
+            except OSError as error:
+                what = "what is done to this host cannot be recorded"
+                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+            self._missing_tables = []
+        if self._abilities is None:
+            await self._probe(tools)
 
     async def _probe(self, tools: Tools) -> None:
         self._abilities = abilities = await probe(tools, self._names, self._family, self._run)

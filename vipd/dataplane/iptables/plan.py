@@ -36,8 +36,6 @@ class Installed:
     """Our own chains."""
     builtins: dict[ChainId, Rules] = field(default_factory=dict)
     """Built-in chains: their rules, whoever made them."""
-    missing_tables: tuple[str, ...] = ()
-    """`FAMILY TABLE` of tables that do not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)

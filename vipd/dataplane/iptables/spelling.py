@@ -9,6 +9,9 @@ from vipd.model import Family, Protocol
 COMMENT_LIMIT = 255
 """Both iptables variants cut longer comments without a word (contract 1.8)."""
 
+UNUSED_PORTS = "vipd unused ports"
+"""The comment on refusals of what is for a VIP and no port of it."""
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
