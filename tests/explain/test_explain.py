@@ -103,8 +103,6 @@ def test_a_source_that_may_not() -> None:
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
-        ("10.96.0.20:81", "10.96.0.20 serves 80/tcp"),
-        ("10.96.0.20:80/udp", "10.96.0.20 serves 80/tcp"),
         ("10.96.0.99:80", ""),
         ("192.168.100.1:30080/udp", "there is node port 30080/tcp (web)"),
         ("10.96.0.99:30080/tcp", "there is node port 30080/tcp (web), at this host's own addresses"),
@@ -116,6 +114,16 @@ def test_unchanged_with_a_hint(target: str, hint: str) -> None:
     assert (found.verdict, found.backends()) == ("unchanged", ())
     assert found.summary.endswith("is left alone: no service has this address and port")
     assert found.hint.partition(";")[0] == hint
+
+
+@pytest.mark.parametrize("target", ["10.96.0.20:81", "10.96.0.20:80/udp"])
+def test_an_unused_port_of_a_vip_is_refused_with_a_hint(target: str) -> None:
+    found = told("10.10.0.9", target, WEB)
+    assert (found.verdict, found.backends()) == ("rejected", ())
+    assert found.summary.endswith("is refused: no service has this address and port")
+    assert found.hint.partition(";")[0] == "10.96.0.20 serves 80/tcp"
+    left = told("10.10.0.9", target, WEB, reject_unused_ports=False)
+    assert left.verdict == "unchanged"
 
 
 def test_node_ports_of_every_address_or_of_some() -> None:

@@ -187,7 +187,8 @@ class _Routes:
         served = self._served
         await served.rescan()
         served.dataplane.forget()
-        applied, message = await self._settle(Outcome({}, {"": "changed"}))
+        everything = Outcome({}, dict.fromkeys(served.reconciler.services, "changed"))
+        applied, message = await self._settle(everything, wake=True)
         problems = [str(p) for found in served.reconciler.problems.values() for p in found]
         problems += [fault for source in served.sources for fault in source.faults()]
         if problems:
@@ -232,10 +233,10 @@ class _Routes:
                 "invalid", "the service claims an address that it may not have", problems=problems
             )
 
-    async def _settle(self, outcome: Outcome) -> tuple[bool, str]:
+    async def _settle(self, outcome: Outcome, wake: bool = False) -> tuple[bool, str]:
         """Wait until the kernel has it; whether it has, and else why not."""
         reconciler = self._served.reconciler
-        wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
+        wish = reconciler.wake() if wake or outcome.changed else reconciler.progress.wanted
         if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
             late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
             return False, reconciler.progress.fault or late

@@ -124,6 +124,7 @@ def status_view(
         "last_apply_seconds": round(progress.last_seconds, 3),
         "applies": progress.applies,
         "apply_failures": progress.failures,
+        "quarantined": dict(progress.quarantined),
         "sources": [_source_view(source, reconciler) for source in sources],
         "warnings": [*progress.warnings, *_listed(about.get("warnings"))],
     }

@@ -20,7 +20,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
-from vipd.cli.show import STATE_COLOURS, fallback
+from vipd.cli.show import STATE_COLOURS, fallback, places
 
 _LABEL = 13
 
@@ -38,6 +38,11 @@ _STATES = {
     "ok": "ok",
     "pending": "pending: not in the kernel yet",
     "quarantined": "quarantined: the kernel does not take its rules",
+}
+_ADDRESSES = {
+    "address": "Address",
+    "external_addresses": "External",
+    "load_balancer_addresses": "Balanced",
 }
 _MASQUERADE = {
     "always": "every new flow",
@@ -77,7 +82,9 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     state = str(status["state"])
     yield "Name", on.paint(view["name"], "bold")
     yield "Owner", _owner(view)
-    yield from _labelled("Address", [str(address) for address in _listed(view["spec"]["address"])])
+    for key, label in _ADDRESSES.items():
+        if key in view["spec"]:
+            yield from _labelled(label, [_address(address) for address in _listed(view["spec"][key])])
     yield from _labelled("Ports", [_port(port) for port in _listed(view["spec"]["ports"])])
     yield "Affinity", _affinity(view["forwardings"])
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
@@ -93,6 +100,10 @@ def _state(state: str, ready: int) -> str:
     if state == "no-backends":
         return "some frontends have no backends" if ready else "no backends"
     return _STATES.get(state, state)
+
+
+def _address(address: object) -> str:
+    return str(address["address"]) if isinstance(address, dict) else str(address)
 
 
 def _labelled(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -131,7 +142,7 @@ def _masquerade(forwardings: Sequence[Json]) -> list[str]:
 
 
 def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
-    heading = ", ".join(forwarding["frontends"])
+    heading = ", ".join(places(forwarding))
     yield on.paint(heading, "bold") + (f"  chain {forwarding['chain']}" if forwarding["chain"] else "")
     endpoints = forwarding["endpoints"]
     if not any(endpoint["ready"] for endpoint in endpoints):

@@ -97,8 +97,15 @@ def _wide_cells(view: Json) -> list[str | Cell]:
 
 def frontends(view: Json) -> list[str]:
     """A ServiceView's `ADDR:PORT/PROTO`s; its name when it forwards nothing."""
-    found = [str(text) for forwarding in view["forwardings"] for text in forwarding["frontends"]]
+    found = [place for forwarding in view["forwardings"] for place in places(forwarding)]
     return found or [str(view["name"])]
+
+
+def places(forwarding: Json) -> list[str]:
+    """Where clients of one forwarding connect to: its own addresses, those for outside, its node port."""
+    node_port = forwarding.get("node_port")
+    on_host = [f"node port {node_port}/{forwarding['protocol']}"] if node_port else []
+    return [*forwarding["frontends"], *forwarding.get("external", ()), *on_host]
 
 
 def affinity(view: Json) -> str:

@@ -55,6 +55,9 @@ def _lines(answer: Json, on: Screen) -> Iterator[str]:
     problems = [problem for source in answer["sources"] for problem in source["problems"]]
     if problems:
         yield from _section("Problems (the last good version of the file serves on)", problems, "red", on)
+    if quarantined := answer.get("quarantined"):
+        told = [f"{name}: {reason}" for name, reason in quarantined.items()]
+        yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", on)
     if answer["warnings"]:
         yield from _section("Warnings", answer["warnings"], "yellow", on)
 

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
+from vipd.dataplane.iptables.spelling import UNUSED_PORTS
 from vipd.model import Family, Forwarding, socket_text
 from vipd.observe.question import Question, is_own
 from vipd.observe.reasons import Fate, Situation, fate, hint, meaning, notes
@@ -131,7 +132,7 @@ def explain(
         owner.key.service_port if owner else "",
         f"{_place(packet)} {told}",
         reason,
-        hint(situation) if _verdict(found) == Verdict.UNCHANGED else "",
+        hint(situation) if _unserved(found) else "",
         notes(question, owner, several=len(found.shares()) > 1),
     )
 
@@ -191,6 +192,12 @@ def _reached(found: Trace) -> Iterator[Reached]:
     for outcome in found.outcomes:
         if outcome.verdict is Verdict.DELIVERED and outcome.backend is not None:
             yield Reached(outcome.backend, outcome.probability, outcome.masqueraded)
+
+
+def _unserved(found: Trace) -> bool:
+    """No service has the packet's address and port."""
+    last = found.outcomes[0].steps[-1:] if found.outcomes else ()
+    return _verdict(found) == Verdict.UNCHANGED or any(step.comment == UNUSED_PORTS for step in last)
 
 
 def _verdict(found: Trace) -> str:

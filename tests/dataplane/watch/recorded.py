@@ -36,8 +36,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "delete-foreign": (["iptables-nft", "-t", "nat", "-D", "PREROUTING", "-p", "udp", "-j", "RETURN"], ""),
     "policy": (["iptables-nft", "-P", "FORWARD", "DROP"], ""),
     "replace-in-sep": (
-        ["iptables-nft", "-t", "nat", "-R", "VIPD-SEP-AAAAAAAAAAAAAAAA", "1"]
-        + ["-p", "tcp", "-j", "DNAT", "--to-destination", "10.6.6.6:80"],
+        [
+            *("iptables-nft", "-t", "nat", "-R", "VIPD-SEP-AAAAAAAAAAAAAAAA", "1"),
+            *("-p", "tcp", "-j", "DNAT", "--to-destination", "10.6.6.6:80"),
+        ],
         "",
     ),
     "foreign-chain": (
