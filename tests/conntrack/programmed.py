@@ -49,7 +49,8 @@ class ProgrammedHost:
         """Have the kernel's rules say just this, and tell the keeper."""
         text = yaml.safe_dump({"apiVersion": "vipd/v1", "services": [OTHER, OTHER6, *services]})
         for family, tool in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
-            rendered = CliRunner().invoke(render, ["-", "--family", str(family)], text)
+            arguments = ["-", "--family", str(family), "--set", "reject_unused_ports=false"]
+            rendered = CliRunner().invoke(render, arguments, text)
             assert rendered.exit_code == 0, rendered.output
             self._host.run(f"{tool}-restore", text=rendered.output)
         declaration = parse_declaration(text, "lab")
