@@ -7,7 +7,7 @@ another already has, keeps its accepted version: bad input never hurts what runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vipd.declaration.problems import Declaration, Problem
@@ -36,12 +36,15 @@ class Merged:
     """What is wrong, by unit; units without problems are left out."""
 
 
-def merge(units: Mapping[str, Unit]) -> Merged:
+def merge(units: Mapping[str, Unit], claims: Claims | None = None) -> Merged:
     """Choose a version of every unit so that no two services claim the same name or frontend.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
-    the unit that sorts first wins. Each round takes something away from a unit, so this ends.
+    the unit that sorts first wins. Each round takes something away from a unit, so this ends. `claims` of an
+    earlier merge saves looking at what has not changed.
     """
+    claims = claims or Claims()
+    claims.keep(units)
     chosen = {
         name: unit.candidate if unit.candidate.ok else unit.accepted for name, unit in sorted(units.items())
     }
@@ -49,7 +52,7 @@ def merge(units: Mapping[str, Unit]) -> Merged:
         name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
     }
     judge = _Judge(units)
-    while conflicts := list(_conflicts(chosen)):
+    while conflicts := sorted(_conflicts(chosen, claims), key=lambda conflict: str(conflict.claim)):
         losers = [judge.loser(conflict, chosen) for conflict in conflicts]
         for loser, conflict in zip(losers, conflicts, strict=True):
             problems.setdefault(loser, []).append(conflict.problem_of(loser))
@@ -85,15 +88,43 @@ def _place(service: Service) -> str:
     return str(service.origin) if service.origin.path else "added by vipctl"
 
 
-def _conflicts(chosen: Mapping[str, Declaration]) -> Iterator[_Conflict]:
-    """Claims made by two units. Within one unit the parser has looked already."""
-    claims: dict[object, tuple[str, Service]] = {}
-    for unit, declaration in chosen.items():
+class Claims:
+    """What versions of units claim, worked out once for each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[Declaration, dict[object, tuple[str, Service]]]]] = {}
+
+    def of(self, unit: str, declaration: Declaration) -> dict[object, tuple[str, Service]]:
+        """Every name and frontend that a version claims, each with the unit and the service."""
+        known = self._known.setdefault(unit, [])
+        for version, claims in known:
+            if version is declaration:
+                return claims
+        found: dict[object, tuple[str, Service]] = {}
         for service in declaration.services:
-            for claim in (service.name, *service.frontends()):
-                holder = claims.setdefault(claim, (unit, service))
-                if holder[0] != unit:
-                    yield _Conflict(claim, holder, (unit, service))
+            holder = (unit, service)
+            found[service.name] = holder
+            found.update(dict.fromkeys(service.frontends(), holder))
+        # The candidate and the accepted version are all that is ever asked for.
+        self._known[unit] = [*known[-1:], (declaration, found)]
+        return found
+
+    def keep(self, units: Collection[str]) -> None:
+        """Forget units that are no more."""
+        for unit in self._known.keys() - units:
+            del self._known[unit]
+
+
+def _conflicts(chosen: Mapping[str, Declaration], claims: Claims) -> Iterator[_Conflict]:
+    """Claims made by two units. Within one unit the parser has looked already."""
+    seen: dict[object, tuple[str, Service]] = {}
+    for unit, declaration in chosen.items():
+        mine = claims.of(unit, declaration)
+        contested = {claim: seen[claim] for claim in mine.keys() & seen.keys()}
+        for claim, holder in contested.items():
+            yield _Conflict(claim, holder, mine[claim])
+        seen.update(mine)
+        seen.update(contested)
 
 
 class _Judge:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Protocol
 
 from vipd.admission import AddressPolicy, admit_unit
-from vipd.catalog import Merged, Unit, merge
+from vipd.catalog import Claims, Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
 from vipd.model import Forwarding, ForwardingKey, Service
@@ -156,6 +156,7 @@ class Reconciler:
         self.followers: list[Follower] = []
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
+        self._claims = Claims()
         self._host_warnings: tuple[str, ...] = ()
         self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
@@ -202,7 +203,7 @@ class Reconciler:
             wish, began = self.progress.take_up(), self.clock()
             try:
                 policy = await self._surroundings.policy()
-                merged = merge(self._units())
+                merged = merge(self._units(), self._claims)
                 self._adopt(merged)
                 self._hand_over(self._select(merged.services, policy))
                 await self._prepare_host()

@@ -17,7 +17,16 @@ from typing import Any
 
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, family_of
-from vipd.route_table import ELSEWHERE, LINK_SCOPE, METRIC, PROTOCOL, Device, Routing, read_routing
+from vipd.route_table import (
+    ELSEWHERE,
+    LINK_SCOPE,
+    METRIC,
+    PROTOCOL,
+    Device,
+    RouteTable,
+    Routing,
+    read_routing,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +56,15 @@ class VipRoutes:
         self._vips: Mapping[str, str] = {}
         self._stale = True
         self._warnings: tuple[str, ...] = ()
+        self._foreign: RouteTable | None = None
+        """The host's own routes as last read, while vipd needs none beside them."""
 
     async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
         """Make the routes right for these VIPs, each with a backend; a warning when that failed."""
         if not self._device and not self._record.read().devices:
             return ()
-        if vips == self._vips and not self._stale:
+        if not self._stale and (vips == self._vips or self._all_covered(vips)):
+            self._vips = dict(vips)
             return self._warnings
         self._changes.seen()
         problem = await self._attempt(vips)
@@ -61,6 +73,11 @@ class VipRoutes:
         self._vips, self._stale = dict(vips), False
         self._warnings = (problem,) if problem else ()
         return self._warnings
+
+    def _all_covered(self, vips: Mapping[str, str]) -> bool:
+        """The host's own routes lead to every VIP, as before; only VIPs that are new are looked up."""
+        table = self._foreign
+        return table is not None and all(table.covers(vip) for vip in vips.keys() - self._vips.keys())
 
     async def look(self) -> bool:
         """Whether the routes must be made anew, the host's own having changed."""
@@ -100,6 +117,7 @@ class VipRoutes:
     async def _make_right(self, netlink: Any, vips: Mapping[str, str]) -> str:
         routing = await read_routing(netlink, self._device)
         wanted, problem = await self._judge(netlink, routing, vips)
+        self._foreign = None if wanted or problem else routing.table
         # With its device a route goes too, and ten thousand at once.
         made = self._record.read().devices.get(self._device) == "made"
         device_goes = made and not wanted and routing.device is not None and routing.device.usable
