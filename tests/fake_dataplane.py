@@ -92,6 +92,9 @@ class FakeDataplane:
         """Nothing is remembered here. May come at any time, so never misuse."""
         self.events.append("forget")
 
+    async def sweep(self) -> None:
+        """Nothing is ever left for later here."""
+
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """What this kernel does not take."""
         return self.refused

@@ -39,7 +39,7 @@ from vipd.reconciler import Reconciler
 from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
-from vipd.upkeep import keep_conntrack, watch_files, watch_host, watch_rules
+from vipd.upkeep import keep_conntrack, sweep, watch_files, watch_host, watch_rules
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ async def serve(settings: Settings) -> int:
                 tasks.create_task(parts.reconciler.run(), name="reconcile"),
                 tasks.create_task(watch_files(parts.files, parts.reconciler), name="watch files"),
                 tasks.create_task(watch_host(parts.surroundings, parts.reconciler), name="watch addresses"),
+                tasks.create_task(sweep(parts.reconciler, _after_step(parts)), name="sweep"),
                 tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
                 *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
@@ -180,12 +181,18 @@ def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
     return watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
 
 
+def _after_step(parts: Parts) -> asyncio.Event:
+    """An event that is set after each step."""
+    woken = asyncio.Event()
+    parts.reconciler.after_step.append(woken.set)
+    return woken
+
+
 def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
     """What cleans flows after each change, and the event that tells it to look."""
-    keeper, woken = ConntrackKeeper(time.monotonic), asyncio.Event()
+    keeper = ConntrackKeeper(time.monotonic)
     parts.reconciler.followers.append(keeper)
-    parts.reconciler.after_step.append(woken.set)
-    return keeper, woken
+    return keeper, _after_step(parts)
 
 
 def _health(parts: Parts) -> tuple[Listeners, ...]:

@@ -233,6 +233,16 @@ class Reconciler:
             finally:
                 self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
 
+    async def sweep(self) -> None:
+        """Have the dataplane clear away what changes left behind; a failure means a look at the kernel."""
+        async with self._one_at_a_time:
+            try:
+                await self._dataplane.sweep()
+            except ApplyError as error:
+                log.warning("old rules cannot be deleted: %s", error)
+                self._dataplane.forget()
+                self.wake()
+
     def _units(self) -> dict[str, Unit]:
         """Every source's units, as far as they may serve. What has not changed is not looked at again."""
         policy, before, self._admitted = self._surroundings.claims(), self._admitted, {}

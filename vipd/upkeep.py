@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_AT_HOST_SECONDS = 5.0
 LOOK_AT_CONNTRACK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
+SWEEP_AFTER_SECONDS = 1.0
 WATCH_AGAIN_SECONDS = 5.0
 REPAIR_SECONDS = 60.0
 
@@ -50,6 +51,16 @@ async def watch_host(host: Looking, reconciler: Reconciler) -> None:
             continue
         if changed:
             reconciler.wake()
+
+
+async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
+    """Clear away what changes left behind, once they have paused."""
+    while True:
+        await woken.wait()
+        woken.clear()
+        await asyncio.sleep(SWEEP_AFTER_SECONDS)
+        if not woken.is_set():
+            await reconciler.sweep()
 
 
 async def watch_rules(

@@ -99,7 +99,7 @@ def _measure_full_load(lab: Lab, count: int) -> None:
     daemon.start(LOAD_SECONDS)
     try:
         _print(f"vipd start to in sync, {count} services x 5", [time.perf_counter() - began])
-        daemon.vipctl("add", "10.250.0.1:80/tcp", "10.244.0.11")
+        daemon.vipctl("add", "10.250.0.1:80/tcp", "10.244.0.11", "10.244.0.12")
         weights = iter(range(2, 100))
         _report(
             f"one backend changed by vipctl among {count} services",

@@ -49,6 +49,9 @@ class Dataplane(Protocol):
         """Trust nothing that is known about the kernel: the next plan reads it. May come at any time, also
         while a plan is being applied."""
 
+    async def sweep(self) -> None:
+        """Clear away what a change left behind for later. Raises ApplyError."""
+
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said. All others are programmed."""
 

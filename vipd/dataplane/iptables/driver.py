@@ -92,6 +92,11 @@ class IptablesDataplane:
         if errors:
             raise errors[0]
 
+    async def sweep(self) -> None:
+        """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
+        for rules in self._families.values():
+            await rules.sweep()
+
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
         return {k: reason for rules in self._families.values() for k, reason in rules.quarantined().items()}

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.names import TABLES, Names
+from vipd.dataplane.iptables.fixed import entry_jumps
+from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Abilities, probe
-from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved, recognise
 from vipd.dataplane.iptables.tools import Tools, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
@@ -25,6 +26,9 @@ from vipd.process import Runner
 from vipd.settings import Settings
 
 log = logging.getLogger(__name__)
+
+SWEEP_LATER_ABOVE = 5000
+"""Chains above which deletions wait for `sweep`."""
 
 KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
 
@@ -46,6 +50,8 @@ class FamilyRules:
         """None: not known, so the next plan reads the kernel."""
         self._missing_tables: list[str] = []
         """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
+        self._unswept: set[ChainId] = set()
+        """Chains that are still there although nothing reaches them."""
         self._doubted = False
         self._writes = 0
         self._writing = False
@@ -108,15 +114,37 @@ class FamilyRules:
         if self._doubted:
             self._start_anew()
         fresh = self._installed is None
-        installed = self._installed = self._installed or await self._observe(self.tools)
+        installed = self._installed or await self._observe(self.tools)
         if self.ruleset.shared():
             await self._prepare(self.tools)
+        self._installed = installed
         if not fresh:
-            return self._settled(make_plan(self.ruleset.touched(), installed, self._names))
+            wanted = self._without_deletions(self.ruleset.touched(), installed)
+            return self._settled(make_plan(wanted, installed, self._names))
+        self._unswept.clear()
         wanted = self.ruleset.whole(installed.chains)
         for group in (*wanted.leaves, wanted.shared):
             recognise(installed, group)
         return self._settled(make_plan(wanted, installed, self._names))
+
+    async def sweep(self) -> None:
+        """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
+        if not self._unswept or self._installed is None or self._doubted:
+            return
+        gone = frozenset(self._unswept - self.ruleset.chains_in_use())
+        self._unswept.clear()
+        wanted = Wanted((), {}, entry_jumps(self.ruleset.options), gone)
+        plan = make_plan(wanted, self._installed, self._names)
+        if plan:
+            await self._write(plan, settles=False)
+
+    def _without_deletions(self, wanted: Wanted, installed: Installed) -> Wanted:
+        """In a large table one deletion makes iptables-nft-restore read every chain: 0.2 s of 0.25 s for one
+        changed backend among 10,000 services. Nothing reaches those chains, so they can wait for `sweep`."""
+        if len(installed.chains) <= SWEEP_LATER_ABOVE or not self.ruleset.shared():
+            return wanted
+        self._unswept |= wanted.gone
+        return replace(wanted, gone=frozenset())
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
@@ -173,7 +201,7 @@ class FamilyRules:
             )
         )
 
-    async def _write(self, plan: Plan) -> None:
+    async def _write(self, plan: Plan, settles: bool = True) -> None:
         assert isinstance(self.tools, Tools)  # noqa: S101 (a plan with work exists only where tools do)
         assert self._installed is not None  # noqa: S101
         self._writing = True
@@ -188,7 +216,8 @@ class FamilyRules:
             self._writing = False
             self._writes += 1
         plan.settle(self._installed)
-        self.ruleset.written()
+        if settles:
+            self.ruleset.written()
 
     async def _isolate(self, error: ApplyError) -> None:
         """Find which forwardings the kernel does not take, and program all others."""

@@ -77,6 +77,11 @@ class Ruleset:
         """The services that ask for affinity, sorted."""
         return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
 
+    def chains_in_use(self) -> set[ChainId]:
+        """Every chain that is wanted."""
+        leaves = {chain for fragment in self._fragments.values() for chain in fragment.chains}
+        return leaves.union(self.shared(), marking_chains(self.options))
+
     def touched(self) -> Wanted:
         """What changed since `written`: enough when the rest of the kernel is known to be right."""
         self._settle_comments()
@@ -88,8 +93,7 @@ class Ruleset:
         """Everything, and the end of every present chain of ours that is not wanted."""
         self._settle_comments()
         fragments = self._fragments.values()
-        leaves = {chain for fragment in fragments for chain in fragment.chains}
-        keep = leaves.union(self.shared(), marking_chains(self.options)) if self._in_use() else leaves
+        keep = self.chains_in_use() if self._in_use() else set()
         return self._wanted(fragments, frozenset(present) - keep)
 
     def written(self) -> None:
