@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -156,9 +157,23 @@ def state_lock(settings: Settings) -> Iterator[None]:
         raise StartError(f"{path}: {error.strerror}; hint: run as root, or set state_dir") from None
     try:
         _take_lock(descriptor, settings)
-        yield
+        with _namespace_lock(settings):
+            yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _namespace_lock(settings: Settings) -> Iterator[None]:
+    """Hold the chain prefix in this network namespace, whatever the state directory: abstract sockets belong
+    to a network namespace (unix(7)), and the kernel lets go of them when their process ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        try:
+            held.bind(f"\0vipd/{settings.chain_prefix}")
+        except OSError:
+            what = f"another vipd writes the chains {settings.chain_prefix}-* in this network namespace"
+            raise StartError(f"{what}; hint: stop it, or use another chain_prefix") from None
+        yield
 
 
 def _take_lock(descriptor: int, settings: Settings) -> None:

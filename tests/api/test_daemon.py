@@ -64,9 +64,12 @@ def test_a_second_daemon_on_the_same_state_is_refused(node: Host) -> None:
     assert "Traceback" not in second.stderr
     third = node.vipd("--state-dir", str(node.root / "other"))
     assert third.returncode == 1
-    assert "vipd.sock" in third.stderr
-    assert "in use" in third.stderr
-    assert "Traceback" not in third.stderr
+    assert "another vipd writes the chains VIPD-* in this network namespace" in third.stderr
+    fourth = node.vipd("--state-dir", str(node.root / "other"), "--set", "chain_prefix=OTHER")
+    assert fourth.returncode == 1
+    assert "vipd.sock" in fourth.stderr
+    assert "in use" in fourth.stderr
+    assert "Traceback" not in third.stderr + fourth.stderr
     assert node.names() == {"dns"}
 
 

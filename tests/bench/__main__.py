@@ -19,6 +19,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
+from vipd.dataplane.iptables.render import render
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.declaration.native import parse_declaration
 from vipd.model import Family, Forwarding, Service
@@ -36,15 +37,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--services", type=int, default=10_000, help="services in the large declaration")
-    services = parser.parse_args().services
+    parser.add_argument(
+        "--monolithic", type=int, default=1_000, help="services for the comparison with one single restore"
+    )
+    arguments = parser.parse_args()
+    services = arguments.services
     print(f"{'what':<58} {'median':>9} {'min':>9} {'max':>9}")
     _measure_compile(services)
     with Lab(Wiring(backends=2)) as lab:
         lab.serve_everywhere(8080)
         with Daemon(lab.host) as daemon:
             _measure_commands(lab, daemon)
-    with Lab(Wiring(backends=2)) as lab:
-        _measure_full_load(lab, services)
+    for size in dict.fromkeys((arguments.monolithic, services)):
+        with Lab(Wiring(backends=2)) as lab:
+            _measure_full_load(lab, size)
+    with Lab(Wiring(backends=1)) as lab:
+        _measure_monolithic(lab, arguments.monolithic)
 
 
 def _measure_compile(count: int) -> None:
@@ -99,6 +107,8 @@ def _measure_full_load(lab: Lab, count: int) -> None:
     daemon.start(LOAD_SECONDS)
     try:
         _print(f"vipd start to in sync, {count} services x 5", [time.perf_counter() - began])
+        resident = next(line.split()[1] for line in daemon.memory() if line.startswith("VmRSS"))
+        print(f"{f'memory of vipd with {count} services x 5':<58} {int(resident) / 1024:>7.0f} MiB")
         daemon.vipctl("add", "10.250.0.1:80/tcp", "10.244.0.11", "10.244.0.12")
         weights = iter(range(2, 100))
         _report(
@@ -108,6 +118,18 @@ def _measure_full_load(lab: Lab, count: int) -> None:
         )
     finally:
         daemon.stop()
+
+
+def _measure_monolithic(lab: Lab, count: int) -> None:
+    """The same rules in one iptables-restore, as kube-proxy writes them. Grows with the square of `count`."""
+    services = parse_declaration(many_services(count), "bench.yaml").services
+    forwardings = _forwardings(services, SelectionPolicy.of(load_settings(), ()))
+    text = render(forwardings, RuleOptions(Family.IPV4))
+    for variant in ("nft", "legacy"):
+        began = time.perf_counter()
+        lab.host.run(f"iptables-{variant}-restore", "--noflush", text=text, timeout=LOAD_SECONDS)
+        what = f"one iptables-{variant}-restore of the rules of {count} services x 5"
+        _print(what, [time.perf_counter() - began])
 
 
 def _report(what: str, rounds: int, action: Callable[[], object]) -> None:

@@ -128,6 +128,10 @@ class Daemon:
             connection.close()
         return answer
 
+    def memory(self) -> list[str]:
+        """The lines of its /proc/PID/status."""
+        return Path(f"/proc/{self.status()['pid']}/status").read_text().splitlines()
+
     def endpoints(self, target: str) -> list[str]:
         """`ADDR:PORT` of every backend of a service; empty while there is no such service."""
         answer = self.get(f"services/{quote(target, safe='')}")
