@@ -215,7 +215,10 @@ def test_interrupt_has_no_traceback(tmp_path: Path, spawn: Spawn) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "vipd.sock"))
         mute.listen()
+        # A run that was started in the background ignores ctrl-C, and would hand that down to vipctl.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = spawn("list")
+        signal.signal(signal.SIGINT, before)
         connection, _ = mute.accept()
         with connection:
             connection.recv(1000)

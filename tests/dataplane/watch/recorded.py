@@ -16,6 +16,8 @@ from vipd.dataplane.iptables.watch.events import open_socket
 FILES = Path(__file__).with_name("recorded")
 _LENGTH = struct.Struct(">I")
 
+SEP = "VIPD-SEP-AAAAAAAAAAAAAAAA"
+DNAT_ELSEWHERE = ("-j", "DNAT", "--to-destination", "10.6.6.6:80")
 OURS = """*nat
 :VIPD-SERVICES - [0:0]
 :VIPD-SEP-AAAAAAAAAAAAAAAA - [0:0]
@@ -36,10 +38,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "delete-foreign": (["iptables-nft", "-t", "nat", "-D", "PREROUTING", "-p", "udp", "-j", "RETURN"], ""),
     "policy": (["iptables-nft", "-P", "FORWARD", "DROP"], ""),
     "replace-in-sep": (
-        [
-            *("iptables-nft", "-t", "nat", "-R", "VIPD-SEP-AAAAAAAAAAAAAAAA", "1"),
-            *("-p", "tcp", "-j", "DNAT", "--to-destination", "10.6.6.6:80"),
-        ],
+        ["iptables-nft", "-t", "nat", "-R", SEP, "1", "-p", "tcp", *DNAT_ELSEWHERE],
         "",
     ),
     "foreign-chain": (

@@ -1,0 +1,143 @@
+"""vipd's dataplane in a namespace with its watch beside it, and others at work there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from socket import socket
+from time import monotonic
+from types import TracebackType
+
+from tests.dataplane.namespace import Namespace
+from tests.dataplane.watch.inside import inside
+from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.tools import find_tools, save
+from vipd.dataplane.iptables.watch.disturbance import Disturbance
+from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.events import open_socket
+from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
+from vipd.host_record import HostRecord
+from vipd.model import Family, Service
+from vipd.process import SYSTEM_PATH, Finished
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import Settings
+
+REPORTED_WITHIN = 1.0
+"""Seconds: the promise."""
+SILENCE = 0.8
+"""Seconds after which nothing is on its way any more: a burst and a poll both take less."""
+
+
+class Watched:
+    """Services in the rules of a namespace, watched. Enter it inside an event loop."""
+
+    def __init__(self, namespace: Namespace, variant: str, state_dir: Path, events: bool = True) -> None:
+        self.namespace, self.variant = namespace, variant
+        self._settings = Settings(state_dir=state_dir, iptables_variant=variant)  # type: ignore[arg-type]
+        self._record, self._events = HostRecord(state_dir), events
+        self.own = OwnProcesses(monotonic)
+        self._writes, self._writing = 0, False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Watched:
+        self.dataplane = await IptablesDataplane.start(self._settings, self._record, self._run_own)
+        open_events = partial(inside, self.namespace, open_socket) if self._events else _refused
+        self.watch = await self._stack.enter_async_context(
+            Watch(
+                [await self._family(family) for family in Family],
+                Names("VIPD"),
+                self.own,
+                open_events=open_events,
+                open_tables=lambda family: inside(self.namespace, partial(LegacyTables, family)),
+            )
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def become(self, services: Sequence[Service]) -> None:
+        """Declare services (to those declared before), and repair whatever else is amiss."""
+        policy = SelectionPolicy({family: self._settings.masquerade_for(family) for family in Family})
+        self.dataplane.update({f.key: f for service in services for f in choose(service, policy)})
+        self._writing = True
+        try:
+            await self.dataplane.apply(await self.dataplane.plan())
+        finally:
+            self._writes += 1
+            self._writing = False
+
+    async def repair(self) -> bool:
+        """Read the kernel anew and put right what is wrong; whether anything was."""
+        self.dataplane.forget()
+        wrong = bool(await self.dataplane.plan())
+        await self.become([])
+        return wrong
+
+    async def do(self, *argv: str, stdin: str = "") -> str:
+        """Somebody else runs a program; what it printed."""
+        finished = await self.namespace.run(argv, stdin)
+        assert finished.code == 0, f"{argv}: {finished.errors}"
+        return finished.output
+
+    async def next(self) -> Disturbance:
+        """What is reported next; AssertionError when nothing is within the promised time."""
+        try:
+            return await asyncio.wait_for(anext(self.watch), REPORTED_WITHIN)
+        except TimeoutError:
+            raise AssertionError(f"nothing was reported within {REPORTED_WITHIN} s") from None
+
+    async def silent(self) -> None:
+        """Nothing is reported any more."""
+        try:
+            found = await asyncio.wait_for(anext(self.watch), SILENCE)
+        except TimeoutError:
+            return
+        raise AssertionError(f"reported: {found}")
+
+    async def drain(self) -> None:
+        """Forget what was reported so far."""
+        while True:
+            try:
+                await asyncio.wait_for(anext(self.watch), SILENCE)
+            except TimeoutError:
+                return
+
+    async def _family(self, family: Family) -> WatchedFamily:
+        tools = await find_tools(family, self.variant, self.namespace.run)
+        return WatchedFamily(
+            family,
+            "legacy" in tools.version_text,
+            partial(save, tools, self.namespace.run),
+            partial(self._expected, family),
+        )
+
+    def _expected(self, family: Family) -> Expected | None:
+        installed = self.dataplane._states[family].installed
+        return None if self._writing or installed is None else Expected(self._writes, installed)
+
+    async def _run_own(self, argv: Sequence[str], stdin: str) -> Finished:
+        """As vipd runs programs: known by their pids. `ip netns exec` becomes the program it starts."""
+        process = await asyncio.create_subprocess_exec(
+            *("ip", "netns", "exec", self.namespace.name, *argv),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C"},
+        )
+        with self.own.running(process.pid):
+            output, errors = await process.communicate(stdin.encode())
+        return Finished(process.returncode or 0, output.decode(), errors.decode())
+
+
+def _refused() -> socket:
+    raise PermissionError(1, "Operation not permitted")
