@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
-from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.watch.disturbance import Disturbance
 from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.model import Family
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
 
@@ -31,6 +34,16 @@ class Looking(Protocol):
 
     async def look(self) -> bool:
         """Look; whether anything is different. Raises OSError."""
+
+
+class Doubting(Protocol):
+    """A dataplane whose rules somebody else may have changed."""
+
+    def forget(self) -> None:
+        """Trust nothing that is known about the kernel."""
+
+    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Trust nothing that is known about these chains."""
 
 
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
@@ -64,7 +77,7 @@ async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
 
 
 async def watch_rules(
-    open_watch: Callable[[], Watch], peace: Peace, dataplane: Dataplane, reconciler: Reconciler
+    open_watch: Callable[[], Watch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
 ) -> None:
     """Repair what others do to our rules: at once, or after a pause where somebody keeps undoing it."""
     while True:
@@ -77,8 +90,8 @@ async def watch_rules(
             await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
 
-async def _until_due(watch: Watch, peace: Peace) -> str:
-    """Wait for a disturbance, and then until its repair is due; what happened, for people."""
+async def _until_due(watch: Watch, peace: Peace) -> list[Disturbance]:
+    """Wait for a disturbance, and then until its repair is due; what happened until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
     due = peace.disturbed(seen[0].actors, clock())
@@ -86,17 +99,22 @@ async def _until_due(watch: Watch, peace: Peace) -> str:
         with contextlib.suppress(TimeoutError):
             seen.append(await asyncio.wait_for(anext(watch), left))
             due = peace.disturbed(seen[-1].actors, clock())
-    return "; ".join(dict.fromkeys(map(str, seen)))
+    return seen
 
 
-async def _repair(told: str, peace: Peace, dataplane: Dataplane, reconciler: Reconciler) -> None:
+async def _repair(
+    seen: Sequence[Disturbance], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+) -> None:
     written = reconciler.progress.applies
-    dataplane.forget()
+    if any(disturbance.everything for disturbance in seen):
+        dataplane.forget()
+    else:
+        dataplane.doubt({chain for disturbance in seen for chain in disturbance.chains})
     await reconciler.settled(reconciler.wake(), REPAIR_SECONDS)
     repaired = reconciler.progress.applies > written
     peace.repaired(repaired, asyncio.get_running_loop().time())
     if repaired:
-        log.warning("rules repaired; what had happened: %s", told)
+        log.warning("rules repaired; what had happened: %s", "; ".join(dict.fromkeys(map(str, seen))))
 
 
 async def keep_conntrack(

@@ -203,6 +203,18 @@ def test_503_while_vipd_fails_and_200_when_it_works_again() -> None:
     lived(story)
 
 
+def test_503_for_a_quarantined_service_alone() -> None:
+    async def story(room: Room) -> None:
+        other = replace(room.service, name="dns", addresses=("10.96.0.11",), health_port=room.other_port)
+        await room.declare(room.service, other)
+        room.world.reconciler.progress.quarantined = {"shop/web": "no such match"}
+        reply = await room.get()
+        assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
+        assert (await ask(Place("127.0.0.1", room.other_port))).status == 200
+
+    lived(story)
+
+
 def test_ports_follow_the_services() -> None:
     async def story(room: Room) -> None:
         await room.declare(room.service)

@@ -107,6 +107,10 @@ def test_the_view() -> None:
             "message": "",
         },
     )
+    progress.quarantined = {"web": "no such match", "dns": "no such match"}
+    status, view = healthz_view(progress, at(3600))
+    assert (status, view["state"]) == (200, "degraded"), "a restart would not mend it"
+    assert str(view["message"]).startswith("quarantined: dns, web; hint: ")
     progress.fault = "it said no"
     status, view = healthz_view(progress, at(3600))
     assert (status, view["state"], view["message"]) == (503, "failed", "it said no")

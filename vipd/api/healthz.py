@@ -24,8 +24,14 @@ def healthz_view(progress: Progress, now: datetime) -> tuple[int, Json]:
         "lastUpdated": time_text(progress.last_apply),
         "currentTime": time_text(now),
         "state": progress.state,
-        "message": message,
+        "message": message or _degraded(progress),
     }
+
+
+def _degraded(progress: Progress) -> str:
+    """What does not work although vipd does; vipd is healthy then, for a restart would not mend it."""
+    names = ", ".join(sorted(progress.quarantined))
+    return f"quarantined: {names}; hint: vipctl describe says why" if names else ""
 
 
 def healthz_routes(reconciler: Reconciler) -> list[web.RouteDef]:

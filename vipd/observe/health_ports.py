@@ -96,8 +96,10 @@ class HealthPorts:
         port = self._ports.get(here[1]) if here else None
         if port is None:  # closed while the request was on its way
             return web.Response(status=503)
-        vipd_healthy, _ = healthy(self._reconciler.progress, self._reconciler.clock())
-        return health_answer(port, vipd_healthy)
+        progress = self._reconciler.progress
+        vipd_healthy, _ = healthy(progress, self._reconciler.clock())
+        # A quarantined service is vipd's failure for its own clients, and no other service's.
+        return health_answer(port, vipd_healthy and port.service not in progress.quarantined)
 
     def _addresses(self, family: Family) -> tuple[str, ...]:
         named = self._node_addresses(family, self._reconciler.host_addresses)

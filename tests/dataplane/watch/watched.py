@@ -40,7 +40,7 @@ class Watched:
 
     def __init__(self, namespace: Namespace, variant: str, state_dir: Path, events: bool = True) -> None:
         self.namespace, self.variant = namespace, variant
-        self._settings = Settings(state_dir=state_dir, iptables_variant=variant)  # type: ignore[arg-type]
+        self._settings = Settings(state_dir=state_dir, iptables_variant=variant)
         self._record, self._events = HostRecord(state_dir), events
         self.own = OwnProcesses(monotonic)
         self._writes, self._writing = 0, False
@@ -79,7 +79,8 @@ class Watched:
     async def repair(self) -> bool:
         """Read the kernel anew and put right what is wrong; whether anything was."""
         self.dataplane.forget()
-        wrong = bool(await self.dataplane.plan())
+        wrong = bool(p := await self.dataplane.plan())
+        print("PLAN", p)
         await self.become([])
         return wrong
 
@@ -122,8 +123,9 @@ class Watched:
         )
 
     def _expected(self, family: Family) -> Expected | None:
-        installed = self.dataplane._states[family].installed
-        return None if self._writing or installed is None else Expected(self._writes, installed)
+        if self._writing:
+            return None
+        return next(each for each in self.dataplane.watched() if each.family is family).expected()
 
     async def _run_own(self, argv: Sequence[str], stdin: str) -> Finished:
         """As vipd runs programs: known by their pids. `ip netns exec` becomes the program it starts."""

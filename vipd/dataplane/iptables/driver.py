@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.iptables.family import FamilyRules
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.tools import Tools, find_tools
@@ -69,6 +69,11 @@ class IptablesDataplane:
         """Trust nothing about the kernel: the next plan reads it."""
         for rules in self._families.values():
             rules.forget()
+
+    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Somebody may have changed these chains, and no others: the next plan reads them alone."""
+        for family, rules in self._families.items():
+            rules.doubt({chain for of, chain in chains if of is family})
 
     async def plan(self) -> IptablesPlan:
         """What has to be written now; a family that cannot be read does not hold back the other."""

@@ -7,7 +7,7 @@ is quarantined: the kernel keeps what it had for it, and all others are programm
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vipd.dataplane.base import ApplyError
@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Abilities, probe
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved, recognise
-from vipd.dataplane.iptables.tools import Tools, restore, save
+from vipd.dataplane.iptables.tools import Tools, list_chain, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
@@ -26,6 +26,9 @@ from vipd.process import Runner
 from vipd.settings import Settings
 
 log = logging.getLogger(__name__)
+
+READ_WHOLE_ABOVE = 64
+"""Doubtful chains above which everything is read: a process for each would take longer."""
 
 SWEEP_LATER_ABOVE = 5000
 """Chains above which deletions wait for `sweep`."""
@@ -50,6 +53,10 @@ class FamilyRules:
         """None: not known, so the next plan reads the kernel."""
         self._missing_tables: list[str] = []
         """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
+        self._unwritten = False
+        """A plan for everything was made and not written: the next one must look at everything too."""
+        self._doubtful: set[ChainId] = set()
+        """Chains that somebody may have changed."""
         self._unswept: set[ChainId] = set()
         """Chains that are still there although nothing reaches them."""
         self._doubted = False
@@ -72,6 +79,12 @@ class FamilyRules:
         """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
         one may be on its way into the kernel now."""
         self._doubted = True
+
+    def doubt(self, chains: Collection[ChainId]) -> None:
+        """Somebody may have changed these chains, and no others: the next plan reads them alone."""
+        if len(chains) > READ_WHOLE_ABOVE:
+            self._doubted = True
+        self._doubtful.update(chains)
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -113,19 +126,23 @@ class FamilyRules:
             return Plan()
         if self._doubted:
             self._start_anew()
-        fresh = self._installed is None
+        fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(self.tools)
         if self.ruleset.shared():
             await self._prepare(self.tools)
         self._installed = installed
         if not fresh:
+            await self._read_doubtful(self.tools, installed)
             wanted = self._without_deletions(self.ruleset.touched(), installed)
             return self._settled(make_plan(wanted, installed, self._names))
         self._unswept.clear()
+        self._doubtful.clear()
         wanted = self.ruleset.whole(installed.chains)
         for group in (*wanted.leaves, wanted.shared):
             recognise(installed, group)
-        return self._settled(make_plan(wanted, installed, self._names))
+        plan = self._settled(make_plan(wanted, installed, self._names))
+        self._unwritten = bool(plan)
+        return plan
 
     async def sweep(self) -> None:
         """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
@@ -156,6 +173,20 @@ class FamilyRules:
             if not error.rules_at_fault:
                 raise
             await self._isolate(error)
+
+    async def _read_doubtful(self, tools: Tools, installed: Installed) -> None:
+        chains, self._doubtful = self._doubtful, set()
+        for chain in chains:
+            rules = await list_chain(tools, chain, self._run)
+            holder = installed.chains if self._names.owns(chain) else installed.builtins
+            holder.pop(chain, None)
+            if rules is not None:
+                holder[chain] = rules
+        if chains:
+            self.ruleset.touch(chains)
+            wanted = self.ruleset.touched()
+            for group in (*wanted.leaves, wanted.shared):
+                recognise(installed, {chain: group[chain] for chain in chains & group.keys()})
 
     def _start_anew(self) -> None:
         self._doubted, self._installed = False, None
@@ -217,6 +248,7 @@ class FamilyRules:
             self._writes += 1
         plan.settle(self._installed)
         if settles:
+            self._unwritten = False
             self.ruleset.written()
 
     async def _isolate(self, error: ApplyError) -> None:

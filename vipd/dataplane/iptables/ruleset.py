@@ -5,7 +5,7 @@ Knows which chains were touched since the last write, so that one changed servic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.iptables.compile import Compiler, Fragment
@@ -76,6 +76,13 @@ class Ruleset:
     def services_with_affinity(self) -> list[str]:
         """The services that ask for affinity, sorted."""
         return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
+
+    def touch(self, chains: Collection[ChainId]) -> None:
+        """Have the forwardings that own some of these chains looked at again."""
+        wanted = frozenset(chains)
+        for key, fragment in self._fragments.items():
+            if not wanted.isdisjoint(fragment.chains):
+                self._touched[key] = None
 
     def chains_in_use(self) -> set[ChainId]:
         """Every chain that is wanted."""

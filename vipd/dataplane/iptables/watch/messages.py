@@ -1,8 +1,8 @@
 """Reading the kernel's nf_tables notifications: names and kinds only, never what a rule says. Pure.
 
-Read with `struct`, as a load of 10,000 services is some 110,000 of these messages; pyroute2 decodes every
-expression and takes seventeen times as long for the names alone (3.9 s against 0.23 s of CPU). Layouts are those of the kernel's
-include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h.
+Read with `struct`, as a load of 10,000 services is some 110,000 of these messages: 0.23 s of CPU. For the
+names alone pyroute2 takes 3.9 s. Layouts are those of the kernel's include/uapi/linux/netlink.h and
+include/uapi/linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
