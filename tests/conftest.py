@@ -1,8 +1,11 @@
-"""What every test relies on: tests that need root say so instead of being left out."""
+"""What every test relies on: tests that need root say so, and a run that is ended tidies up."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -12,3 +15,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test marked `root` at once when it is not run by root: real packets are the point of it."""
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.fail("needs root for network namespaces; run: sudo bash tests/run.sh", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_in_order() -> Iterator[None]:
+    """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)

@@ -40,6 +40,8 @@ class HostNet:
         self._forwardings: Collection[Forwarding] = ()
         self._routes = VipRoutes(settings.vip_device, record)
         self._checks = HostChecks(settings)
+        self._conntrack_absent = False
+        """Connection tracking was not there yet when it was to be set."""
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -64,7 +66,7 @@ class HostNet:
             return True  # nothing has been prepared yet
         routes = await self._routes.look()
         checks = await self._checks.look(self._forwardings)
-        return before != self._policy or routes or checks
+        return before != self._policy or routes or checks or self._conntrack_absent
 
     async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
         """Make sure that the host forwards these families and has routes to their VIPs.
@@ -83,8 +85,17 @@ class HostNet:
             return ()
         otherwise = "clients behind this host will fail"
         warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
-        warnings.append(self._turn_on(LIBERAL, "large transfers may be reset"))
+        warnings.append(self._be_liberal())
         return tuple(filter(None, warnings))
+
+    def _be_liberal(self) -> str:
+        """Not with `compat: kube-proxy`, whose rules drop INVALID packets instead."""
+        if self._settings.compat == "kube-proxy":
+            return ""
+        self._conntrack_absent = not (self._root / LIBERAL).exists() and not self._conntrack_absent
+        if self._conntrack_absent:
+            return ""  # it comes with the first rules; the next look asks for another step
+        return self._turn_on(LIBERAL, "large transfers may be reset")
 
     def _turn_on(self, name: str, otherwise: str) -> str:
         path, setting = self._root / name, name.replace("/", ".")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,8 +39,6 @@ def test_help_shows_every_verb_in_its_family(vipctl: Vipctl) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(vipctl: Vipctl, verb: str) -> None:
-    if find_spec(f"vipd.cli.{VERBS[verb].module}") is None:
-        pytest.skip(f"vipd.cli.{VERBS[verb].module} is not in this tree")
     ended = vipctl(verb, "-h")
     assert ended.code == 0
     assert f"vipctl {verb}" in ended.out

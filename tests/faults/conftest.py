@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from tests.faults.equipment import FailingTools
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_in_order() -> Iterator[None]:
-    """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from types import FrameType
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import SERVED_PORT, Services
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_in_order() -> Iterator[None]:
-    """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")

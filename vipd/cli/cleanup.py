@@ -96,14 +96,17 @@ def _configured_state_dir() -> Path:
 
 
 def _refuse_beside_daemon(state_dir: Path) -> None:
-    """A daemon at work in this network namespace would put everything back."""
+    """A daemon at work would put everything back; one in another network namespace still needs its record."""
     try:
         pid = int((state_dir / "lock").read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         here, there = Path("/proc/self/ns/net").stat(), Path(f"/proc/{pid}/ns/net").stat()
     except (OSError, ValueError):
         return
-    if b"vipd" in command and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
-        raise CliError(
-            "vipd is running", f"pid {pid} would put its rules back", "systemctl stop vipd first, or --force"
-        )
+    if b"vipd" not in command:
+        return
+    if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        hint = "systemctl stop vipd first, or --force"
+        raise CliError("vipd is running", f"pid {pid} would put its rules back", hint)
+    why = f"it belongs to a vipd in another network namespace (pid {pid})"
+    raise CliError(f"{state_dir} is in use", why, "give this namespace's own with --state-dir")
