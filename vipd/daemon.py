@@ -94,6 +94,7 @@ async def once(settings: Settings) -> int:
         parts = await wire(settings)
         applied = await parts.reconciler.step()
         faults = [fault for source in (parts.files, parts.store) for fault in source.faults()]
+        faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
 
 

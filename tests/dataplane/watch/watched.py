@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -16,16 +15,14 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.iptables.watch.disturbance import Disturbance
 from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Family, Service
-from vipd.process import SYSTEM_PATH, Finished
+from vipd.process import Finished, run
 from vipd.selection import SelectionPolicy, choose
 from vipd.settings import Settings
 
@@ -43,7 +40,6 @@ class Watched:
         self._settings = Settings(state_dir=state_dir, iptables_variant=variant)
         self._record, self._events = HostRecord(state_dir), events
         self.own = OwnProcesses(monotonic)
-        self._writes, self._writing = 0, False
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Watched:
@@ -51,7 +47,7 @@ class Watched:
         open_events = partial(inside, self.namespace, open_socket) if self._events else _refused
         self.watch = await self._stack.enter_async_context(
             Watch(
-                [await self._family(family) for family in Family],
+                self.dataplane.watched(),
                 Names("VIPD"),
                 self.own,
                 open_events=open_events,
@@ -69,12 +65,7 @@ class Watched:
         """Declare services (to those declared before), and repair whatever else is amiss."""
         policy = SelectionPolicy({family: self._settings.masquerade_for(family) for family in Family})
         self.dataplane.update({f.key: f for service in services for f in choose(service, policy)})
-        self._writing = True
-        try:
-            await self.dataplane.apply(await self.dataplane.plan())
-        finally:
-            self._writes += 1
-            self._writing = False
+        await self.dataplane.apply(await self.dataplane.plan())
 
     async def repair(self) -> bool:
         """Read the kernel anew and put right what is wrong; whether anything was."""
@@ -113,32 +104,10 @@ class Watched:
             except TimeoutError:
                 return
 
-    async def _family(self, family: Family) -> WatchedFamily:
-        tools = await find_tools(family, self.variant, self.namespace.run)
-        return WatchedFamily(
-            family,
-            "legacy" in tools.version_text,
-            partial(save, tools, self.namespace.run),
-            partial(self._expected, family),
-        )
-
-    def _expected(self, family: Family) -> Expected | None:
-        if self._writing:
-            return None
-        return next(each for each in self.dataplane.watched() if each.family is family).expected()
-
     async def _run_own(self, argv: Sequence[str], stdin: str) -> Finished:
         """As vipd runs programs: known by their pids. `ip netns exec` becomes the program it starts."""
-        process = await asyncio.create_subprocess_exec(
-            *("ip", "netns", "exec", self.namespace.name, *argv),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C"},
-        )
-        with self.own.running(process.pid):
-            output, errors = await process.communicate(stdin.encode())
-        return Finished(process.returncode or 0, output.decode(), errors.decode())
+        inside_namespace = ["ip", "netns", "exec", self.namespace.name, *argv]
+        return await run(inside_namespace, stdin, self.own.running)
 
 
 def _refused() -> socket:

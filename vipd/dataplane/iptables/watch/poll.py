@@ -62,7 +62,8 @@ class RulePoll:
         self._next_reading = clock()
         self._seen: tuple[int, bytes] | None = None
         """Writes and digest of the last reading that was as expected, or was reported."""
-        self._shape: tuple[int, tuple[Shape, ...]] | None = None
+        self._shape: tuple[tuple[int, tuple[str, ...]], tuple[Shape, ...]] | None = None
+        """Writes and tables at the last look, and the shapes that those had."""
         self._present: tuple[str, ...] = ()
         """Tables known to exist."""
         self.last_cost = 0.0
@@ -111,7 +112,7 @@ class RulePoll:
         write is not seen here, but by the next reading of all rules."""
         if not self._tables:
             return False
-        shape = (expected.writes, self._tables.shape(self._present))
+        shape = ((expected.writes, self._present), self._tables.shape(self._present))
         before, self._shape = self._shape, shape
         return before is not None and before[0] == shape[0] and before[1] != shape[1]
 

@@ -1,0 +1,93 @@
+"""The event socket at its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.namespace import Namespace
+from tests.dataplane.watch.inside import inside
+from tests.dataplane.watch.recorded import OURS
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.events import RuleEvents, actor_of, open_socket
+from vipd.dataplane.iptables.watch.messages import Generation
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.poll import WatchedFamily
+from vipd.model import Family
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    with Namespace() as made:
+        yield made
+
+
+async def nothing() -> str:
+    """A family without rules."""
+    return ""
+
+
+@pytest.mark.root
+def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> None:
+    listening = inside(namespace, open_socket)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's smallest: 2 kB
+    found: list[Disturbance] = []
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        scope = Scope(Names("VIPD"), frozenset(Family))
+        events = RuleEvents(listening, scope, OwnProcesses(loop.time), loop.time)
+        many = OURS.replace("COMMIT\n*filter", "-A PREROUTING -j RETURN\n" * 200 + "COMMIT\n*filter")
+        finished = await namespace.run(["iptables-nft-restore", "--noflush"], many)
+        assert finished.code == 0, finished.errors
+        task = asyncio.create_task(events.run(found.append))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        events.close()
+
+    asyncio.run(scene())
+    assert len(found) == 1
+    assert found[0].everything
+    assert found[0].deeds >= {Deed.EVENTS_LOST}
+    assert found[0].families == frozenset(Family)
+
+
+def test_a_broken_socket_is_told_to_whoever_waits() -> None:
+    """Not taken for silence."""
+    ours, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    class Broken(socket.socket):
+        def recv(self, size: int, flags: int = 0) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    broken = Broken(fileno=ours.detach())
+    others.send(b"x")
+
+    async def scene() -> None:
+        watched = WatchedFamily(Family.IPV4, False, nothing, lambda: None)
+        own = OwnProcesses(asyncio.get_running_loop().time)
+        async with Watch([watched], Names("VIPD"), own, open_events=lambda: broken) as watch:
+            with pytest.raises(OSError, match="Input/output"):
+                await asyncio.wait_for(anext(watch), 2.0)
+
+    asyncio.run(scene())
+    others.close()
+
+
+@pytest.mark.parametrize("name", ["iptables-nft", "somebody else"])
+def test_an_actors_parent_is_named_only_if_the_pid_is_still_his(tmp_path: Path, name: str) -> None:
+    for pid, comm, parent in ((9, name, 8), (8, "firewalld", 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
+        (tmp_path / str(pid) / "status").write_text(f"Name:\t{comm}\nPid:\t{pid}\nPPid:\t{parent}\nUid:\t0\n")
+    actor = actor_of(Generation(9, 9, "iptables-nft"), tmp_path)
+    known = Actor("iptables-nft", 9, "firewalld", 8)
+    assert actor == (known if name == "iptables-nft" else Actor("iptables-nft", 9))
+    assert actor_of(Generation(7, 7, "nft"), tmp_path) == Actor("nft", 7)
