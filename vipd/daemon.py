@@ -29,6 +29,7 @@ from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.host_record import HostRecord
@@ -139,7 +140,7 @@ async def wire(settings: Settings) -> Parts:
     for fault in (*files.faults(), *store.faults()):
         log.error("%s", fault)
     record = HostRecord(settings.state_dir)
-    own = OwnProcesses(time.monotonic)
+    own = OwnProcesses(time.monotonic, pids_are_global())
     dataplane = await IptablesDataplane.start(settings, record, partial(run, started=own.running))
     surroundings = HostNet(settings, record)
     reconciler = Reconciler((files, store), dataplane, surroundings, lambda: datetime.now(UTC))

@@ -90,6 +90,11 @@ def test_a_rule_whose_content_is_not_told_may_be_our_jump() -> None:
     assert SCOPE.touched(change) is Deed.RULE_DELETED
 
 
+def test_a_built_in_chain_that_is_declared_takes_nothing_away() -> None:
+    change = Change(Kind.CHAIN_ADDED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
+    assert SCOPE.touched(change) is None
+
+
 def test_our_jump_appended_by_somebody_concerns_us() -> None:
     jump = next(
         message

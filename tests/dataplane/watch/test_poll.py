@@ -33,15 +33,21 @@ class Scene:
     """A kernel with rules, a clock, and vipd's belief."""
 
     def __init__(self, cost: float = 0.0, tables: Tables | None = None) -> None:
-        self.now, self.cost, self.reads = 100.0, cost, 0
+        self.now, self.cpu, self.cost, self.reads = 100.0, 0.0, cost, 0
+        self.busy = self.waited = 0.0
+        """CPU that other work takes meanwhile; time that others keep us waiting."""
         self.saved, self.believed = SAVED, read_saved(SAVED, NAMES)
         self.writes, self.writing, self.write_during_read = 1, False, False
         watched = WatchedFamily(Family.IPV4, True, self.read, self.expected)
-        self.poll = RulePoll(watched, NAMES, lambda: self.now, tables=tables)
+        self.poll = RulePoll(watched, NAMES, self.clock, tables=tables, cpu=lambda: self.cpu)
+
+    def clock(self) -> float:
+        return self.now
 
     async def read(self) -> str:
         self.reads += 1
-        self.now += self.cost
+        self.cpu += self.cost + self.busy
+        self.now += self.cost + self.waited
         saved = self.saved
         self.writes += self.write_during_read
         return saved
@@ -94,6 +100,13 @@ def test_nothing_is_read_while_vipd_writes_or_knows_nothing() -> None:
     assert scene.reads == 0
 
 
+def test_a_family_in_which_vipd_has_nothing_is_not_read() -> None:
+    scene = Scene()
+    scene.believed.chains.clear()
+    assert scene.look() is None
+    assert scene.reads == 0
+
+
 def test_a_reading_during_which_vipd_wrote_is_not_trusted() -> None:
     scene = Scene()
     scene.change()
@@ -112,6 +125,15 @@ def test_readings_take_no_more_than_their_share(cost: float) -> None:
     share = scene.reads * cost / (scene.now - start)
     assert share <= SHARE_OF_A_CPU * 1.1
     assert scene.reads >= (350 if cost == 0.001 else 200 * SHARE_OF_A_CPU / cost * 0.8)
+
+
+@pytest.mark.parametrize(("busy", "waited"), [(3.0, 0.0), (0.0, 3.0)])
+def test_what_others_take_is_no_cost_of_a_reading(busy: float, waited: float) -> None:
+    scene = Scene(cost=0.01)
+    scene.busy, scene.waited = busy, waited
+    for _ in range(4):
+        scene.look()
+    assert scene.reads == 4
 
 
 def test_a_table_of_another_size_is_read_at_once_however_dear() -> None:

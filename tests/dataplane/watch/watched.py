@@ -81,12 +81,12 @@ class Watched:
         assert finished.code == 0, f"{argv}: {finished.errors}"
         return finished.output
 
-    async def next(self) -> Disturbance:
-        """What is reported next; AssertionError when nothing is within the promised time."""
+    async def next(self, within: float = REPORTED_WITHIN) -> Disturbance:
+        """What is reported next; AssertionError when nothing is within so many seconds."""
         try:
-            return await asyncio.wait_for(anext(self.watch), REPORTED_WITHIN)
+            return await asyncio.wait_for(anext(self.watch), within)
         except TimeoutError:
-            raise AssertionError(f"nothing was reported within {REPORTED_WITHIN} s") from None
+            raise AssertionError(f"nothing was reported within {within} s") from None
 
     async def silent(self) -> None:
         """Nothing is reported any more."""

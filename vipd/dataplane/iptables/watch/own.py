@@ -23,7 +23,6 @@ class OwnProcesses:
     @contextmanager
     def running(self, pid: int) -> Iterator[None]:
         """A process of ours lives while this is entered."""
-        self._ended.pop(pid, None)
         self._running.add(pid)
         try:
             yield

@@ -75,7 +75,7 @@ class Peace:
                 continue
             quarrel.repairs.append(now)
             quarrel.last = now
-            if quarrel.pause or quarrel.recent(now) >= REPAIRS_AT_ONCE:
+            if quarrel.recent(now) >= REPAIRS_AT_ONCE:
                 quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), LONGEST_PAUSE_SECONDS)
         self._waiting.clear()
         self._due = None
