@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from vipd.checks import UNCHECKED, Check
+
 MAX_WEIGHT = 65535
 """Largest backend weight: a share is a weight over the sum of the weights of the service."""
 
@@ -71,6 +73,15 @@ class Refusal(StrEnum):
     """Refused at once: ICMP port unreachable, which TCP clients see as "connection refused"."""
     DROP = "drop"
     """Silence, so that a client behind an outer load balancer tries elsewhere."""
+
+
+class Balance(StrEnum):
+    """How a new flow's backend is chosen, weights respected."""
+
+    RANDOM = "random"
+    ROUND_ROBIN = "round-robin"
+    SOURCE_HASH = "source-hash"
+    """By the client's address: the same client meets the same backend on every host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,10 @@ class Backend:
     """Zones whose clients it should serve; empty: all."""
     ports: tuple[tuple[str, int], ...] = ()
     """Names of the only service ports that it serves, each with its own port for it; empty: it serves all."""
+    backup: bool = False
+    """Serves only while no backend that is none can."""
+    check: Check | None = None
+    """None: as the service says."""
 
     def __str__(self) -> str:
         return self.address if self.port is None else socket_text(self.address, self.port)
@@ -204,6 +219,15 @@ class Service:
     """Established TCP and SCTP flows to a backend that leaves are cut (`on_remove: reset`)."""
     answers_ping: bool = True
     """Its addresses answer ICMP echo while it has a backend that serves."""
+    balance: Balance = Balance.RANDOM
+    check: Check = UNCHECKED
+    """How those of its backends are checked that say nothing else."""
+    keeps_unhealthy: bool = False
+    """While no backend is healthy all serve as if they were (`fallback: keep`)."""
+    slow_start: int = 0
+    """Seconds over which the share of a backend that has become healthy again grows to its full."""
+    weight_from_check: bool = False
+    """A backend's answer to an HTTP check may say its weight."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
@@ -279,6 +303,9 @@ class Forwarding:
     health_port: int | None = None
     ready_local: tuple[str, ...] = ()
     """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
+    balance: Balance = Balance.RANDOM
+    pinned: tuple[Endpoint, ...] = ()
+    """Those of `resting` that clients with affinity to them still get to."""
 
     @property
     def externally_accessible(self) -> bool:
