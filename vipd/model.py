@@ -20,6 +20,8 @@ DEFAULT_AFFINITY_SECONDS = 10800
 
 MAX_AFFINITY_SECONDS = 86400
 
+MAX_SLOW_START_SECONDS = 3600
+
 
 class Family(IntEnum):
     """IP address family."""
@@ -305,7 +307,8 @@ class Forwarding:
     """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
     balance: Balance = Balance.RANDOM
     pinned: tuple[Endpoint, ...] = ()
-    """Those of `resting` that clients with affinity to them still get to."""
+    """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
+    there are endpoints for other clients."""
 
     @property
     def externally_accessible(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vipd.model import (
@@ -27,6 +28,7 @@ from vipd.model import (
     family_of,
     port_names,
 )
+from vipd.standing import GOOD, Admin, Standing, Standings
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
     from vipd.settings import Settings
@@ -78,19 +80,34 @@ class _Candidate:
     backend: Backend
     endpoint: Endpoint
     local: bool
+    standing: Standing
+    forgiven: bool = False
+    """Counts as healthy, because none is."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether new flows could go to it, as far as operator, checks and weight say."""
+        healthy = self.standing.healthy or self.forgiven
+        return healthy and self.standing.admin is Admin.ACTIVE and self.endpoint.weight > 0
 
     @property
     def ready(self) -> bool:
-        return self.backend.state is BackendState.UP and self.endpoint.weight > 0
+        return self.fit and self.backend.state is BackendState.UP and not self.backend.backup
 
     @property
-    def down(self) -> bool:
-        return self.backend.state is BackendState.DOWN
+    def ready_backup(self) -> bool:
+        return self.fit and self.backend.state is BackendState.UP and self.backend.backup
 
     @property
     def last_resort(self) -> bool:
         """Serving, but on its way out."""
-        return self.backend.state is BackendState.DRAIN and self.endpoint.weight > 0
+        return self.fit and self.backend.state is BackendState.DRAIN
+
+    @property
+    def down(self) -> bool:
+        """Whether the flows that it has should end."""
+        healthy = self.standing.healthy or self.forgiven
+        return self.backend.state is BackendState.DOWN or self.standing.admin is Admin.DISABLED or not healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +121,40 @@ class _Chosen:
     """Those on this host that are ready, under any policy."""
 
 
-def choose(service: Service, policy: SelectionPolicy) -> tuple[Forwarding, ...]:
-    """Every forwarding of a service.
+def choose(
+    service: Service, policy: SelectionPolicy, standings: Standings = MappingProxyType({})
+) -> tuple[Forwarding, ...]:
+    """Every forwarding of a service, its backends standing as said.
 
-    Backends of weight 0 take no new flows. When none can serve anywhere the fallback's backends do; without
-    those the flow meets the service's refusal.
+    Backends of weight 0 take no new flows. Those that are ready serve; if there are none, ready backups do,
+    then those on their way out, then (`keeps_unhealthy`) the unhealthy ones, then the fallback's backends.
+    Without any of them the flow meets the service's refusal.
     """
     families = sorted({family_of(address) for address in service.all_addresses()})
     names = port_names(service.ports)
     return tuple(
-        _forwarding(service, port, ForwardingKey(service.name, name, port.protocol, family), policy)
+        _forwarding(
+            service, port, ForwardingKey(service.name, name, port.protocol, family), policy, standings
+        )
         for family in families
         for port, name in zip(service.ports, names, strict=True)
     )
 
 
 def _forwarding(
-    service: Service, port: ServicePort, key: ForwardingKey, policy: SelectionPolicy
+    service: Service, port: ServicePort, key: ForwardingKey, policy: SelectionPolicy, standings: Standings
 ) -> Forwarding:
     host = policy.host
-    known = _candidates(service.backends, port, key.family, host)
-    spare = _candidates(service.fallback, port, key.family, host)
+    known = _candidates(service.backends, port, key.family, host, standings)
+    spare = _candidates(service.fallback, port, key.family, host, standings)
     external = _external(service, key.family)
-    chosen = _choose_endpoints(known, service, bool(port.node_port or external), host)
+    accessible = bool(port.node_port or external)
+    chosen = _choose_endpoints(known, service, accessible, host)
+    if not chosen.served and service.keeps_unhealthy:
+        known = tuple(replace(candidate, forgiven=True) for candidate in known)
+        chosen = _choose_endpoints(known, service, accessible, host)
     if spare and not chosen.served:
-        chosen = _choose_endpoints(spare, service, bool(port.node_port or external), host)
+        chosen = _choose_endpoints(spare, service, accessible, host)
     used = {candidate.endpoint for candidate in (*chosen.cluster, *chosen.local)}
     return Forwarding(
         key=key,
@@ -151,19 +177,23 @@ def _forwarding(
         node_port=port.node_port,
         health_port=service.health_port,
         ready_local=_addresses(chosen.ready_local) if service.health_port else (),
+        balance=service.balance,
+        pinned=_endpoints(tuple(c for c in known if _keeps_pins(c, service) and c.endpoint not in used)),
     )
 
 
 def _choose_endpoints(
     candidates: tuple[_Candidate, ...], service: Service, accessible: bool, host: Host
 ) -> _Chosen:
-    """Contract 4: ready ones; if there are none, those on their way out; each policy for itself.
+    """Contract 4: ready ones; if there are none, ready backups, and then those on their way out; each policy
+    for itself.
 
     Whatever is accessible from outside needs the cluster's endpoints too, for clients on this host.
     """
     local_internal = service.internal_policy is Policy.LOCAL
     local_external = accessible and service.external_policy is Policy.LOCAL
-    ready = tuple(c for c in candidates if c.ready)
+    backups = tuple(c for c in candidates if c.ready_backup)
+    ready = tuple(c for c in candidates if c.ready) or backups
     leaving = tuple(c for c in candidates if c.last_resort)
     cluster = () if local_internal and not accessible else _near(ready, host) or leaving
     local = _on_host(ready) or _on_host(leaving) if local_internal or local_external else ()
@@ -191,15 +221,25 @@ def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
     return tuple(found)
 
 
+def _keeps_pins(candidate: _Candidate, service: Service) -> bool:
+    """Whether clients with affinity to a draining backend still get to it."""
+    pinned = service.affinity is not None and candidate.standing.pinned and not candidate.down
+    return pinned and candidate.standing.admin is Admin.DRAINING
+
+
 def _candidates(
-    backends: tuple[Backend, ...], port: ServicePort, family: Family, host: Host
+    backends: tuple[Backend, ...], port: ServicePort, family: Family, host: Host, standings: Standings
 ) -> tuple[_Candidate, ...]:
     """The backends of one family, sorted by their text as kube-proxy sorts endpoints."""
-    found = [
-        _Candidate(b, Endpoint(b.address, number, b.weight), host.runs(b))
-        for b in backends
-        if family_of(b.address) is family and (number := b.port_for(port))
-    ]
+    found = []
+    for backend in backends:
+        number = backend.port_for(port)
+        if number is None or family_of(backend.address) is not family:
+            continue
+        standing = standings.get(str(backend), GOOD)
+        weight = backend.weight if standing.weight is None else standing.weight
+        endpoint = Endpoint(backend.address, number, weight)
+        found.append(_Candidate(backend, endpoint, host.runs(backend), standing))
     return tuple(sorted(found, key=lambda candidate: str(candidate.endpoint)))
 
 

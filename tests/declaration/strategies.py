@@ -5,6 +5,18 @@ from ipaddress import IPv4Address, IPv6Address
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from vipd.checks import (
+    UNCHECKED,
+    Check,
+    DnsProbe,
+    ExecProbe,
+    HttpProbe,
+    Start,
+    TcpProbe,
+    Timing,
+    UdpProbe,
+)
+from vipd.declaration.check_reader import DNS_RCODES, DNS_TYPES
 from vipd.model import (
     Affinity,
     Backend,
@@ -38,6 +50,70 @@ SERVICE_NAMES = (
 )
 
 
+MILLISECONDS = st.integers(100, 3_600_000).map(lambda number: number / 1000)
+TEXTS = st.sampled_from(["ok", "123", "true", "1e3", "no", "a b", "^x{2}\\b", "naïve", "it's: [so]"])
+PAYLOADS = TEXTS.map(str.encode) | st.binary(min_size=1, max_size=8)
+STATUS = st.tuples(st.integers(100, 599), st.integers(0, 99)).map(lambda s: (s[0], min(s[0] + s[1], 599)))
+PROBES = st.one_of(
+    st.just(None),
+    st.builds(TcpProbe, port=PORTS),
+    st.builds(
+        HttpProbe,
+        port=PORTS,
+        method=st.sampled_from(["GET", "HEAD"]),
+        path=st.sampled_from(["/", "/ready?deep=1"]),
+        status=st.lists(STATUS, min_size=1, max_size=2).map(tuple),
+        body=TEXTS,
+    ),
+    st.builds(
+        HttpProbe,
+        port=PORTS,
+        tls=st.just(True),
+        host=st.sampled_from(["", "web.example"]),
+        verify=st.booleans(),
+        ca=st.sampled_from(["", "/etc/ssl/own.pem"]),
+        server_name=st.sampled_from(["", "api.example"]),
+    ),
+    st.builds(UdpProbe, port=PORTS, send=PAYLOADS, expect=st.none() | PAYLOADS),
+    st.builds(
+        DnsProbe,
+        port=PORTS,
+        query=st.sampled_from([".", "example.com"]),
+        type=st.sampled_from(DNS_TYPES),
+        rcode=st.sampled_from(DNS_RCODES),
+        answer=TEXTS | st.just(""),
+    ),
+    st.builds(
+        ExecProbe,
+        command=st.lists(TEXTS, max_size=2).map(lambda words: ("/bin/check", *words)),
+        user=st.sampled_from(["nobody", "checks"]),
+    ),
+)
+"""Each with a port of its own, so that it fits any service."""
+
+
+@st.composite
+def checks(draw: st.DrawFn) -> Check:
+    """A check that no rule of the language refuses."""
+    probe = draw(PROBES)
+    if probe is None:
+        return UNCHECKED
+    interval = draw(MILLISECONDS)
+    timeout = draw(st.integers(100, round(interval * 1000)).map(lambda number: number / 1000))
+    timing = draw(
+        st.builds(
+            Timing,
+            interval=st.just(interval),
+            timeout=st.just(timeout) | st.just(min(2.0, interval)),
+            rise=st.integers(1, 100),
+            fall=st.integers(1, 100),
+            start=st.sampled_from(Start),
+            jitter=st.integers(0, 50).map(lambda percent: percent / 100),
+        )
+    )
+    return Check(probe, timing)
+
+
 PLACES = st.sampled_from(["node1", "a.b-c_d", "no", "1e3", "Zone-9"])
 
 
@@ -64,6 +140,8 @@ def backends(
                 draw(st.just("") | PLACES),
                 tuple(draw(st.lists(PLACES, max_size=2, unique=True))),
                 tuple((name, draw(PORTS)) for name in named),
+                draw(st.booleans()),
+                draw(st.none() | checks()),
             )
         )
     return tuple(found)
@@ -134,6 +212,8 @@ def services(draw: st.DrawFn) -> Service:
     unnamed = Service("", addresses, ports, external_addresses=external)
     everything = unnamed.all_addresses()
     taken = {port.node_port for port in ports}
+    keeps = draw(st.booleans()) and refusal is Refusal.REJECT
+    check = draw(checks())
     return Service(
         name=draw(st.just(str(unnamed.frontends()[0])) | SERVICE_NAMES),
         addresses=addresses,
@@ -142,10 +222,14 @@ def services(draw: st.DrawFn) -> Service:
         affinity=draw(st.none() | st.integers(1, 86400).map(Affinity)),
         masquerade=draw(st.none() | st.sampled_from(list(Masquerade))),
         refusal=refusal,
-        fallback=draw(backends(everything, 245, names)) if refusal is Refusal.REJECT else (),
+        fallback=draw(backends(everything, 245, names)) if refusal is Refusal.REJECT and not keeps else (),
         external_addresses=external,
         allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
         internal_policy=draw(st.sampled_from(list(Policy))),
         external_policy=draw(st.sampled_from(list(Policy))),
+        check=check,
+        keeps_unhealthy=keeps,
+        slow_start=draw(st.integers(0, 3600)),
+        weight_from_check=isinstance(check.probe, HttpProbe) and draw(st.booleans()),
         health_port=draw(st.none() | PORTS.filter(lambda port: port not in taken)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import (
     Placed,
     Report,
@@ -20,7 +21,7 @@ from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
 from vipd.model import MAX_WEIGHT, Backend, BackendState
 
-BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone")
+BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check")
 
 STATES = {
     **{state.value: state for state in BackendState},
@@ -69,7 +70,12 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:
         return None
-    return Backend(address, port, weight, state, where, zones, ports)
+    backup = check = None
+    if "backup" in values:
+        backup = read_choice(report, values["backup"], f"{path}.backup", {"true": True, "false": False})
+    if "check" in values:
+        check = read_check(report, values["check"], f"{path}.check")
+    return Backend(address, port, weight, state, where, zones, ports, bool(backup), check)
 
 
 def _read_reach(

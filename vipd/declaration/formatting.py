@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from vipd.checks import UNCHECKED
+from vipd.declaration.check_formatting import check_to_spec
 from vipd.declaration.nodes import Scalar, other_meaning
 from vipd.declaration.notation import duration_text
 from vipd.model import (
@@ -59,6 +61,17 @@ def _policy_spec(service: Service) -> dict[str, object]:
         spec["on_remove"] = "reset"
     if not service.answers_ping:
         spec["respond_to_ping"] = False
+    return spec | _check_spec(service)
+
+
+def _check_spec(service: Service) -> dict[str, object]:
+    spec: dict[str, object] = {}
+    if service.check != UNCHECKED:
+        spec["check"] = check_to_spec(service.check)
+    if service.slow_start:
+        spec["slow_start"] = duration_text(service.slow_start)
+    if service.weight_from_check:
+        spec["weight_from"] = "check"
     return spec
 
 
@@ -108,13 +121,23 @@ def _backend_spec(backend: Backend) -> object:
         spec["ports"] = dict(backend.ports)
     if backend.weight != 1:
         spec["weight"] = backend.weight
+    if backend.backup:
+        spec["backup"] = True
+    if backend.check is not None:
+        spec["check"] = check_to_spec(backend.check)
+    spec |= _circumstances_spec(backend)
+    return backend.address if len(spec) == 1 else spec
+
+
+def _circumstances_spec(backend: Backend) -> dict[str, object]:
+    spec: dict[str, object] = {}
     if backend.state is not BackendState.UP:
         spec["state"] = backend.state.value
     if backend.node:
         spec["node"] = backend.node
     if backend.zones:
         spec["zone"] = _one_or_list(backend.zones)
-    return backend.address if len(spec) == 1 else spec
+    return spec
 
 
 def _affinity_spec(affinity: Affinity) -> object:
@@ -124,6 +147,8 @@ def _affinity_spec(affinity: Affinity) -> object:
 
 
 def _fallback_spec(service: Service) -> object:
+    if service.keeps_unhealthy:
+        return "keep"
     if not service.fallback:
         return None if service.refusal is Refusal.REJECT else service.refusal.value
     if service.refusal is not Refusal.REJECT:

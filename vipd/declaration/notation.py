@@ -27,6 +27,9 @@ _HOST_NAME = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]+")
 _PREFIX_LENGTH = re.compile(r"0|[1-9][0-9]{0,2}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _DURATION = re.compile(r"(0|[1-9][0-9]{0,17})([smhd]?)")
+_PERIOD = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|)")
+_PERIOD_UNITS = {"ms": 1, "s": 1000, "": 1000, "m": 60_000}
+_PERCENT = re.compile(r"([0-9]{1,3})%")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
 _LONGEST_SHOWN = 60
@@ -166,6 +169,31 @@ def duration_text(seconds: int) -> str:
         if seconds % _UNITS[unit] == 0:
             return f"{seconds // _UNITS[unit]}{unit}"
     return f"{seconds}s"
+
+
+def parse_period(text: str) -> float:
+    """A duration that may be short: `500ms`, `2.5s`, `1m` or a number of seconds, as seconds."""
+    match = _PERIOD.fullmatch(text)
+    if match is None:
+        raise NotationError(f"{shown(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m")
+    # Whole milliseconds, so that equal durations are equal however they are written.
+    return round(float(match[1]) * _PERIOD_UNITS[match[2]]) / 1000
+
+
+def period_text(seconds: float) -> str:
+    """The short form that `parse_period` reads back: 0.5 is `500ms`, 60 is `1m`. For whole milliseconds."""
+    milliseconds = round(seconds * 1000)
+    if milliseconds % 1000:
+        return f"{milliseconds}ms"
+    return duration_text(milliseconds // 1000) if milliseconds < 3_600_000 else f"{milliseconds // 1000}s"
+
+
+def parse_percent(text: str) -> float:
+    """`10%` as 0.1, from 0% to 100%."""
+    match = _PERCENT.fullmatch(text)
+    if match is None or int(match[1]) > 100:
+        raise NotationError(f"{shown(text)} is not a percentage", "write a whole number and %: 10%")
+    return int(match[1]) / 100
 
 
 def _split_socket(text: str) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""The grammar of affinity, masquerade and fallback, which `defaults` may say too, and of `check`. Pure."""
+"""The grammar of what a service may take over from `defaults`: affinity, fallback, checks. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from vipd.checks import Check
 from vipd.declaration.backend_reader import read_backends
+from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_notation
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.notation import parse_duration, shown
-from vipd.model import MAX_AFFINITY_SECONDS, Affinity, Backend, Masquerade, Refusal
+from vipd.model import MAX_AFFINITY_SECONDS, MAX_SLOW_START_SECONDS, Affinity, Backend, Masquerade, Refusal
 
 _MASQUERADE: dict[str, tuple[Masquerade | None]] = {
     **{mode.value: (mode,) for mode in Masquerade},
     "auto": (None,),
 }
-_REFUSALS = {refusal.value: refusal for refusal in Refusal}
 _AFFINITIES: dict[str, tuple[Affinity | None]] = {"none": (None,), "client-ip": (Affinity(),)}
-_CHECK_TYPES = {name: name for name in ("none", "tcp", "http", "https", "udp", "dns", "exec")}
+_FALLBACKS = {**{refusal.value: refusal for refusal in Refusal}, "keep": None}
 
 
 @dataclass(slots=True)
@@ -31,6 +32,13 @@ class Policy:
     fallback: tuple[Placed[Backend], ...] = ()
     own_fallback: bool = False
     """Whether `fallback` was declared here, rather than taken over from `defaults`."""
+    keeps_unhealthy: bool = False
+    check: Placed[Check] | None = None
+    own_check: bool = False
+    """Whether `check` was declared here."""
+    slow_start: int = 0
+    weight_from: Placed[bool] | None = None
+    """Whether checks say the weight."""
 
 
 PolicyKey: TypeAlias = Callable[[Report, Policy, Node, str], None]
@@ -39,9 +47,8 @@ PolicyKey: TypeAlias = Callable[[Report, Policy, Node, str], None]
 def read_policy(report: Report, node: Node, path: str) -> Policy:
     """The `defaults` of a document."""
     policy = Policy()
-    unsupported = (*UNSUPPORTED_KEYS, "check")
     if not null(node):
-        for key, value in known_keys(report, node, path, DEFAULTS_KEYS, unsupported):
+        for key, value in known_keys(report, node, path, DEFAULTS_KEYS, UNSUPPORTED_KEYS):
             DEFAULTS_KEYS[key](report, policy, value, f"{path}.{key}")
     return policy
 
@@ -83,13 +90,17 @@ def _read_masquerade(report: Report, policy: Policy, node: Node, path: str) -> N
 def _read_fallback(report: Report, policy: Policy, node: Node, path: str) -> None:
     policy.own_fallback = True
     policy.refusal = Refusal.REJECT
-    policy.fallback = ()
+    policy.fallback, policy.keeps_unhealthy = (), False
     if not isinstance(node, Mapping):
-        policy.refusal = read_choice(report, node, path, _REFUSALS) or Refusal.REJECT
+        choice = read_choice(report, node, path, {word: word for word in _FALLBACKS})
+        policy.keeps_unhealthy = choice == "keep"
+        policy.refusal = _FALLBACKS.get(choice or "") or Refusal.REJECT
         return
     values: dict[str, Node] = dict(known_keys(report, node, path, FALLBACK_KEYS))
     if "backends" not in values:
-        report.add(node.line, path, "backends is missing", "write reject, drop or {backends: [10.0.0.9]}")
+        report.add(
+            node.line, path, "backends is missing", "write reject, drop, keep or {backends: [10.0.0.9]}"
+        )
         return
     place = f"{path}.backends"
     if not one_or_more(values["backends"], place) or null(values["backends"]):
@@ -97,37 +108,43 @@ def _read_fallback(report: Report, policy: Policy, node: Node, path: str) -> Non
     policy.fallback = tuple(read_backends(report, values["backends"], place))
 
 
-def read_check(report: Report, policy: Policy, node: Node, path: str) -> None:
-    """`none` or `{type: none}`; every other check is reported as unsupported."""
-    del policy  # this version checks no backend: there is nothing to keep
-    wanted, place = node, path
-    if isinstance(node, Mapping):
-        if "type" not in node.items:
-            report.add(node.line, path, "type is missing", "write none or {type: none}")
-            return
-        wanted, place = node.items["type"], f"{path}.type"
-    name = read_choice(report, wanted, place, _CHECK_TYPES)
-    if name == "none" and isinstance(node, Mapping):
-        for _ in known_keys(report, node, path, CHECK_KEYS):
-            pass
-    elif name not in {None, "none"}:
-        what = f"the check type {name} is not supported by this version"
-        report.add(wanted.line, place, what, "write none, or remove check")
+def _read_check(report: Report, policy: Policy, node: Node, path: str) -> None:
+    check = read_check(report, node, path)
+    if check is not None:
+        policy.check, policy.own_check = Placed(check, node.line, path), True
+
+
+def _read_slow_start(report: Report, policy: Policy, node: Node, path: str) -> None:
+    seconds = read_notation(report, node, path, parse_duration, "a duration like 30s")
+    if seconds is None:
+        return
+    if seconds > MAX_SLOW_START_SECONDS:
+        text = node.text if isinstance(node, Scalar) else ""
+        report.add(node.line, path, f"{shown(text)} is out of range", "at most 1h")
+        return
+    policy.slow_start = seconds
+
+
+def _read_weight_from(report: Report, policy: Policy, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, WEIGHT_FROM)
+    if choice is not None:
+        policy.weight_from = Placed(choice, node.line, path)
 
 
 DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "affinity": _read_affinity,
     "masquerade": _read_masquerade,
     "fallback": _read_fallback,
+    "check": _read_check,
+    "slow_start": _read_slow_start,
+    "weight_from": _read_weight_from,
 }
 """The keys of `defaults`."""
 
 AFFINITY_KEYS = ("by", "timeout")
 FALLBACK_KEYS = ("backends",)
-CHECK_KEYS = ("type",)
+WEIGHT_FROM = {"declaration": False, "check": True}
+"""Who says a backend's weight."""
 
-UNSUPPORTED_KEYS = (
-    "slow_start",
-    "balance",
-)
+UNSUPPORTED_KEYS = ("balance",)
 """Keys that the language knows and this version does not serve."""

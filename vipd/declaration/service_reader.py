@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias
 
+from vipd.checks import UNCHECKED
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.external_reader import (
     check_allowed,
@@ -29,13 +30,16 @@ from vipd.declaration.fields import (
 )
 from vipd.declaration.nodes import Mapping, Node
 from vipd.declaration.notation import MAX_PORT, parse_address, shown
-from vipd.declaration.policy_reader import DEFAULTS_KEYS, UNSUPPORTED_KEYS, read_check
+from vipd.declaration.policy_reader import DEFAULTS_KEYS, UNSUPPORTED_KEYS
 from vipd.declaration.policy_reader import Policy as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
     check_backends,
     check_host_ports,
+    check_port,
     check_vip,
+    check_weight_source,
+    needs_protocol,
     unique_addresses,
     unique_ports,
 )
@@ -75,7 +79,8 @@ def read_service(
     report: Report, node: Node, path: str, defaults: DefaultPolicy, origin: Origin
 ) -> Service | None:
     """One service, or None when it lacks a readable address or port. Every fault of it is reported."""
-    draft = _Draft(defaults.affinity, defaults.masquerade, defaults.refusal, defaults.fallback)
+    draft = _Draft(**{each.name: getattr(defaults, each.name) for each in fields(DefaultPolicy)})
+    draft.own_fallback = draft.own_check = False
     if not isinstance(node, Mapping):
         report.wrong_type(node, path, "a service: a mapping with address, ports and backends")
         return None
@@ -108,6 +113,20 @@ def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
     outside = [family_of(e.value.address) for e in draft.external]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
+    _settle_checks(report, draft)
+
+
+def _settle_checks(report: Report, draft: _Draft) -> None:
+    """A check must have a port to ask at. A default one that has none is not taken over."""
+    protocols = {port.value.protocol for port in draft.ports}
+    if draft.check and not draft.own_check and needs_protocol(draft.check.value) not in {None, *protocols}:
+        draft.check = None
+    if draft.check:
+        check_port(report, draft.check, protocols)
+    for backend in draft.backends:
+        if backend.value.check is not None:
+            check_port(report, Placed(backend.value.check, backend.line, f"{backend.path}.check"), protocols)
+    check_weight_source(report, draft.weight_from, draft.check, [b.value for b in draft.backends])
 
 
 def _settle_node_port(report: Report, draft: _Draft, node_port: Placed[int]) -> None:
@@ -145,6 +164,10 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         health_port=draft.health_port.value if draft.health_port else None,
         ends_flows=draft.ends_flows,
         answers_ping=draft.answers_ping,
+        check=draft.check.value if draft.check else UNCHECKED,
+        keeps_unhealthy=draft.keeps_unhealthy,
+        slow_start=draft.slow_start,
+        weight_from_check=draft.weight_from is not None and draft.weight_from.value,
         origin=origin,
     )
 
@@ -248,6 +271,5 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "on_remove": _read_on_remove,
     "respond_to_ping": _read_respond_to_ping,
     **DEFAULTS_KEYS,
-    "check": read_check,
 }
 """The keys of a service."""

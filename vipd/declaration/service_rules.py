@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv6Address
 
+from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.declaration.fields import Placed, Report
 from vipd.declaration.notation import shown
 from vipd.model import Backend, Family, Frontend, Protocol, ServicePort, family_of, socket_text
@@ -212,3 +213,30 @@ def _check_loops(
             report.add(
                 backend.line, backend.path, what, "name the address and port that the server listens on"
             )
+
+
+def needs_protocol(check: Check) -> Protocol | None:
+    """The protocol of the service port that a check asks at; None if it needs none of them."""
+    if check.probe is None or check.probe.port is not None or isinstance(check.probe, ExecProbe):
+        return None
+    return Protocol.UDP if isinstance(check.probe, UdpProbe | DnsProbe) else Protocol.TCP
+
+
+def check_port(report: Report, check: Placed[Check], protocols: Collection[Protocol]) -> None:
+    """Report a check that has no port to ask at, in a service with ports of these protocols."""
+    protocol = needs_protocol(check.value)
+    if protocol is not None and protocol not in protocols:
+        what = f"the service has no {protocol} port that this check could ask at"
+        report.add(check.line, check.path, what, "add port to the check, or use another type of check")
+
+
+def check_weight_source(
+    report: Report, weight_from: Placed[bool] | None, check: Placed[Check] | None, backends: Iterable[Backend]
+) -> None:
+    """Report a service that takes its weights from answers that nothing asks for."""
+    checks = [backend.check for backend in backends if backend.check is not None]
+    checks += [check.value] if check else []
+    if weight_from and weight_from.value and not any(isinstance(c.probe, HttpProbe) for c in checks):
+        what = "no check of this service can say a weight"
+        hint = "add check: {type: http}, or remove weight_from"
+        report.add(weight_from.line, weight_from.path, what, hint)

@@ -82,7 +82,8 @@ class Compiler:
             yield self._names.service(key, "EXT"), leaves.external(forwarding)
             for networks, (name, addresses) in self._firewalls(forwarding).items():
                 yield name, leaves.firewall(forwarding, addresses, networks)
-        for endpoint in forwarding.reachable():
+        pinned = forwarding.pinned if forwarding.endpoints and self._options.affinity else ()
+        for endpoint in (*forwarding.reachable(), *pinned):
             yield self._names.endpoint(key, endpoint), leaves.translate(forwarding, endpoint)
 
     def _firewalls(self, forwarding: Forwarding) -> dict[tuple[str, ...], tuple[str, list[str]]]:

@@ -29,18 +29,18 @@ class LeafRules:
         """The SVC or SVL chain: who is masqueraded, then pinned clients, then the ladder."""
         rules = list(self._internal_masquerade(forwarding)) if policy is forwarding.internal_policy else []
         endpoints = forwarding.endpoints_under(policy)
-        steps = [
-            (
-                self._note(f"{forwarding.key.service_port} -> {e}"),
-                self._names.endpoint(forwarding.key, e),
-            )
-            for e in endpoints
-        ]
+        steps = [self._step(forwarding, endpoint) for endpoint in endpoints]
         if (seconds := self._pinned(forwarding)) is not None:
-            for note, chain in steps:
+            leaving = forwarding.pinned if policy is Policy.CLUSTER else ()
+            for note, chain in (*steps, *(self._step(forwarding, endpoint) for endpoint in leaving)):
                 pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
                 rules.append(joined(note, pinned, f"-j {chain}"))
         return (*rules, *_ladder(endpoints, steps))
+
+    def _step(self, forwarding: Forwarding, endpoint: Endpoint) -> tuple[str, str]:
+        """The comment and the chain of the rules that lead to an endpoint."""
+        note = self._note(f"{forwarding.key.service_port} -> {endpoint}")
+        return note, self._names.endpoint(forwarding.key, endpoint)
 
     def translate(self, forwarding: Forwarding, endpoint: Endpoint) -> Rules:
         """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""

@@ -1,0 +1,113 @@
+"""Where operators' orders are kept: one file that the daemon writes, `state_dir/overrides.json`.
+
+Every order is on disk, synced, before it is answered (guarantee G4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from vipd.durable import write_durably
+from vipd.overrides import (
+    MalformedError,
+    Override,
+    Overrides,
+    Subject,
+    from_json,
+    lapsed,
+    next_lapse,
+    to_json,
+)
+from vipd.sources.store import StoreError
+
+
+class OverrideStore:
+    """All orders in force. One that cannot be read is reported and left out, and keeps the file unchanged."""
+
+    def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
+        self._path, self._clock = path, clock
+        self._overrides: dict[Subject, Override] = {}
+        self._faults: tuple[str, ...] = ()
+        self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
+        """Called with what orders have changed about, after the change is on disk."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Every order, by what it is about."""
+        return self._overrides
+
+    def faults(self) -> tuple[str, ...]:
+        """What of the file cannot be used."""
+        return self._faults
+
+    def load(self) -> None:
+        """Read the file. No file holds no orders."""
+        self._overrides, faults = {}, []
+        try:
+            items = _items(self._path.read_bytes())
+        except FileNotFoundError:
+            items = []
+        except (OSError, ValueError) as error:
+            items, faults = [], [f"{self._path}: cannot be read: {error}; hint: mend it or move it aside"]
+        for number, item in enumerate(items):
+            try:
+                override = from_json(item)
+                self._overrides[override.subject] = override
+            except MalformedError as error:
+                faults.append(f"{self._path}: override {number}: {error}; hint: mend it or move it aside")
+        self._faults = tuple(faults)
+
+    def put(self, *orders: Override) -> None:
+        """Make these orders hold, on disk first. One that orders nothing takes back what held before.
+
+        Raises StoreError; then nothing has changed.
+        """
+        wanted = dict(self._overrides)
+        for override in orders:
+            if override.orders():
+                wanted[override.subject] = override
+            else:
+                wanted.pop(override.subject, None)
+        self._save(wanted, frozenset(override.subject for override in orders))
+
+    def take_back(self, *subjects: Subject) -> None:
+        """Let orders about these hold no more. Raises StoreError; then nothing has changed."""
+        gone = frozenset(subjects) & self._overrides.keys()
+        if gone:
+            self._save({s: o for s, o in self._overrides.items() if s not in gone}, gone)
+
+    def due(self) -> datetime | None:
+        """When an order next ends by itself."""
+        return next_lapse(self._overrides)
+
+    def tick(self) -> None:
+        """Let orders end whose time has come. Raises StoreError; then they end with the next tick."""
+        changes = lapsed(self._overrides, self._clock())
+        if changes:
+            wanted = {**self._overrides, **changes}
+            kept = {subject: override for subject, override in wanted.items() if override is not None}
+            self._save(kept, frozenset(changes))
+
+    def _save(self, wanted: dict[Subject, Override], subjects: frozenset[Subject]) -> None:
+        if self._faults:
+            raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
+        text = json.dumps({"overrides": [to_json(o) for o in wanted.values()]}, indent=1)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            write_durably(self._path, (text + "\n").encode())
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
+        self._overrides = wanted
+        self.changed(subjects)
+
+
+def _items(data: bytes) -> list[object]:
+    """The stored orders; raises ValueError."""
+    document = json.loads(data)
+    items = document.get("overrides") if isinstance(document, dict) else None
+    if not isinstance(items, list):
+        raise ValueError("it must be a mapping with the list overrides")
+    return items

@@ -1,0 +1,37 @@
+"""How a backend stands beside its declaration: what checks found, and what an operator ordered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Admin(StrEnum):
+    """What an operator ordered."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    """No new flows; those it has go on."""
+    DISABLED = "disabled"
+    """No new flows; those it has end as if it were removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One backend's standing in one service. The reason is for people and does not count in comparisons."""
+
+    healthy: bool = True
+    admin: Admin = Admin.ACTIVE
+    weight: int | None = None
+    """Wins over the declared weight."""
+    pinned: bool = False
+    """While draining: clients with affinity to it still get to it."""
+    reason: str = field(default="", compare=False)
+    """Why it takes no new flows, or another share than declared; empty when there is nothing to say."""
+
+
+Standings = Mapping[str, Standing]
+"""By the backend's text (`ADDR` or `ADDR:PORT`); one that is not there is active and healthy."""
+
+GOOD = Standing()
