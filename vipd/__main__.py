@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -18,34 +19,45 @@ from vipd.settings import (
     parse_assignments,
     unknown_environment,
 )
+from vipd.start import StartError
+from vipd.systemd.fields import Event, fields
+from vipd.systemd.journal import stderr_handler
+from vipd.systemd.notify import Notifier, one_line
 
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: a restart would not help."""
 
 
 def main() -> None:
-    """Run the daemon until it is told to stop. Exit codes: 0 stopped, 1 failed, 78 unusable settings."""
+    """Run the daemon until it is told to stop. Exit codes: 0 stopped, 1 failed, 77 not permitted,
+    78 unusable settings."""
     arguments = _parser().parse_args()
+    notifier = Notifier.from_environment(os.environ)
+    if arguments.once or arguments.check:
+        notifier = Notifier()  # the manager waits for the daemon, not for these
     try:
         settings = _settings(arguments)
     except SettingsError as error:
         for problem in error.problems:
             print(f"vipd: {problem}", file=sys.stderr)  # noqa: T201 (no logging yet)
+        notifier.send(f"STATUS={one_line('; '.join(error.problems))}", f"ERRNO={errno.EINVAL}")
         raise SystemExit(EXIT_CONFIGURATION) from None
     _log_to_stderr(settings)
     for name in unknown_environment(os.environ):
         logging.getLogger("vipd").warning("environment variable %s is no setting and is ignored", name)
-    raise SystemExit(_run(arguments, settings))
+    raise SystemExit(_run(arguments, settings, notifier))
 
 
-def _run(arguments: argparse.Namespace, settings: Settings) -> int:
+def _run(arguments: argparse.Namespace, settings: Settings, notifier: Notifier) -> int:
     try:
         if arguments.check:
             return daemon.check(settings)
-        return asyncio.run(daemon.once(settings) if arguments.once else daemon.serve(settings))
-    except daemon.StartError as error:
-        logging.getLogger("vipd").error("%s", error)
-        return 1
+        return asyncio.run(daemon.once(settings) if arguments.once else daemon.serve(settings, notifier))
+    except StartError as error:
+        logging.getLogger("vipd").error("%s", error, extra=fields(Event.START_FAILED))
+        number = [f"ERRNO={error.number}"] if error.number else []
+        notifier.send(f"STATUS={one_line(str(error))}", *number)
+        return error.code
     except KeyboardInterrupt:
         return 130
 
@@ -60,14 +72,23 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help=f"settings file (default {DEFAULT_CONFIG})"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, as in the settings file"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting, as in the settings file; repeatable",
     )
     parser.add_argument("--services-dir", metavar="DIR", help="directory of declarations")
     parser.add_argument("--state-dir", metavar="DIR", help="directory for what must survive a restart")
     parser.add_argument("--socket", metavar="PATH", help="UNIX socket of the API")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
-    parser.add_argument("--once", action="store_true", help="apply the declarations to the kernel and exit")
-    parser.add_argument("--check", action="store_true", help="check settings and declarations and exit")
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        metavar="LEVEL",
+        help="least weighty messages to log: debug, info, warning or error",
+    )
+    parser.add_argument("--once", action="store_true", help="put the declarations into the kernel, and exit")
+    parser.add_argument("--check", action="store_true", help="check settings and declarations, and exit")
     parser.add_argument("--version", action="version", version=f"vipd {__version__}")
     return parser
 
@@ -80,24 +101,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _log_to_stderr(settings: Settings) -> None:
-    """One line an event; under systemd with journald's priority prefix and no time of its own."""
-    journald = "JOURNAL_STREAM" in os.environ
-    handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(_JournalFormatter() if journald else plain)
+    """One line an event; under systemd as the journal wants it, and with no time of its own."""
+    handler = stderr_handler(os.environ, "vipd")
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
-
-
-_SYSLOG_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-
-
-class _JournalFormatter(logging.Formatter):
-    """`<N>message`, N a syslog priority (sd-daemon(3))."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The message with its priority."""
-        return f"<{_SYSLOG_PRIORITY.get(record.levelname, 6)}>{super().format(record)}"
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +21,7 @@ from vipd.admission import admit_unit
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
-from vipd.api.views import time_text
+from vipd.api.views import ready_backends, time_text
 from vipd.catalog import merge
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.driver import IptablesDataplane
@@ -32,24 +30,29 @@ from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.fitness import Fitness, NoChecks
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
-from vipd.process import run
+from vipd.overrides import Subject
+from vipd.process import LIMIT_SECONDS, Finished, Runner, run
+from vipd.pulse import Pulse
 from vipd.reconciler import Reconciler
+from vipd.reload import reload
 from vipd.settings import Settings
 from vipd.sources.files import FileSource
+from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
-from vipd.upkeep import keep_conntrack, sweep, watch_files, watch_host, watch_rules
+from vipd.start import StartError, require_privileges, state_lock
+from vipd.systemd.fields import Event, fields
+from vipd.systemd.notify import Notifier
+from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
+from vipd.upkeep import keep_conntrack, sweep, watch_files, watch_host, watch_rules, watch_time
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
-
-
-class StartError(RuntimeError):
-    """The daemon cannot start: what and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,14 @@ class Parts:
     reconciler: Reconciler
     own: OwnProcesses
     peace: Peace
+    overrides: OverrideStore
+    fitness: Fitness
 
     async def rescan(self) -> None:
         """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
         await asyncio.to_thread(self.files.scan)
         self.store.reload()
+        self.overrides.reload()
 
 
 def check(settings: Settings) -> int:
@@ -99,10 +105,15 @@ async def once(settings: Settings) -> int:
         return 0 if applied and not parts.reconciler.problems and not faults else 1
 
 
-async def serve(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT. The rules stay when it ends."""
+async def serve(settings: Settings, notifier: Notifier) -> int:
+    """Run until SIGTERM or SIGINT. The rules stay when it ends. Raises StartError."""
+    # Until there is something to reload: by default this signal would end the process.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    notifier.send("STATUS=reading declarations")
     with state_lock(settings):
-        parts = await wire(settings)
+        require_privileges()
+        parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
+        reporter = Reporter(notifier, parts.reconciler, ready_backends)
         stop = asyncio.Event()
         listeners = _health(parts)
         async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
@@ -114,15 +125,17 @@ async def serve(settings: Settings) -> int:
                 tasks.create_task(watch_host(parts.surroundings, parts.reconciler), name="watch addresses"),
                 tasks.create_task(sweep(parts.reconciler, _after_step(parts)), name="sweep"),
                 tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
+                tasks.create_task(_watch_time(parts), name="watch time"),
                 *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
-            _on_signals(parts, stop, tasks)
+            _on_signals(parts, reporter, stop, tasks)
             parts.reconciler.wake()
-            log.info("vipd %s serves %s", __version__, settings.socket)
+            log.info("vipd %s serves %s", __version__, settings.socket, extra=fields(Event.STARTED))
             await stop.wait()
+            reporter.stopping()
             for task in work:
                 task.cancel()
-        log.info("stopped; the rules stay in the kernel")
+        log.info("stopped; the rules stay in the kernel", extra=fields(Event.STOPPED))
         return 0
 
 
@@ -133,59 +146,45 @@ def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
     return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
 
 
-async def wire(settings: Settings) -> Parts:
-    """All objects, every source having delivered, nothing written to the kernel yet."""
+async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LIMIT_SECONDS) -> Parts:
+    """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
+    write rules are killed after `limit` seconds."""
+    pulse = pulse or Pulse()
     files, store = sources(settings)
     await asyncio.to_thread(files.scan)
     for fault in (*files.faults(), *store.faults()):
-        log.error("%s", fault)
+        log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
     record = HostRecord(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
-    dataplane = await IptablesDataplane.start(settings, record, partial(run, started=own.running))
+    programs = partial(run, started=own.running, limit=limit)
+    dataplane = await IptablesDataplane.start(settings, record, _beating(programs, pulse))
     surroundings = HostNet(settings, record)
-    reconciler = Reconciler((files, store), dataplane, surroundings, lambda: datetime.now(UTC))
+    overrides = OverrideStore(settings.state_dir / "overrides.json", now)
+    overrides.load()
+    for fault in overrides.faults():
+        log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
+    fitness = Fitness((overrides,), NoChecks(), time.monotonic)
+    reconciler = Reconciler((files, store), dataplane, surroundings, now, fitness)
+    reconciler.pulse = pulse
     peace = Peace(settings.chain_prefix)
-    return Parts(settings, files, store, dataplane, surroundings, reconciler, own, peace)
+    return Parts(settings, files, store, dataplane, surroundings, reconciler, own, peace, overrides, fitness)
 
 
-@contextlib.contextmanager
-def state_lock(settings: Settings) -> Iterator[None]:
-    """Hold the state directory: two daemons on one would undo each other. Raises StartError."""
-    path = settings.state_dir / "lock"
-    try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise StartError(f"{path}: {error.strerror}; hint: run as root, or set state_dir") from None
-    try:
-        _take_lock(descriptor, settings)
-        with _namespace_lock(settings):
-            yield
-    finally:
-        os.close(descriptor)
+def now() -> datetime:
+    """The time of day, in UTC."""
+    return datetime.now(UTC)
 
 
-@contextlib.contextmanager
-def _namespace_lock(settings: Settings) -> Iterator[None]:
-    """Hold the chain prefix in this network namespace, whatever the state directory: abstract sockets belong
-    to a network namespace (unix(7)), and the kernel lets go of them when their process ends."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
-        try:
-            held.bind(f"\0vipd/{settings.chain_prefix}")
-        except OSError:
-            what = f"another vipd writes the chains {settings.chain_prefix}-* in this network namespace"
-            raise StartError(f"{what}; hint: stop it, or use another chain_prefix") from None
-        yield
+def _beating(programs: Runner, pulse: Pulse) -> Runner:
+    """A runner by which each block of rules that was dealt with is a sign of life: a large load has many."""
 
+    async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:
+        finished = await programs(argv, stdin)
+        if argv[0].endswith("-restore"):
+            pulse.beat()
+        return finished
 
-def _take_lock(descriptor: int, settings: Settings) -> None:
-    """Lock the file and leave our pid in it, by which cleanup knows that we run."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return run_and_beat
 
 
 def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
@@ -196,6 +195,19 @@ def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
         return Watch(parts.dataplane.watched(), names, parts.own)
 
     return watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
+
+
+def _watch_time(parts: Parts) -> Coroutine[None, None, None]:
+    """Lets orders end and shares grow when their time has come."""
+    changed = asyncio.Event()
+
+    def orders_changed(subjects: frozenset[Subject]) -> None:
+        parts.fitness.orders_changed(subjects)
+        changed.set()
+
+    parts.overrides.changed = orders_changed
+    parts.reconciler.after_step.append(changed.set)
+    return watch_time(parts.overrides, parts.fitness, parts.reconciler, changed)
 
 
 def _after_step(parts: Parts) -> asyncio.Event:
@@ -235,6 +247,7 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         parts.dataplane,
         (parts.files, parts.store),
         parts.store,
+        parts.overrides,
         parts.rescan,
         about,
         warnings=lambda: [
@@ -246,7 +259,8 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
     try:
         listener = bind_socket(settings.socket, settings.socket_group)
     except OSError as error:
-        raise StartError(f"{settings.socket}: {error.strerror or error}") from None
+        what = f"{settings.socket}: {error.strerror or error}"
+        raise StartError(what, number=error.errno or 0) from None
     runner = web.AppRunner(application(served, Permission(settings.admin_group)), access_log=None)
     await runner.setup()
     try:
@@ -257,16 +271,14 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         settings.socket.unlink(missing_ok=True)
 
 
-def _on_signals(parts: Parts, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+def _on_signals(parts: Parts, reporter: Reporter, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
     """SIGTERM and SIGINT stop; SIGHUP reads everything anew and looks at the kernel again."""
 
-    async def reload() -> None:
-        log.info("reloading")
-        await parts.rescan()
-        parts.dataplane.forget()
-        parts.reconciler.wake()
+    async def reload_and_tell() -> None:
+        async with reporter.reloading():
+            await reload(parts.rescan, parts.dataplane, parts.reconciler, (parts.files, parts.store))
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.create_task(reload(), name="reload"))
+    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.create_task(reload_and_tell(), name="reload"))

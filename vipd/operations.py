@@ -18,7 +18,7 @@ from vipd.model import Backend, Origin, Service
 
 Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
-Kind = Literal["malformed", "not-found", "conflict", "owned", "invalid"]
+Kind = Literal["malformed", "not-found", "conflict", "owned", "invalid", "internal"]
 
 FROM_CLI = Origin("cli")
 

@@ -7,10 +7,12 @@ the API, gathers whatever came meanwhile, and after a failure tries again with g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Protocol
 
 from vipd.admission import AddressPolicy, admit_unit
@@ -18,83 +20,18 @@ from vipd.catalog import Claims, Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
 from vipd.model import Forwarding, ForwardingKey, Service
+from vipd.observe.service_log import tell_changes
+from vipd.progress import Progress
+from vipd.pulse import Pulse
 from vipd.selection import SelectionPolicy, choose
 from vipd.sources.base import Source
+from vipd.standing import Standings
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
-OVERDUE_SECONDS = 60.0
-"""A wish for a step that waits longer is overdue: something hangs (kube-proxy: twice its period of 30 s)."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """How the reconciling goes."""
-
-    applies: int = 0
-    failures: int = 0
-    last_apply: datetime | None = None
-    last_seconds: float = 0.0
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Services of which the kernel does not take a part, and why."""
-    fault: str = ""
-    """Why the last step failed; empty when it did not."""
-    warnings: tuple[str, ...] = ()
-    wanted: int = 0
-    """Counts the wishes for a step."""
-    done: int = 0
-    """The last wish that a good step has fulfilled."""
-    tried: int = field(default=0)
-    """The last wish that any step has taken up."""
-    waiting_since: datetime | None = None
-    """When the oldest wish was made that no good step has fulfilled; None while there is none."""
-    untaken_since: datetime | None = None
-    """When the oldest wish was made that no step has taken up; None while there is none."""
-
-    @property
-    def state(self) -> str:
-        """`starting`, `in-sync`, `degraded` (but for quarantined services), `pending` or `failed`."""
-        if self.fault:
-            return "failed"
-        if not self.done:
-            return "starting"
-        if self.done != self.wanted:
-            return "pending"
-        return "degraded" if self.quarantined else "in-sync"
-
-    def wish(self, now: datetime) -> int:
-        """Note a wish for a step; returns its number."""
-        self.wanted += 1
-        self.waiting_since = self.waiting_since or now
-        self.untaken_since = self.untaken_since or now
-        return self.wanted
-
-    def take_up(self) -> int:
-        """A step begins, for all wishes so far; returns the last one's number."""
-        self.untaken_since = None
-        return self.wanted
-
-    def fulfilled(self, wish: int) -> None:
-        """A good step has ended that took up the wishes up to this one."""
-        self.fault, self.done, self.tried = "", wish, wish
-        self.waiting_since = self.untaken_since
-
-
-def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:
-    """Whether the kernel is kept as declared, and if not, why. Having nothing to do is healthy.
-
-    A fault counts until a step has worked, however many are tried meanwhile; a wish counts as overdue whoever
-    made it, also the first one of all (contract 7.23).
-    """
-    if progress.fault:
-        return False, progress.fault
-    waited = (now - progress.waiting_since).total_seconds() if progress.waiting_since else 0.0
-    if waited <= OVERDUE_SECONDS:
-        return True, ""
-    what = "a change is not in the kernel" if progress.done else "no rules are in the kernel since the start"
-    return False, f"{what} after {waited:.0f} s; hint: a step hangs, the log says after what"
 
 
 @dataclass(slots=True)
@@ -109,6 +46,8 @@ class Selection:
     """Those of each service that was chosen for anew."""
     gone: list[str] = field(default_factory=list)
     """Services that are no more."""
+    judged: frozenset[str] = frozenset()
+    """Services whose backends may stand otherwise than before; this is taken up here."""
 
 
 class Surroundings(Protocol):
@@ -122,6 +61,40 @@ class Surroundings(Protocol):
 
     async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
         """Make the host fit for all these forwardings; returns a warning for each thing that is amiss."""
+
+
+class Judges(Protocol):
+    """What says how backends stand beside their declaration."""
+
+    def follow(self, services: Mapping[str, Service]) -> None:
+        """These are all services now."""
+
+    def moved(self) -> frozenset[str]:
+        """Services whose backends may stand otherwise since `taken_up`."""
+
+    def standings(self, service: Service) -> Standings:
+        """How the service's backends stand now."""
+
+    def taken_up(self, services: frozenset[str]) -> None:
+        """What had moved of these services has been taken up."""
+
+
+class Undisputed:
+    """Every backend stands as declared."""
+
+    def follow(self, services: Mapping[str, Service]) -> None:
+        """Nothing depends on them."""
+
+    def moved(self) -> frozenset[str]:
+        """None, ever."""
+        return frozenset()
+
+    def standings(self, service: Service) -> Standings:
+        """All as declared."""
+        return {}
+
+    def taken_up(self, services: frozenset[str]) -> None:
+        """Nothing had moved."""
 
 
 class Follower(Protocol):
@@ -146,8 +119,10 @@ class Reconciler:
         dataplane: Dataplane,
         surroundings: Surroundings,
         clock: Callable[[], datetime],
+        judges: Judges | None = None,
     ) -> None:
         self._sources, self._dataplane = sources, dataplane
+        self._judges = judges or Undisputed()
         self._surroundings, self.clock = surroundings, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
@@ -160,6 +135,8 @@ class Reconciler:
         self._host_warnings: tuple[str, ...] = ()
         self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
+        self.pulse = Pulse()
+        """Beats while the loop is alive. Another one may take its place before `run`."""
         self.services: Mapping[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
         self.problems: Mapping[str, tuple[Problem, ...]] = {}
@@ -168,6 +145,10 @@ class Reconciler:
     def host_addresses(self) -> frozenset[str]:
         """This host's addresses as of the last step."""
         return self._policy.host.addresses if self._policy else frozenset()
+
+    def standings(self, service: Service) -> Standings:
+        """How a service's backends stand beside their declaration."""
+        return self._judges.standings(service)
 
     def wake(self) -> int:
         """Ask for a step; the number returned is for `settled`."""
@@ -190,11 +171,20 @@ class Reconciler:
         failed_in_row = 0
         while True:
             pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), LONGEST_RETRY_SECONDS)
-            try:
-                await asyncio.wait_for(self._woken.wait(), timeout=pause if failed_in_row else None)
-            except TimeoutError:
+            if not await self._woken_within(pause if failed_in_row else inf):
                 log.info("trying again after: %s", self.progress.fault)
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
+
+    async def _woken_within(self, seconds: float) -> bool:
+        """Wait to be woken, for so long at most; whether it was. The waiting itself is a sign of life."""
+        while seconds > 0:
+            self.pulse.beat()
+            part = min(seconds, self.pulse.every)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), timeout=part)
+                return True
+            seconds -= part
+        return False
 
     async def step(self) -> bool:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
@@ -206,8 +196,11 @@ class Reconciler:
                 merged = merge(self._units(), self._claims)
                 self._adopt(merged)
                 self._hand_over(self._select(merged.services, policy))
+                self.pulse.beat()  # each of these takes seconds with ten thousand services
                 await self._prepare_host()
+                self.pulse.beat()
                 plan = await self._dataplane.plan()
+                self.pulse.beat()
                 if plan:
                     await self._dataplane.apply(plan)
                 self._succeeded(wish, began, wrote=bool(plan))
@@ -261,21 +254,26 @@ class Reconciler:
         for unit, problems in merged.problems.items():
             if problems != self.problems.get(unit):
                 for problem in problems:
-                    log.error("%s", problem)
+                    log.error("%s", problem, extra=fields(Event.DECLARATION_REFUSED, unit=unit))
+        for unit in self.problems.keys() - merged.problems.keys():
+            extra = fields(Event.DECLARATION_ACCEPTED, unit=unit)
+            log.info("%s has no problems any more", unit.removeprefix("file:"), extra=extra)
         self.problems = merged.problems
 
     def _select(self, services: Mapping[str, Service], policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Touches nothing yet, so that a failure loses nothing."""
         before, same_policy = self.services, policy == self._policy
-        selection = Selection(policy, services)
+        self._judges.follow(services)
+        moved = self._judges.moved()
+        selection = Selection(policy, services, judged=moved)
         for name in before.keys() - services.keys():
             selection.changes.update({f.key: None for f in self.forwardings[name]})
             selection.gone.append(name)
         for name, service in services.items():
-            if same_policy and before.get(name) is service:
+            if same_policy and before.get(name) is service and name not in moved:
                 continue
             old = {f.key: f for f in self.forwardings.get(name, ())}
-            selection.forwardings[name] = new = choose(service, policy)
+            selection.forwardings[name] = new = choose(service, policy, self._judges.standings(service))
             selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
             selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
         return selection
@@ -287,10 +285,13 @@ class Reconciler:
             if selection.policy != self._policy:
                 listener.host_changed(selection.policy.host.addresses)
             listener.update(selection.changes)
+        if self._policy is not None:  # of the first load the log tells the number alone
+            tell_changes(self.services, selection.services, selection.forwardings)
         self._policy, self.services = selection.policy, selection.services
         for name in selection.gone:
             del self.forwardings[name]
         self.forwardings.update(selection.forwardings)
+        self._judges.taken_up(selection.judged)
 
     async def _prepare_host(self) -> None:
         wanted = [f for part in self.forwardings.values() for f in part]
@@ -301,7 +302,9 @@ class Reconciler:
         if wrote or not progress.done:
             progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
             progress.applies += wrote
-            log.info("%d services in the kernel after %.3f s", len(self.services), progress.last_seconds)
+            extra = fields(Event.RULES_APPLIED)
+            number, seconds = len(self.services), progress.last_seconds
+            log.info("%d services in the kernel after %.3f s", number, seconds, extra=extra)
         progress.quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
         progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
         for follower in self.followers:
@@ -310,7 +313,7 @@ class Reconciler:
 
     def _failed(self, wish: int, fault: str) -> None:
         if fault != self.progress.fault:
-            log.error("%s", fault)
+            log.error("%s", fault, extra=fields(Event.APPLY_FAILED))
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
 

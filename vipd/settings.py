@@ -80,59 +80,79 @@ class Settings(BaseSettings):
     )
 
     services_dir: Path = Path("/etc/vipd/services.d")
-    """Directory of declarations: *.yaml, *.yml, *.json."""
+    """Directory of declarations: `*.yaml`, `*.yml` and `*.json`."""
     state_dir: Path = Path("/var/lib/vipd")
-    """What vipctl added, the last good version of each file, and what must be undone on cleanup."""
+    """What vipctl added, the last good version of each file, and what cleanup must undo. One for each daemon.
+    """
     socket: Path = Path("/run/vipd/vipd.sock")
-    """The API's UNIX socket."""
+    """UNIX socket of the API. `vipctl` needs `--socket` or `VIPD_SOCKET` for another one."""
     socket_group: str = "vipd"
-    """Group that may connect and read; ignored while no such group exists."""
+    """Group that may connect, and so read. Ignored while there is no such group."""
     admin_group: str = "vipd-admin"
-    """Group that may change services besides root; ignored while no such group exists."""
+    """Group that may change services, besides root. Its members must be able to connect, too. Ignored while
+    there is no such group.
+    """
     dataplane: Literal["iptables"] = "iptables"
+    """What programs the kernel."""
     iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
-    """Which iptables binaries to use; auto: those that `iptables` itself is."""
+    """Which iptables programs to use; `auto`: what `iptables` itself is."""
+    # The longest prefix and a hash still fit iptables' 28 characters.
     chain_prefix: str = Field("VIPD", pattern=r"^[A-Z][A-Z0-9]{0,6}$")
-    """Start of every chain name; at most 7 characters, so that a hashed name fits iptables' 28."""
+    """How every chain's name begins: 1 to 7 of `A-Z 0-9`, a letter first. `KUBE` gives kube-proxy's names,
+    and is refused beside a kube-proxy.
+    """
     compat: Literal["none", "kube-proxy"] = "none"
-    """kube-proxy: its exact rules, also where vipd does better by default (docs/architecture.md)."""
+    """`kube-proxy`: its exact rules, also where vipd does something else."""
     force_chain_prefix: bool = False
-    """Use the prefix KUBE although a kube-proxy's canary chain is on this host."""
+    """Use `KUBE` although a kube-proxy's canary chain is there."""
     mark_bit: int = Field(14, ge=0, le=31)
-    """Bit of the packet mark that asks for masquerade (14: 0x4000, as kube-proxy)."""
+    """Bit of the packet mark that asks for masquerade. 14 is kube-proxy's 0x4000."""
     flow_mark_bit: int = Field(13, ge=0, le=31)
     """Bit of the connection mark by which FORWARD knows the flows that vipd translated."""
     cluster_cidrs: Networks = ()
     """Networks whose hosts get replies back without masquerade."""
     masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
+    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`."""
     random_fully: bool | None = None
-    """Whether MASQUERADE picks ports at random; unset: when iptables can (1.6.2 and later)."""
+    """Whether masquerading picks source ports at random; unset: if iptables and kernel can."""
     node_name: str = Field(default_factory=gethostname)
-    """This host, as backends' `node` and Kubernetes' nodeName call it."""
+    """This host, as a backend's `node` and Kubernetes' nodeName call it."""
     zone: str = ""
-    """This host's zone, as backends' `zone` calls it."""
+    """This host's zone, as a backend's `zone` calls it."""
     host_addresses: Addresses | None = None
-    """This host's own addresses; unset: read from the kernel."""
+    """This host's own addresses; unset: read from the kernel every 5 seconds."""
     node_port_addresses: Networks = ()
-    """Networks whose addresses on this host answer on node ports; unset: all of this host's addresses."""
+    """Networks whose addresses on this host answer on node ports and health ports. A family without a
+    network: all of this host's.
+    """
     allowed_addresses: Networks = ()
-    """Networks in which services may claim addresses; unset: any, but never this host's own."""
+    """Networks in which services may claim addresses; none: anywhere. This host's own are refused all the
+    same.
+    """
     localhost_node_ports: bool | None = None
-    """Whether node ports match 127.0.0.0/8 too; unset: with prefix KUBE only. Never sets route_localnet."""
+    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`.
+    route_localnet is never set.
+    """
     reject_unused_ports: bool = True
-    """Refuse at once what is sent to a service's address and is for none of its ports."""
+    """Refuse at once what is for a service's `address` and none of its ports. Never with the prefix KUBE or
+    `compat: kube-proxy`.
+    """
     dispatch: Literal["auto", "flat", "grouped"] = "auto"
-    """How a packet finds its service: past every rule, or through groups of addresses; auto: grouped above 64
-    addresses. Always flat with `compat: kube-proxy`."""
+    """How a packet finds its service: past every rule, or through groups of addresses; `auto`: grouped above
+    64 addresses. Flat with `compat: kube-proxy`.
+    """
     accept_forwarded: bool = True
     """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
     manage_sysctls: bool = True
-    """Turn on IP forwarding when there are services, and put it back on cleanup."""
+    """Turn on what forwarding needs while there are services, and put it back on cleanup."""
     vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")
-    """Device made to carry routes to VIPs that no other route covers; empty: none, and no such routes."""
+    """Device that is made to carry routes to VIPs that no other route covers; empty: no device and no routes
+    are made. At most 15 of `A-Z a-z 0-9 . _ -`, a letter or digit first.
+    """
     health_address: ListenAddress | None = None
-    """ADDR:PORT or [v6]:PORT where GET /healthz and /livez are answered over TCP too; unset: nowhere."""
+    """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least weighty messages that are logged, to stderr."""
 
     @classmethod
     def settings_customise_sources(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from vipd.dataplane.base import ApplyError
@@ -18,12 +20,15 @@ from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.model import Family
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
+from vipd.sources.store import StoreError
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
 LOOK_AT_HOST_SECONDS = 5.0
 LOOK_AT_CONNTRACK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
+SHORTEST_PAUSE_SECONDS = 0.01
 SWEEP_AFTER_SECONDS = 1.0
 WATCH_AGAIN_SECONDS = 5.0
 REPAIR_SECONDS = 60.0
@@ -63,6 +68,48 @@ async def watch_host(host: Looking, reconciler: Reconciler) -> None:
             log.warning("this host cannot be looked at: %s", error)
             continue
         if changed:
+            reconciler.wake()
+
+
+class Fading(Protocol):
+    """Orders, some of which end by themselves."""
+
+    def due(self) -> datetime | None:
+        """When the next one ends."""
+
+    def tick(self) -> None:
+        """Let those end whose time has come. Raises StoreError."""
+
+
+class Growing(Protocol):
+    """Shares, some of which grow by themselves."""
+
+    def due(self) -> float | None:
+        """When the next one grows, on the monotonic clock."""
+
+    def tick(self) -> bool:
+        """Note those whose time has come; whether there are any."""
+
+
+async def watch_time(orders: Fading, shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:
+    """Wake the reconciler when an order ends or a share grows. `changed`: set when others may be due."""
+    while True:
+        changed.clear()
+        pauses = [LONGEST_PAUSE_SECONDS]
+        if (moment := orders.due()) is not None:
+            pauses.append((moment - reconciler.clock()).total_seconds())
+        if (at := shares.due()) is not None:
+            pauses.append(at - time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), max(min(pauses), SHORTEST_PAUSE_SECONDS))
+            continue
+        try:
+            ended = moment is not None and moment <= reconciler.clock()
+            orders.tick()
+        except StoreError as error:
+            log.error("orders cannot end: %s", error)
+            ended = False
+        if shares.tick() or ended:
             reconciler.wake()
 
 
@@ -114,7 +161,9 @@ async def _repair(
     repaired = reconciler.progress.applies > written
     peace.repaired(repaired, asyncio.get_running_loop().time())
     if repaired:
-        log.warning("rules repaired; what had happened: %s", "; ".join(dict.fromkeys(map(str, seen))))
+        what = "; ".join(dict.fromkeys(map(str, seen)))
+        extra = fields(Event.RULES_REPAIRED)
+        log.warning("rules repaired; what had happened: %s", what, extra=extra)
 
 
 async def keep_conntrack(
@@ -137,4 +186,6 @@ async def keep_conntrack(
             failures = 0
             if cleaned.deleted:
                 told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
-                log.info("flows ended: %s; %d examined in %.2f s", told, cleaned.examined, cleaned.seconds)
+                extra = fields(Event.FLOWS_ENDED)
+                text = "flows ended: %s; %d examined in %.2f s"
+                log.info(text, told, cleaned.examined, cleaned.seconds, extra=extra)

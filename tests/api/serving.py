@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,8 +19,10 @@ from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
+from vipd.fitness import Fitness, NoChecks
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
+from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
 PATIENCE_SECONDS = 30.0
@@ -60,6 +63,7 @@ class Api:
     session: ClientSession = field(init=False)
     files: FileSource = field(init=False)
     store: StoreSource = field(init=False)
+    overrides: OverrideStore = field(init=False)
     reconciler: Reconciler = field(init=False)
 
     @property
@@ -85,7 +89,13 @@ class Api:
         self.store = StoreSource(self.store_path)
         self.store.load()
         sources = (self.files, self.store)
-        self.reconciler = Reconciler(sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC))
+        self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC))
+        self.overrides.load()
+        fitness = Fitness((self.overrides,), NoChecks(), time.monotonic)
+        self.overrides.changed = fitness.orders_changed
+        self.reconciler = Reconciler(
+            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), fitness
+        )
 
     async def rescan(self) -> None:
         """Read the sources anew."""
@@ -127,7 +137,8 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
         "started": "2026-01-01T00:00:00Z",
         "settings": {"chain_prefix": "VIPD"},
     }
-    served = Served(api.reconciler, api.dataplane, (api.files, api.store), api.store, api.rescan, about)
+    sources = (api.files, api.store)
+    served = Served(api.reconciler, api.dataplane, sources, api.store, api.overrides, api.rescan, about)
     runner = web.AppRunner(application(served, permission), access_log=None, shutdown_timeout=1)
     await runner.setup()
     loop = asyncio.create_task(api.reconciler.run())

@@ -341,3 +341,51 @@ def test_a_client_that_hangs_up_harms_nobody() -> None:
         assert api.stored() == {"web"}, "what was understood is done"
 
     served(story)
+
+
+def test_an_order_is_stored_told_and_taken_back() -> None:
+    async def story(api: Api) -> None:
+        await api.add(WEB)
+        order = {"service": "web", "backend": "10.244.0.7", "admin": "draining", "reason": "disk"}
+        given = await api.ask("POST", "/v1/overrides", order)
+        assert (given.body["changed"], given.body["applied"]) == (True, True)
+        assert given.body["backends"] == [{"service": "web", "backend": "10.244.0.7"}]
+        again = await api.ask("POST", "/v1/overrides", order)
+        assert not again.body["changed"]
+        view = (await api.ask("GET", "/v1/services/web")).body["service"]
+        (endpoint,) = view["forwardings"][0]["endpoints"]
+        assert not endpoint["ready"]
+        assert endpoint["reason"].startswith("draining by ")
+        assert endpoint["reason"].endswith(": disk")
+        (listed,) = (await api.ask("GET", "/v1/overrides")).body["overrides"]
+        assert (listed["service"], listed["admin"], listed["reason"]) == ("web", "draining", "disk")
+        gone = await api.ask("DELETE", "/v1/overrides", {"service": "web", "backend": "10.244.0.7"})
+        assert gone.body["overrides"] == [listed]
+        assert (await api.ask("GET", "/v1/overrides")).body["overrides"] == []
+        assert (await api.ask("DELETE", "/v1/overrides", {"all": True})).body["changed"] is False
+
+    served(story)
+
+
+def test_a_dry_run_orders_nothing() -> None:
+    async def story(api: Api) -> None:
+        await api.add(WEB)
+        order = {"address": "10.244.0.7", "admin": "disabled"}
+        answer = await api.ask("POST", "/v1/overrides?dry_run=1", order)
+        assert (answer.body["changed"], answer.body["applied"]) == (True, False)
+        assert (await api.ask("GET", "/v1/overrides")).body["overrides"] == []
+
+    served(story)
+
+
+def test_a_weight_for_a_files_backend_is_an_order() -> None:
+    async def story(api: Api) -> None:
+        file_owned(api)
+        await api.ask("POST", "/v1/reload")
+        answer = await api.ask("PATCH", "/v1/services/filed/backends/10.244.0.9", {"weight": 5})
+        assert actions(answer) == {"filed": "changed"}
+        assert answer.body["stored"] == str(api.root / "overrides.json")
+        (key,) = api.dataplane.kernel
+        assert [e.weight for e in api.dataplane.kernel[key].endpoints] == [5]
+
+    served(story)

@@ -16,7 +16,8 @@ from tests.samples import declared
 from vipd import reconciler
 from vipd.api.healthz import healthz_listener, healthz_view
 from vipd.observe.listeners import Place
-from vipd.reconciler import Progress, Reconciler, healthy
+from vipd.progress import Progress, healthy
+from vipd.reconciler import Reconciler
 from vipd.settings import Settings, SettingsError, load_settings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -159,7 +160,8 @@ class Daemon:
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None, "the daemon does not run"
         process, self._process = self._process, None
-        os.kill(process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            os.kill(process.pid, number)
         try:
             code = process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from vipd.api.views import Json, time_text
 from vipd.observe.listeners import Listeners, Place
-from vipd.reconciler import Progress, Reconciler, healthy
+from vipd.progress import Progress, healthy
+from vipd.reconciler import Reconciler
 
 PATHS = ("/healthz", "/livez")
 

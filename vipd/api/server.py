@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -13,6 +12,8 @@ from aiohttp.typedefs import Handler, Middleware
 from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service
 from vipd.api.healthz import healthz_routes
+from vipd.api.messages import answer, body_of, flag_of
+from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.views import Json, service_view, status_view
 from vipd.dataplane.base import ApplyError, Dataplane
@@ -21,14 +22,18 @@ from vipd.observe.explain import Compiled, explain
 from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError
 from vipd.reconciler import Reconciler
+from vipd.reload import reload
 from vipd.sources.base import Source
-from vipd.sources.store import StoreError, StoreSource
+from vipd.sources.override_store import OverrideStore
+from vipd.sources.store import UNIT, StoreError, StoreSource
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
-API_VERSION = "vipd/v1"
 APPLY_TIMEOUT_SECONDS = 60.0
 NEW = ("created", "changed")
+NAMES_LOGGED = 100
+"""A change of more services names no more of them in the log."""
 LARGEST_BODY = 64 * 1024 * 1024
 
 HTTP_STATUS = {
@@ -52,6 +57,7 @@ class Served:
     dataplane: Dataplane
     sources: Sequence[Source]
     store: StoreSource
+    overrides: OverrideStore
     rescan: Callable[[], Awaitable[None]]
     """Reads every source anew."""
     about: Mapping[str, object]
@@ -91,6 +97,7 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.patch(target + "/backends/{backend}", routes.set_weight),
             web.post("/v1/apply", routes.apply),
             web.post("/v1/reload", routes.reload),
+            *routes.overrides(),
             *healthz_routes(served.reconciler),
         ]
     )
@@ -101,32 +108,33 @@ class _Routes:
     def __init__(self, served: Served, permission: Permission) -> None:
         self._served = served
         self._permission = permission
+        self._overrides = OverrideRoutes(served.reconciler, served.overrides, permission, self._settle_moved)
 
     async def version(self, _: web.Request) -> web.Response:
-        return _answer({"version": __version__})
+        return answer({"version": __version__})
 
     async def status(self, _: web.Request) -> web.Response:
         s = self._served
         about = {**s.about, "warnings": s.warnings()}
-        return _answer(status_view(s.reconciler, s.dataplane, s.sources, about))
+        return answer(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def services(self, _: web.Request) -> web.Response:
         reconciler = self._served.reconciler
         ordered = sorted(reconciler.services.values(), key=lambda service: service.name)
-        return _answer({"services": [service_view(s, reconciler, self._served.dataplane) for s in ordered]})
+        return answer({"services": [service_view(s, reconciler, self._served.dataplane) for s in ordered]})
 
     async def service(self, request: web.Request) -> web.Response:
         reconciler = self._served.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
-        return _answer({"service": service_view(found, reconciler, self._served.dataplane)})
+        return answer({"service": service_view(found, reconciler, self._served.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
         services = sorted(self._served.reconciler.services.values(), key=lambda service: service.name)
-        return _answer({"services": [operations.spec_of(service) for service in services]})
+        return answer({"services": [operations.spec_of(service) for service in services]})
 
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
-        return _answer({"in_sync": not text, "diff": text})
+        return answer({"in_sync": not text, "diff": text})
 
     async def explain(self, request: web.Request) -> web.Response:
         dataplane = self._served.dataplane
@@ -141,14 +149,14 @@ class _Routes:
             raise RefusedError(kind, error.what, error.why, error.hint) from None
         options = dataplane.options_of(question.packet.family)
         explanation = explain(question, forwardings, options, dataplane.host_addresses())
-        return _answer({"explanation": explanation.view()})
+        return answer({"explanation": explanation.view()})
 
     async def add(self, request: web.Request) -> web.Response:
-        spec = (await _body(request)).get("service")
+        spec = (await body_of(request)).get("service")
         return await self._change(request, lambda all_, stored: operations.add(all_, stored, spec))
 
     async def change(self, request: web.Request) -> web.Response:
-        target, fields = request.match_info["target"], (await _body(request)).get("service")
+        target, fields = request.match_info["target"], (await body_of(request)).get("service")
         return await self._change(
             request, lambda all_, stored: operations.change(all_, stored, target, fields)
         )
@@ -158,26 +166,29 @@ class _Routes:
         return await self._change(request, lambda all_, stored: operations.remove(all_, stored, target))
 
     async def add_backends(self, request: web.Request) -> web.Response:
-        target, specs = request.match_info["target"], (await _body(request)).get("backends")
+        target, specs = request.match_info["target"], (await body_of(request)).get("backends")
         return await self._change(
             request, lambda all_, stored: operations.add_backends(all_, stored, target, specs)
         )
 
     async def remove_backends(self, request: web.Request) -> web.Response:
-        target, names = request.match_info["target"], (await _body(request)).get("backends")
+        target, names = request.match_info["target"], (await body_of(request)).get("backends")
         return await self._change(
             request, lambda all_, stored: operations.remove_backends(all_, stored, target, names)
         )
 
     async def set_weight(self, request: web.Request) -> web.Response:
         target, backend = request.match_info["target"], request.match_info["backend"]
-        weight = (await _body(request)).get("weight")
+        weight = (await body_of(request)).get("weight")
+        service = operations.find(self._served.known(), target)
+        if service.origin.source != "cli":  # its declaration is not ours to write: the weight is an order
+            return await self._overrides.order_weight(request, service.name, backend, weight)
         return await self._change(
             request, lambda all_, stored: operations.set_weight(all_, stored, target, backend, weight)
         )
 
     async def apply(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         specs, prune = body.get("services"), body.get("prune", False)
         if not isinstance(prune, bool):
             raise RefusedError("malformed", "prune must be true or false")
@@ -185,41 +196,43 @@ class _Routes:
 
     async def reload(self, _: web.Request) -> web.Response:
         served = self._served
-        await served.rescan()
-        served.dataplane.forget()
-        everything = Outcome({}, dict.fromkeys(served.reconciler.services, "changed"))
-        applied, message = await self._settle(everything, wake=True)
-        problems = [str(p) for found in served.reconciler.problems.values() for p in found]
-        problems += [fault for source in served.sources for fault in source.faults()]
-        if problems:
-            raise RefusedError(
-                "invalid",
-                "not everything could be read anew",
-                "the last good versions go on serving",
-                "",
-                problems,
-            )
-        return _answer({"changed": True, "applied": applied, "message": message, "results": []})
+        reloaded = await reload(served.rescan, served.dataplane, served.reconciler, served.sources)
+        if reloaded.problems:
+            why = "the last good versions go on serving"
+            why += f", but not all of them: {reloaded.fault}" if reloaded.fault else ""
+            what = "not everything could be read anew"
+            raise RefusedError("invalid", what, why, problems=reloaded.problems)
+        return answer(
+            {
+                "changed": True,
+                "applied": not reloaded.fault,
+                "message": reloaded.fault,
+                "services": reloaded.services,
+                "results": _results(reloaded.actions),
+            }
+        )
 
     async def _change(self, request: web.Request, change: Change) -> web.Response:
         """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
         served, peer = self._served, self._permission.peer(request.transport)
         outcome = change(served.known(), served.store.services)
-        dry_run = _flag(request, "dry_run")
+        dry_run = flag_of(request, "dry_run")
         applied, message = False, "dry run: nothing was changed"
         self._admit(outcome)
         if not dry_run:
             if outcome.changed:
                 served.store.save(outcome.stored)
-                log.info("%s by %s", _told(outcome), peer)
+                names = tuple(name for name, action in outcome.results.items() if action != "unchanged")
+                extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=UNIT)
+                log.info("%s by %s", _told(outcome), peer, extra=extra)
             applied, message = await self._settle(outcome)
-        return _answer(
+        return answer(
             {
                 "changed": outcome.changed,
                 "applied": applied,
                 "message": message,
                 "stored": served.store.location,
-                "results": [{"name": name, "action": action} for name, action in outcome.results.items()],
+                "results": _results(outcome.results),
             }
         )
 
@@ -233,10 +246,18 @@ class _Routes:
                 "invalid", "the service claims an address that it may not have", problems=problems
             )
 
-    async def _settle(self, outcome: Outcome, wake: bool = False) -> tuple[bool, str]:
+    def overrides(self) -> list[web.RouteDef]:
+        """The requests about orders."""
+        return self._overrides.routes()
+
+    async def _settle_moved(self, services: Collection[str]) -> tuple[bool, str]:
+        """Wait until the kernel has how the backends of these services stand; whether it has, and why not."""
+        return await self._settle(Outcome({}, dict.fromkeys(services, "changed")))
+
+    async def _settle(self, outcome: Outcome) -> tuple[bool, str]:
         """Wait until the kernel has it; whether it has, and else why not."""
         reconciler = self._served.reconciler
-        wish = reconciler.wake() if wake or outcome.changed else reconciler.progress.wanted
+        wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
         if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
             late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
             return False, reconciler.progress.fault or late
@@ -245,34 +266,19 @@ class _Routes:
         return not faults, "; ".join(faults)
 
 
+def _results(actions: Mapping[str, str]) -> list[Json]:
+    return [{"name": name, "action": action} for name, action in actions.items()]
+
+
 def _told(outcome: Outcome) -> str:
-    return ", ".join(f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged")
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    value = request.query.get(name, "0")
-    if value not in ("0", "1"):
-        raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
-    return value == "1"
-
-
-async def _body(request: web.Request) -> dict[str, object]:
-    try:
-        body = json.loads(await request.text() or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RefusedError("malformed", "the request is not JSON", str(error)) from None
-    if not isinstance(body, dict):
-        raise RefusedError("malformed", "the request must be a JSON object")
-    return body
-
-
-def _answer(value: Json, status: int = 200) -> web.Response:
-    return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
+    told = [f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged"]
+    more = len(told) - NAMES_LOGGED
+    return ", ".join(told[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _error(kind: str, what: str, why: str = "", hint: str = "", problems: Sequence[str] = ()) -> web.Response:
     error = {"kind": kind, "what": what, "why": why, "hint": hint, "problems": list(problems)}
-    return _answer({"error": error}, HTTP_STATUS[kind])
+    return answer({"error": error}, HTTP_STATUS[kind])
 
 
 @web.middleware

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from vipd.dataplane.base import Dataplane
-from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service
+from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service, port_names
 from vipd.operations import spec_of
-from vipd.reconciler import Progress, Reconciler
+from vipd.progress import Progress
+from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
+from vipd.standing import Standings
 
 Json = dict[str, object]
+
+Place = tuple[str, int]
+"""A backend's address and port."""
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -22,6 +27,7 @@ def time_text(moment: datetime | None) -> str | None:
 def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
     """A ServiceView of docs/api.md."""
     forwardings = reconciler.forwardings.get(service.name, ())
+    standings = reconciler.standings(service)
     return {
         "name": service.name,
         "owner": service.origin.owner,
@@ -32,7 +38,7 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
         },
         "spec": spec_of(service),
         "status": _service_status(service, forwardings, reconciler),
-        "forwardings": [_forwarding_view(f, dataplane) for f in forwardings],
+        "forwardings": [_forwarding_view(f, dataplane, _reasons(service, f, standings)) for f in forwardings],
     }
 
 
@@ -65,7 +71,21 @@ def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progre
     return "no-backends", f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
 
 
-def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane) -> Json:
+def _reasons(service: Service, forwarding: Forwarding, standings: Standings) -> Mapping[Place, str]:
+    """Why backends do not stand as declared, by where the forwarding reaches them."""
+    key = forwarding.key
+    names = zip(service.ports, port_names(service.ports), strict=True)
+    port = next((p for p, name in names if (p.protocol, name) == (key.protocol, key.port_name)), None)
+    found: dict[Place, str] = {}
+    for backend in (*service.fallback, *service.backends) if standings and port else ():
+        standing = standings.get(str(backend))
+        number = backend.port_for(port) if port else None
+        if standing and standing.reason and number:
+            found[backend.address, number] = standing.reason
+    return found
+
+
+def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane, reasons: Mapping[Place, str]) -> Json:
     chain, endpoint_chains = dataplane.chains_of(forwarding)
     key, shares, outside = forwarding.key, forwarding.shares(), forwarding.external_addresses
     reachable = forwarding.reachable()
@@ -83,24 +103,32 @@ def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane) -> Json:
         "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
         "chain": chain if reachable else "",
         "endpoints": [
-            *(_endpoint_view(e, shares.get(e, 0.0), "", endpoint_chains[e]) for e in reachable),
-            *(_endpoint_view(e, 0.0, _why_resting(e), "") for e in forwarding.resting),
+            *(
+                _endpoint_view(e, shares.get(e, 0.0), True, reasons.get(e[:2], ""), endpoint_chains[e])
+                for e in reachable
+            ),
+            *(
+                _endpoint_view(e, 0.0, False, reasons.get(e[:2], "") or _why_idle(e, forwarding), "")
+                for e in (*forwarding.resting, *forwarding.down)
+            ),
         ],
     }
 
 
-def _why_resting(endpoint: Endpoint) -> str:
+def _why_idle(endpoint: Endpoint, forwarding: Forwarding) -> str:
+    if endpoint in forwarding.down:
+        return "declared down"
     return "not in use now" if endpoint.weight else "weight 0"
 
 
-def _endpoint_view(endpoint: Endpoint, share: float, reason: str, chain: str) -> Json:
+def _endpoint_view(endpoint: Endpoint, share: float, ready: bool, reason: str, chain: str) -> Json:
     return {
         "endpoint": str(endpoint),
         "address": endpoint.address,
         "port": endpoint.port,
         "weight": endpoint.weight,
         "share": round(share, 6),
-        "ready": not reason,
+        "ready": ready,
         "reason": reason,
         "chain": chain,
     }

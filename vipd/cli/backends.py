@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from vipd.cli.changes import change_options, tell
+from vipd.cli.completion import BACKEND, OWN_TARGET
 from vipd.cli.connection import connect
 from vipd.cli.words import backend_names, backend_specs
 
 
 @click.command("add-backend")
-@click.argument("target")
+@click.argument("target", metavar="TARGET", type=OWN_TARGET)
 @click.argument("backends", metavar="ADDR[:PORT][@WEIGHT]...", nargs=-1, required=True)
 @change_options
 def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
@@ -27,11 +28,11 @@ def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
 
 
 @click.command("remove-backend")
-@click.argument("target")
-@click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, required=True)
+@click.argument("target", metavar="TARGET", type=OWN_TARGET)
+@click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, required=True, type=BACKEND)
 @change_options
 def remove_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
-    """Remove backends from a service.
+    """Remove backends from a service. Established UDP flows to them end.
 
     \b
     vipctl remove-backend dns 10.244.3.9

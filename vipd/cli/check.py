@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from vipd.cli.completion import DIRECTORY, FILE, SETTING
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, read_settings
@@ -14,16 +15,26 @@ from vipd.cli.output import counted, document, output_option
 
 
 @click.command()
-@click.argument("files", metavar="[FILE]...", nargs=-1)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
 @click.option(
     "--services-dir",
     metavar="DIR",
+    type=DIRECTORY,
     default=DEFAULT_SERVICES_DIR,
     show_default=True,
     help="What to check when no FILE is given.",
 )
-@click.option("--settings", "settings_file", metavar="FILE", help="Settings, as in vipd.yaml.")
-@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; repeatable.")
+@click.option(
+    "--settings", "settings_file", metavar="FILE", type=FILE, help="Settings, instead of /etc/vipd/vipd.yaml."
+)
+@click.option(
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    type=SETTING,
+    multiple=True,
+    help="One setting; repeatable.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @output_option("text", "json", "yaml")
 def check(
@@ -38,6 +49,10 @@ def check(
 
     Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
     left out of Kubernetes objects is told as file:line: note: text.
+
+    \b
+    vipctl check
+    vipctl check dns.yaml --set allowed_addresses=10.96.0.0/16
     """
     settings = read_settings(settings_file, assignments)
     inputs = admitted(read_inputs(files or (services_dir,)), settings, host_addresses(settings))

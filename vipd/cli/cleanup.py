@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from vipd.cli.completion import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
@@ -23,15 +24,23 @@ DEFAULT_PREFIX = "VIPD"
 
 @click.command()
 @click.option(
-    "--prefix", multiple=True, metavar="PREFIX", help="Chain prefix besides the recorded ones and VIPD."
+    "--prefix",
+    multiple=True,
+    metavar="PREFIX",
+    help="Chain prefix besides VIPD and the recorded ones; repeatable.",
 )
-@click.option("--state-dir", metavar="DIR", help="Where the daemon kept its record; else as vipd.yaml says.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=DIRECTORY,
+    help="Where the daemon kept its record; default: as vipd.yaml says.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-@click.option("--force", is_flag=True, help="Even while a vipd runs here; it may put its rules back.")
+@click.option("--force", is_flag=True, help="Clean up even while vipd runs here; it may put its rules back.")
 def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force: bool) -> int:
     """Remove every rule of vipd, of both address families and both iptables variants, its routes to VIPs and
     their device, and put back kernel settings that vipd changed. Established flows lose their translation.
-    What is declared or stored stays.
+    What is declared or stored stays. No daemon, settings or record are needed.
     """
     directory = Path(state_dir) if state_dir else _configured_state_dir()
     if os.geteuid() != 0 and not dry_run:

@@ -9,6 +9,7 @@ import click
 
 from vipd.api.client import (
     DEFAULT_SOCKET,
+    DEFAULT_TIMEOUT,
     BadAnswerError,
     Client,
     ClientError,
@@ -41,6 +42,10 @@ class Daemon:
         """The answer to a GET of `/v1/SEGMENTS`."""
         return self._ask("GET", url_path(*segments), None)
 
+    def get_query(self, segment: str, query: str) -> Json:
+        """The answer to a GET of `/v1/SEGMENT?QUERY`."""
+        return self._ask("GET", f"{url_path(segment)}?{query}", None)
+
     def change(self, method: str, *segments: str, body: Json | None = None, dry_run: bool = False) -> Json:
         """The answer to a change; with `dry_run` the daemon only says what it would answer."""
         return self._ask(method, url_path(*segments) + ("?dry_run=1" if dry_run else ""), body)
@@ -52,10 +57,13 @@ class Daemon:
             raise _explained(err, self._client.socket_path) from err
 
 
-def connect() -> Daemon:
-    """The daemon that this command line is for. Nothing is sent before it is asked."""
+def connect(timeout: float = DEFAULT_TIMEOUT) -> Daemon:
+    """The daemon that this command line is for. Nothing is sent before it is asked.
+
+    `timeout` is how many seconds of silence to bear.
+    """
     path = click.get_current_context().meta.get(_SOCKET, DEFAULT_SOCKET)
-    return Daemon(Client(path))
+    return Daemon(Client(path, timeout))
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from vipd.cli.completion import FILE
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option
@@ -13,14 +14,15 @@ from vipd.declaration.native import format_declaration, service_to_spec
 
 
 @click.command()
-@click.argument("files", metavar="[FILE]...", nargs=-1)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
 @click.option(
     "-f",
     "--file",
     "named",
     metavar="FILE",
+    type=FILE,
     multiple=True,
-    help="The same as FILE; may be given several times.",
+    help="The same as FILE; repeatable.",
 )
 @output_option("yaml", "json")
 @click.option("-q", "--quiet", is_flag=True, help="Do not tell what is left out.")
@@ -29,6 +31,9 @@ def convert(files: tuple[str, ...], named: tuple[str, ...], form: str, quiet: bo
 
     Services, EndpointSlices and Endpoints are read as kubectl get -o yaml or -o json prints them. A Service
     and its endpoints must stand in the same file. What is left out is told on stderr.
+
+    \b
+    kubectl get services,endpointslices -A -o json | vipctl convert -
     """
     given = (*files, *named)
     if not given:

@@ -10,6 +10,7 @@ import yaml
 
 from vipd.api.client import Json
 from vipd.cli.changes import change_options, summary, tell_all
+from vipd.cli.completion import FILE
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
@@ -24,17 +25,18 @@ TROUBLE = 2
 
 def _file_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option(
-        "--prune", is_flag=True, help="Remove services of the store that no FILE declares."
+        "--prune", is_flag=True, help="Also remove what vipctl added and no FILE declares."
     )(command)
     command = click.option(
         "-f",
         "--file",
         "named",
         metavar="FILE",
+        type=FILE,
         multiple=True,
-        help="The same as FILE; may be given several times.",
+        help="The same as FILE; repeatable.",
     )(command)
-    return click.argument("files", metavar="[FILE]...", nargs=-1)(command)
+    return click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)(command)
 
 
 @click.command()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from vipd.api.client import Json
+from vipd.cli.completion import TARGET
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK
 from vipd.cli.output import (
@@ -53,7 +54,7 @@ _MASQUERADE = {
 
 
 @click.command()
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True, type=TARGET)
 @output_option("text", "json", "yaml")
 @socket_option
 def describe(targets: tuple[str, ...], form: str) -> int:

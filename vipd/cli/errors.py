@@ -13,6 +13,8 @@ USAGE = 2
 NOT_FOUND = 3
 UNREACHABLE = 4
 """The daemon cannot be reached, or does not let this user do that."""
+TIMED_OUT = 5
+"""What was waited for did not come in time."""
 INTERRUPTED = 130
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import click
 
 from vipd.api.client import Json, RefusedError, url_path
+from vipd.cli.completion import FILE, SETTING, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.output import Cell, Column, Screen, document, output_option, screen, socket_option, table
@@ -26,24 +27,35 @@ _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": 
 
 
 @click.command()
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", type=TARGET)
 @click.option(
     "--from",
     "source",
-    metavar="ADDR[:PORT]",
+    metavar="ADDR[:PORT]|local",
+    type=Word(WORDS, ("local",)),
     required=True,
-    help="Where the packet comes from; local: a process of this host, as is any of its addresses.",
+    help="The packet's source; local, or any address of this host: a program here.",
 )
 @click.option(
     "-f",
     "--file",
     "files",
     metavar="FILE",
+    type=FILE,
     multiple=True,
-    help="Ask no daemon: compile FILE; may be repeated.",
+    help="Compile FILE, and ask no daemon; repeatable.",
 )
-@click.option("--settings", "settings_file", metavar="FILE", help="With -f: settings, as in vipd.yaml.")
-@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="With -f: one setting.")
+@click.option(
+    "--settings", "settings_file", metavar="FILE", type=FILE, help="With -f: settings, as in vipd.yaml."
+)
+@click.option(
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    type=SETTING,
+    multiple=True,
+    help="With -f: one setting; repeatable.",
+)
 @output_option("text", "json", "yaml")
 @socket_option
 def explain(
@@ -59,6 +71,10 @@ def explain(
     TARGET is ADDR:PORT/PROTOCOL, also of a node port, or the name of a service. With -f FILE, which may be a
     directory or - for standard input, no daemon is asked. Rules that others put into the kernel are not
     looked at.
+
+    \b
+    vipctl explain --from 10.10.0.9 10.96.0.10:53/udp
+    vipctl explain --from local -f dns.yaml dns
     """
     if files:
         # Imported on use: only without a daemon parts of it have to be imported.

@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import click
 
+from vipd.cli.completion import FILE
 from vipd.cli.connection import choose_socket
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, CliError
 
@@ -32,6 +33,12 @@ FAMILIES: dict[str, dict[str, Verb]] = {
         "add-backend": Verb("backends", "add_backend", "Add backends to a service"),
         "remove-backend": Verb("backends", "remove_backend", "Remove backends from a service"),
     },
+    "Backends": {
+        "drain": Verb("overrides", "drain", "Give a backend no new flows"),
+        "disable": Verb("overrides", "disable", "Take a backend out, its flows too"),
+        "resume": Verb("overrides", "resume", "Take a drain, a disable or a weight back"),
+        "overrides": Verb("overrides", "overrides", "List the orders in force"),
+    },
     "Look": {
         "list": Verb("show", "list_services", "List services"),
         "describe": Verb("describe", "describe", "Show all about a service"),
@@ -50,11 +57,15 @@ FAMILIES: dict[str, dict[str, Verb]] = {
         "reload": Verb("status", "reload", "Make the daemon read its files again"),
         "cleanup": Verb("cleanup", "cleanup", "Remove every rule of vipd from the kernel; needs no daemon"),
         "version": Verb("status", "version", "Print the versions of vipctl and vipd"),
+        "completion": Verb("completion", "completion", "Print the completion script of a shell"),
     },
 }
 """Every verb, by family, in the order of the help."""
 
 VERBS = {name: verb for family in FAMILIES.values() for name, verb in family.items()}
+
+HIDDEN = {"complete": Verb("completion", "complete", "Answer a shell that completes a word")}
+"""Verbs that programs call; no help lists them."""
 
 OTHER_WORDS = {
     "create": "add",
@@ -65,6 +76,9 @@ OTHER_WORDS = {
     "get": "list",
     "ls": "list",
     "show": "describe",
+    "enable": "resume",
+    "undrain": "resume",
+    "maintenance": "drain",
     "validate": "check",
     "test": "check",
     "resync": "reload",
@@ -81,7 +95,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None when there is none."""
-        verb = VERBS.get(cmd_name)
+        verb = VERBS.get(cmd_name) or HIDDEN.get(cmd_name)
         if verb is None:
             return None
         command = getattr(import_module(f"vipd.cli.{verb.module}"), verb.command)
@@ -94,7 +108,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown verb is answered with those that are like it."""
         word = args[0]
-        if word not in VERBS and not word.startswith("-") and not ctx.resilient_parsing:
+        if self.get_command(ctx, word) is None and not word.startswith("-") and not ctx.resilient_parsing:
             raise CliError(f"no verb {word!r}", hint=_resembling(word), code=2)
         return super().resolve_command(ctx, args)
 
@@ -127,7 +141,8 @@ def _resembling(word: str) -> str:
     "--socket",
     envvar="VIPD_SOCKET",
     metavar="PATH",
-    help="The daemon's socket, else $VIPD_SOCKET, else /run/vipd/vipd.sock.",
+    type=FILE,
+    help="The daemon's socket; default: $VIPD_SOCKET, else /run/vipd/vipd.sock.",
 )
 @click.pass_context
 def cli(ctx: click.Context, socket: str | None) -> None:

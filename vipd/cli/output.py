@@ -135,7 +135,9 @@ def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., i
     """Give a command `-o` with these forms, the first being the default, and `--json`; it takes `form`."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        @click.option("-o", "--output", type=click.Choice(forms), default=forms[0], help="How to print it.")
+        @click.option(
+            "-o", "--output", type=click.Choice(forms), default=forms[0], help="Form of the output."
+        )
         @click.option("--json", "as_json", is_flag=True, help="Short for -o json.")
         @wraps(command)
         def with_form(*args: Any, output: str, as_json: bool, **options: Any) -> int:
@@ -148,12 +150,18 @@ def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., i
 
 def socket_option(command: Callable[..., int]) -> Callable[..., int]:
     """Let `--socket` stand after the verb, too."""
+    from vipd.cli.completion import FILE
     from vipd.cli.connection import choose_socket
 
     def remember(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         choose_socket(ctx, path)
 
     option = click.option(
-        "--socket", metavar="PATH", expose_value=False, callback=remember, help="The daemon's socket."
+        "--socket",
+        metavar="PATH",
+        type=FILE,
+        expose_value=False,
+        callback=remember,
+        help="The daemon's socket.",
     )
     return option(command)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import click
 
+from vipd.cli.completion import FILE, SETTING
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
 from vipd.dataplane.iptables.render import TABLES
@@ -18,22 +19,34 @@ FAMILIES = {str(family): family for family in Family}
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--dataplane", type=click.Choice(["iptables"]), default="iptables", show_default=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@click.option(
+    "--dataplane",
+    type=click.Choice(["iptables"]),
+    default="iptables",
+    show_default=True,
+    help="Whose rules.",
+)
 @click.option(
     "--family",
     type=click.Choice(list(FAMILIES), case_sensitive=False),
-    help="Address family; without it the one that the services have, ipv4 if both.",
+    help="Address family; default: that of the services, ipv4 if they have both.",
 )
 @click.option("--table", type=click.Choice(TABLES), help="Only this table.")
 @click.option(
     "--settings",
     "settings_file",
     metavar="FILE",
-    help=f"Settings, YAML or JSON, as in vipd.yaml; without it {DEFAULT_CONFIG} if there is one.",
+    type=FILE,
+    help=f"Settings, instead of {DEFAULT_CONFIG}.",
 )
 @click.option(
-    "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="One setting; may be repeated."
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    type=SETTING,
+    multiple=True,
+    help="One setting; repeatable.",
 )
 def render(
     files: tuple[str, ...],
@@ -43,11 +56,14 @@ def render(
     settings_file: str | None,
     assignments: tuple[str, ...],
 ) -> None:
-    """Print the rules that FILEs compile to, as one input for iptables-restore.
+    """Print the rules that declarations compile to, as one input for iptables-restore.
 
     They hold vipd's own chains and the jumps to them from the built-in ones, so that an empty network
     namespace that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for
     standard input.
+
+    \b
+    vipctl render dns.yaml | ip netns exec lab iptables-restore
     """
     settings = read_settings(settings_file, assignments)
     services = admitted(read_inputs(files), settings, settings.host_addresses or ()).require_ok()

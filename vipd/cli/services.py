@@ -9,10 +9,18 @@ import click
 
 from vipd.api.client import Json
 from vipd.cli.changes import change_options, merged, tell
+from vipd.cli.completion import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import counted
-from vipd.cli.words import affinity_spec, backend_specs, fallback_spec, frontend_spec, split_backend
+from vipd.cli.words import (
+    FALLBACK_WORDS,
+    affinity_spec,
+    backend_specs,
+    fallback_spec,
+    frontend_spec,
+    split_backend,
+)
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
 
@@ -22,18 +30,20 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option(
             "--fallback",
             multiple=True,
-            metavar="reject|drop|ADDR",
-            help="What new flows meet while no backend is ready; ADDR may be given several times.",
+            metavar="reject|drop|keep|ADDR",
+            type=Word(WORDS, FALLBACK_WORDS),
+            help="What new flows meet while no backend is ready; ADDR: that backend; repeatable.",
         ),
         click.option(
             "--masquerade",
             type=click.Choice(MASQUERADE_MODES),
-            help="Which new flows get this host's address as their source; auto: as the settings say.",
+            help="Which new flows get this host's address as their source; auto: as vipd.yaml says.",
         ),
         click.option(
             "--affinity",
             metavar="TIME|client-ip|none",
-            help="How long a client keeps its backend, as 10m; client-ip: three hours.",
+            type=Word(WORDS, ("client-ip", "none")),
+            help="How long a client keeps its backend, like 10m; client-ip: 3h; none: it does not.",
         ),
     ):
         command = option(command)
@@ -43,9 +53,12 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.command()
 @click.argument("vip", metavar="VIP:PORT/PROTO")
 @click.argument("backends", metavar="[ADDR[:PORT][@WEIGHT]]...", nargs=-1)
-@click.option("--name", help="The service's name; else VIP:PORT/PROTO is.")
+@click.option("--name", metavar="NAME", help="The service's name; default: VIP:PORT/PROTO.")
 @click.option(
-    "--target", type=click.IntRange(1, 65535), metavar="PORT", help="The backends' port, if another."
+    "--target",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="The backends' port; default: that of the VIP.",
 )
 @_policy_options
 @change_options
@@ -60,11 +73,11 @@ def add(
     fallback: tuple[str, ...],
     **telling: Any,
 ) -> int:
-    """Add a service. The same again changes nothing.
+    """Add a service. It is stored, and survives a reboot. The same again changes nothing.
 
     \b
     vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21
-    vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web --affinity 10m
+    vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web
     """
     spec: Json = {"name": name} if name else {}
     spec |= frontend_spec(vip, target)
@@ -81,7 +94,7 @@ def add(
 
 
 @click.command("set")
-@click.argument("target", metavar="TARGET[/BACKEND]")
+@click.argument("target", metavar="TARGET[/BACKEND]", type=OWN_PLACE)
 @click.option(
     "--weight", type=click.IntRange(0, 65535), metavar="N", help="The backend's weight; 0: no new flows."
 )
@@ -95,7 +108,7 @@ def set_fields(
     fallback: tuple[str, ...],
     **telling: Any,
 ) -> int:
-    """Change a service, or the weight of one of its backends. What is not named stays.
+    """Change a service that vipctl added, or the weight of one of its backends. What is not named stays.
 
     \b
     vipctl set dns --affinity none
@@ -131,10 +144,14 @@ def _policy(affinity: str | None, masquerade: str | None, fallback: tuple[str, .
 
 
 @click.command()
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True, type=OWN_TARGET)
 @change_options
 def remove(targets: tuple[str, ...], **telling: Any) -> int:
-    """Remove services. One that cannot be removed does not keep the others."""
+    """Remove services that vipctl added. One that cannot be removed does not keep the others.
+
+    \b
+    vipctl remove dns 10.96.0.20:443/tcp
+    """
     daemon = connect()
     answers: list[Json] = []
     failures: list[CliError] = []

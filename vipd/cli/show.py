@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from vipd.api.client import Json
+from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
 from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
@@ -31,7 +32,7 @@ WIDE_COLUMNS = (
 
 
 @click.command("list")
-@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@click.argument("targets", metavar="[TARGET]...", nargs=-1, type=TARGET)
 @output_option("table", "wide", "json", "yaml", "name")
 @click.option("--no-headers", is_flag=True, help="Leave out the line of column titles.")
 @click.option("-q", "--quiet", is_flag=True, help="Print names only.")
@@ -126,6 +127,10 @@ def fallback(view: Json) -> str:
 @output_option("yaml", "json")
 @socket_option
 def export(form: str) -> int:
-    """Print every service as a vipd/v1 declaration, whoever owns it; `vipctl apply` takes it back."""
+    """Print every service, whoever owns it, as one vipd/v1 declaration, which vipctl apply can read back.
+
+    \b
+    vipctl export > services.yaml
+    """
     print(document({"services": connect().get("export")["services"]}, form))
     return OK

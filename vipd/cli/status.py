@@ -9,6 +9,7 @@ import click
 
 from vipd import __version__
 from vipd.api.client import Json
+from vipd.cli.changes import summary
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
 from vipd.cli.output import (
@@ -123,8 +124,17 @@ def reload(quiet: bool, form: str) -> int:
         what = "sources were read, but the kernel does not have their rules yet"
         raise CliError(what, str(answer.get("message") or ""), "vipctl status shows how it goes")
     if form == "text" and not quiet:
-        print("reloaded: the kernel has the rules of every source")
+        print(f"reloaded: {_reloaded(answer)}the kernel has the rules of every source")
     return OK
+
+
+def _reloaded(answer: Json) -> str:
+    """What differs since the reload; empty when the daemon is of a version that does not tell."""
+    if "services" not in answer:
+        return ""
+    told = summary(answer) if answer["results"] else "none changed"
+    known = "1 service" if answer["services"] == 1 else f"{answer['services']} services"
+    return f"{known}, {told}; "
 
 
 @click.command()

@@ -21,6 +21,8 @@ from vipd.model import Backend
 
 T = TypeVar("T")
 
+FALLBACK_WORDS = ("reject", "drop", "keep")
+
 
 def frontend_spec(word: str, target_port: int | None) -> Json:
     """The `address` and `ports` of a Spec for `10.96.0.10:53/udp`."""
@@ -65,13 +67,21 @@ def affinity_spec(word: str) -> str | Json | None:
     return {"by": "client-ip", "timeout": duration_text(_notation(parse_duration, word))}
 
 
+def seconds(word: str) -> int:
+    """Seconds, at least 1, of a duration such as `10m`."""
+    found = _notation(parse_duration, word)
+    if not found:
+        raise CliError(f"{word} is no time", hint="at least 1s", code=USAGE)
+    return found
+
+
 def fallback_spec(words: Sequence[str]) -> str | Json:
-    """`reject`, `drop`, or the backends that serve while no other can; commas separate them, too."""
+    """`reject`, `drop`, `keep`, or the backends that serve while no other can; commas separate them, too."""
     single = [part for word in words for part in word.split(",") if part]
-    if len(single) == 1 and single[0] in ("reject", "drop"):
+    if len(single) == 1 and single[0] in FALLBACK_WORDS:
         return single[0]
-    if not single or "reject" in single or "drop" in single:
-        hint = "either reject, or drop, or the addresses of backends"
+    if not single or set(FALLBACK_WORDS) & set(single):
+        hint = "either reject, or drop, or keep, or the addresses of backends"
         raise CliError(f"{' '.join(words)!r} is no fallback", hint=hint, code=USAGE)
     return {"backends": backend_specs(single)}
 

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from vipd.model import Family, Forwarding
 from vipd.observe.listeners import Listeners, Place, supported
-from vipd.reconciler import Reconciler, healthy
+from vipd.progress import healthy
+from vipd.reconciler import Reconciler
 
 EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
 

@@ -35,6 +35,11 @@ class OverrideStore:
         """Called with what orders have changed about, after the change is on disk."""
 
     @property
+    def location(self) -> str:
+        """The file."""
+        return str(self._path)
+
+    @property
     def overrides(self) -> Overrides:
         """Every order, by what it is about."""
         return self._overrides
@@ -59,6 +64,13 @@ class OverrideStore:
             except MalformedError as error:
                 faults.append(f"{self._path}: override {number}: {error}; hint: mend it or move it aside")
         self._faults = tuple(faults)
+
+    def reload(self) -> None:
+        """Read the file again when it could not be used before."""
+        if self._faults:
+            before = self._overrides.keys()
+            self.load()
+            self.changed(frozenset(before ^ self._overrides.keys()))
 
     def put(self, *orders: Override) -> None:
         """Make these orders hold, on disk first. One that orders nothing takes back what held before.

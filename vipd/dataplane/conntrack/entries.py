@@ -21,6 +21,8 @@ SEEN_REPLY = 1 << 1
 """Bit of an entry's status: packets went both ways."""
 TCP_SYN_SENT = 1
 """TCP state: the client asked for a connection and nobody answered yet."""
+TCP_TIME_WAIT, TCP_CLOSE = 7, 8
+"""TCP states: both sides have closed; the connection was reset."""
 
 PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 ADDRESS_FAMILIES = {Family.IPV4: 2, Family.IPV6: 10}

@@ -24,6 +24,7 @@ from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.process import Runner
 from vipd.settings import Settings
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,11 @@ class FamilyRules:
     async def _read_doubtful(self, tools: Tools, installed: Installed) -> None:
         chains, self._doubtful = self._doubtful, set()
         for chain in chains:
-            rules = await list_chain(tools, chain, self._run)
+            try:
+                rules = await list_chain(tools, chain, self._run)
+            except ApplyError:
+                self.forget()  # what has not been looked at must not be taken for known
+                raise
             holder = installed.chains if self._names.owns(chain) else installed.builtins
             holder.pop(chain, None)
             if rules is not None:
@@ -287,7 +292,9 @@ class FamilyRules:
             await self._rewrite()
             if len(suspects) == 1:
                 self._quarantine[suspects[0][0]] = (suspects[0][1], error.why)
-                log.error("%s is quarantined: %s", suspects[0][0].service_port, error.why)
+                key = suspects[0][0]
+                extra = fields(Event.SERVICE_QUARANTINED, service=key.service)
+                log.error("%s is quarantined: %s", key.service_port, error.why, extra=extra)
                 return
             middle = len(suspects) // 2
             await self._readmit(suspects[:middle])

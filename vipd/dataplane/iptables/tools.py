@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model import Family
-from vipd.process import Finished, Runner
+from vipd.process import Finished, ProgramTimeoutError, Runner
 
 LOCK_WAIT_SECONDS = 5
 RANDOM_FULLY_SINCE = (1, 6, 2)
@@ -43,7 +44,7 @@ async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
     stem = "iptables" if family is Family.IPV4 else "ip6tables"
     base = stem if variant == "auto" else f"{stem}-{variant}"
     try:
-        said = await run([base, "--version"], "")
+        said = await _finish([base, "--version"], "", run)
     except FileNotFoundError:
         hint = "apt install iptables" if variant == "auto" else "set iptables_variant: auto"
         raise ApplyError(f"{base} cannot be run", "there is no such program", hint) from None
@@ -64,18 +65,19 @@ async def save(tools: Tools, run: Runner) -> str:
     Without `-t` because with it iptables-nft-save shows a table that does not exist, and
     iptables-legacy-save brings one into being.
     """
-    finished = await run([tools.save], "")
+    finished = await _finish([tools.save], "", run)
     _check(finished, tools.save)
     return finished.output
 
 
 async def list_chain(tools: Tools, chain: ChainId, run: Runner) -> tuple[str, ...] | None:
-    """One chain's rules as iptables-save spells them; None when there is no such chain.
+    """One chain's rules as iptables-save spells them; None when there is no such chain. Raises ApplyError.
 
     A few milliseconds however large the table is, where `save` takes seconds.
     """
     program = tools.save.removesuffix("-save")
-    finished = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
+    argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name]
+    finished = await _finish(argv, "", run)
     if finished.code:
         return None
     head = f"-A {chain.name} "
@@ -84,8 +86,18 @@ async def list_chain(tools: Tools, chain: ChainId, run: Runner) -> tuple[str, ..
 
 async def restore(tools: Tools, text: str, run: Runner) -> None:
     """Apply a restore input without flushing what it does not name. Raises ApplyError."""
-    finished = await run([tools.restore, "--noflush", "-w", str(LOCK_WAIT_SECONDS)], text)
+    argv = [tools.restore, "--noflush", "-w", str(LOCK_WAIT_SECONDS)]
+    finished = await _finish(argv, text, run)
     _check(finished, tools.restore, text)
+
+
+async def _finish(argv: Sequence[str], text: str, run: Runner) -> Finished:
+    """Run a program; one that had to be killed is no fault of the rules that it was given."""
+    try:
+        return await run(argv, text)
+    except ProgramTimeoutError as error:
+        hint = "see dmesg, and whether another program changes rules all the time; vipd tries again"
+        raise ApplyError(f"{error.program} hangs", str(error), hint) from None
 
 
 def _check(finished: Finished, what: str, text: str = "") -> None:

@@ -1,0 +1,178 @@
+"""Drain, disable and resume, as an operator orders them and as flows feel them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.flow import finish
+from tests.lab.node import Node
+from tests.lab.topology import Lab
+from tests.packets.services import SERVED_PORT, Services, backend_text
+from vipd.model import Frontend, Protocol
+
+pytestmark = pytest.mark.root
+
+STEADY_CLIENT = Path(__file__).parents[1] / "faults" / "steady_client.py"
+NO_FLOWS_SECONDS = 15
+
+
+def place(vip: Frontend, backend: Node) -> str:
+    return f"{vip}/{backend_text(backend)}"
+
+
+def serving(lab: Lab, vip: Frontend) -> set[str]:
+    return set(lab.client.send(*vip, count=40).all_answered().backends)
+
+
+@contextmanager
+def steady(lab: Lab, vip: Frontend) -> Iterator[dict[str, object]]:
+    """A client that connects all the time; what became of it is in the mapping afterwards."""
+    outcome: dict[str, object] = {}
+    process = lab.client.start(sys.executable, "-I", str(STEADY_CLIENT), vip.address, str(vip.port))
+    try:
+        yield outcome
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.stdout is not None
+        outcome |= json.loads(process.stdout.readline())
+    finally:
+        finish(process)
+
+
+def test_a_drained_backend_keeps_its_flows_and_gets_no_more(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    vip = services.add(lab.backends)
+    with lab.client.open(*vip) as flow:
+        (drained,) = [node for node in lab.backends if node.name == flow.ask().backend]
+        told = daemon.vipctl("drain", place(vip, drained), "--reason", "kernel update").stdout
+        assert told == f"draining {place(vip, drained)}; ends by vipctl resume\n"
+        assert serving(lab, vip) == {node.name for node in lab.backends} - {drained.name}
+        assert flow.ask().backend == drained.name
+        described = daemon.vipctl("describe", str(vip)).stdout
+        assert "draining by" in described
+        assert "kernel update" in described
+    daemon.vipctl("resume", place(vip, drained))
+    assert serving(lab, vip) == {node.name for node in lab.backends}
+
+
+def test_waiting_ends_when_the_last_flow_does(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends[:1], "--fallback", backend_text(lab.backends[1]))
+    with lab.client.open(*vip) as flow:
+        assert flow.ask().backend == lab.backends[0].name
+        impatient = daemon.vipctl(
+            "drain", place(vip, lab.backends[0]), "--wait", "--timeout", "1s", check=False
+        )
+        assert impatient.returncode == 5
+        assert "1 flow left" in impatient.stderr
+        began = time.monotonic()
+        waiting = lab.host.start(
+            sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket),
+            "drain", place(vip, lab.backends[0]), "--wait",
+        )  # fmt: skip
+        time.sleep(1)
+        assert waiting.poll() is None
+    assert waiting.wait(NO_FLOWS_SECONDS) == 0
+    assert time.monotonic() - began >= 1
+    finish(waiting)
+
+
+def test_an_address_is_drained_in_every_service_under_load_without_a_failure(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    first, second = services.add(lab.backends), services.add(lab.backends)
+    leaving = lab.backends[2]
+    with steady(lab, first) as outcome:
+        for _ in range(3):
+            daemon.vipctl("drain", "--address", leaving.address(4), "--wait", "--timeout", "30s")
+            assert leaving.name not in serving(lab, first) | serving(lab, second)
+            later = services.add(lab.backends)
+            assert leaving.name not in serving(lab, later), "the order holds for services to come"
+            daemon.vipctl("resume", "--address", leaving.address(4))
+            assert leaving.name in serving(lab, first)
+    assert outcome["failed"] == {}
+    assert int(str(outcome["answered"])) > 100
+
+
+def test_a_disabled_backend_loses_its_udp_flows(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends[:2], protocol="udp")
+    with lab.client.open(*vip) as flow:
+        before = flow.ask().backend
+        (out,) = [node for node in lab.backends if node.name == before]
+        daemon.vipctl("drain", place(vip, out))
+        assert flow.ask().backend == before, "a drain leaves flows alone"
+        daemon.vipctl("disable", place(vip, out))
+        deadline = time.monotonic() + 5
+        while (now := flow.ask().backend) == before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert now != before
+
+
+def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends, "--affinity", "10m")
+    (pinned,) = lab.client.send(*vip).all_answered().backends
+    (leaving,) = [node for node in lab.backends if node.name == pinned]
+    daemon.vipctl("drain", place(vip, leaving), "--pins-until", "3s")
+    ordered = time.monotonic()
+    assert set(lab.client.send(*vip, count=20).all_answered().backends) == {pinned}
+    assert pinned not in set(lab.host.send(*vip, count=20).all_answered().backends)
+    assert time.monotonic() - ordered < 3, "too slow to tell"
+    deadline = time.monotonic() + 10
+    while pinned in lab.client.send(*vip, count=5).all_answered().backends and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
+
+
+def test_orders_outlive_the_daemon_and_end_by_themselves(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    vip = services.add(lab.backends)
+    daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
+    daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", "6s")
+    daemon.kill()
+    daemon.start()
+    listed = daemon.vipctl("overrides").stdout
+    assert "draining" in listed
+    assert "disabled" in listed
+    assert serving(lab, vip) == {lab.backends[2].name}
+    deadline = time.monotonic() + 20
+    while len(serving(lab, vip)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert serving(lab, vip) == {lab.backends[1].name, lab.backends[2].name}
+    assert place(vip, lab.backends[1]) not in daemon.vipctl("overrides").stdout
+
+
+def test_the_weight_of_a_files_backend_is_an_order(lab: Lab, daemon: Daemon) -> None:
+    backends = ", ".join(node.address(4) for node in lab.backends[:2])
+    port = f"{{port: 80, target: {SERVED_PORT}}}"
+    daemon.declare(f"  - {{name: filed, address: 10.96.7.7, ports: [{port}], backends: [{backends}]}}\n")
+    daemon.vipctl("set", f"filed/{lab.backends[0].address(4)}", "--weight", "0")
+    vip = Frontend("10.96.7.7", 80, Protocol.TCP)
+    assert serving(lab, vip) == {lab.backends[1].name}
+    daemon.vipctl("resume", "--all")
+    assert len(serving(lab, vip)) == 2
+    daemon.declare("  []\n")
+
+
+def test_wrong_orders_are_told(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+
+    def refused(*words: str) -> subprocess.CompletedProcess[str]:
+        return daemon.vipctl(*words, check=False)
+
+    assert refused("drain").returncode == 2
+    assert refused("drain", str(vip)).returncode == 2
+    assert refused("drain", f"{vip}/10.9.9.9").returncode == 3
+    assert refused("drain", "--address", "10.9.9.9").returncode == 3
+    assert refused("drain", place(vip, lab.backends[0]), "--timeout", "5s").returncode == 2
+    assert refused("drain", place(vip, lab.backends[0]), "--for", "soon").returncode == 2
+    assert "unchanged" in refused("resume", place(vip, lab.backends[0])).stdout

@@ -1,0 +1,101 @@
+"""A program that hangs is killed with what it has started, and no service is blamed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.manager import until
+from vipd.daemon import wire
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.tools import Tools, find_tools, list_chain, restore, save
+from vipd.model import Family
+from vipd.process import Finished, ProgramTimeoutError, run
+from vipd.settings import Settings
+
+TOOLS = Tools("iptables-restore", "iptables-save", "iptables v1.8.9 (nf_tables)", (1, 8, 9))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not alive(pid)
+
+
+def written(path: Path) -> bool:
+    return path.exists() and bool(path.read_text())
+
+
+def hanging(path: Path) -> list[str]:
+    """A program whose child holds its output open for ever."""
+    script = path / "hang"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{path}/child\nwait\n")
+    script.chmod(0o755)
+    return [str(script)]
+
+
+def test_it_is_killed_with_its_children(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(ProgramTimeoutError, match="did not end within"):
+        asyncio.run(run(hanging(tmp_path), limit=0.5))
+    assert time.monotonic() - began < 10
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(run(hanging(tmp_path)))
+        await asyncio.to_thread(until, lambda: written(tmp_path / "child"), "the child's pid")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(cancelled(), 20))
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_what_ends_in_time_is_not_touched() -> None:
+    finished = asyncio.run(run(["sh", "-c", "cat; exit 3"], "text", limit=30))
+    assert finished == Finished(3, "text", "")
+
+
+async def _never(argv: Sequence[str], stdin: str) -> Finished:
+    raise ProgramTimeoutError(argv[0], 25)
+
+
+def test_every_use_of_the_tools_says_what_hangs() -> None:
+    for asked in (
+        restore(TOOLS, "*nat\nCOMMIT\n", _never),
+        save(TOOLS, _never),
+        list_chain(TOOLS, ChainId("nat", "VIPD-SERVICES"), _never),
+        find_tools(Family.IPV4, "auto", _never),
+    ):
+        with pytest.raises(ApplyError, match=r"hangs: .* within 25 s and was killed; hint: ") as raised:
+            asyncio.run(asked)
+        assert not raised.value.rules_at_fault, "no service is to be looked for"
+
+
+def test_the_daemon_limits_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script,) = hanging(tmp_path)
+    for name in ("iptables", "ip6tables"):
+        (tmp_path / name).symlink_to(script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    settings = Settings(services_dir=tmp_path / "services.d", state_dir=tmp_path / "state")
+    parts = asyncio.run(wire(settings, limit=0.5))
+    assert set(parts.dataplane.versions()) == {"ipv4", "ipv6"}
+    assert all("hangs" in text for text in parts.dataplane.versions().values())

@@ -1,0 +1,117 @@
+"""Who serves, given what checks found and what an operator ordered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vipd.model import (
+    Affinity,
+    Backend,
+    BackendState,
+    Endpoint,
+    Family,
+    Forwarding,
+    Masquerade,
+    Protocol,
+    Service,
+    ServicePort,
+)
+from vipd.selection import SelectionPolicy, choose
+from vipd.standing import Admin, Standing, Standings
+
+POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
+A, B, C = Backend("10.0.0.1"), Backend("10.0.0.2"), Backend("10.0.0.3", backup=True)
+WEB = Service("web", ("10.96.0.10",), (ServicePort(80, Protocol.TCP),), (A, B, C))
+SICK, DRAINED, OUT = (
+    Standing(healthy=False),
+    Standing(admin=Admin.DRAINING),
+    Standing(admin=Admin.DISABLED),
+)
+
+
+def chosen(service: Service = WEB, **standings: Standing) -> Forwarding:
+    """The one forwarding; standings by the last letter of the backend: `a=SICK`."""
+    named = {f"10.0.0.{'abc'.index(letter) + 1}": standing for letter, standing in standings.items()}
+    (forwarding,) = choose(service, POLICY, named)
+    return forwarding
+
+
+def hosts(endpoints: tuple[Endpoint, ...]) -> str:
+    return "".join("abc"[int(e.address[-1]) - 1] for e in endpoints)
+
+
+def test_who_is_unhealthy_leaves_and_its_flows_end() -> None:
+    forwarding = chosen(a=SICK)
+    assert (hosts(forwarding.endpoints), hosts(forwarding.down), hosts(forwarding.resting)) == ("b", "a", "c")
+
+
+def test_who_drains_takes_no_new_flow_and_keeps_those_it_has() -> None:
+    forwarding = chosen(a=DRAINED)
+    assert (hosts(forwarding.endpoints), hosts(forwarding.resting), forwarding.down) == ("b", "ac", ())
+
+
+def test_who_is_disabled_counts_as_removed() -> None:
+    assert hosts(chosen(a=OUT).down) == "a"
+
+
+def test_backups_serve_while_no_other_can() -> None:
+    assert hosts(chosen(a=SICK, b=DRAINED).endpoints) == "c"
+    assert hosts(chosen(a=SICK).endpoints) == "b"
+    leaving = replace(WEB, backends=(replace(A, state=BackendState.DRAIN), C))
+    assert hosts(chosen(leaving).endpoints) == "c"
+    assert hosts(chosen(leaving, c=SICK).endpoints) == "a"
+
+
+def test_all_unhealthy_serve_if_the_service_says_so() -> None:
+    assert chosen(a=SICK, b=SICK, c=SICK).endpoints == ()
+    kept = replace(WEB, keeps_unhealthy=True)
+    assert hosts(chosen(kept, a=SICK, b=SICK, c=SICK).endpoints) == "ab"
+    assert chosen(kept, a=SICK, b=SICK, c=SICK).down == ()
+    assert hosts(chosen(kept, a=SICK, b=OUT, c=SICK).endpoints) == "a", "orders hold even then"
+    assert hosts(chosen(kept, a=SICK).endpoints) == "b"
+
+
+def test_the_fallback_serves_when_all_are_unhealthy() -> None:
+    spare = replace(WEB, fallback=(Backend("10.0.0.9"),))
+    assert [e.address for e in chosen(spare, a=SICK, b=SICK, c=SICK).endpoints] == ["10.0.0.9"]
+
+
+def test_a_weight_that_was_ordered_or_said_wins() -> None:
+    forwarding = chosen(a=Standing(weight=3), b=Standing(weight=0))
+    assert forwarding.endpoints == (Endpoint("10.0.0.1", 80, 3),)
+    assert hosts(forwarding.resting) == "bc"
+
+
+def test_pins_are_kept_while_draining_and_only_with_affinity() -> None:
+    pinned = replace(DRAINED, pinned=True)
+    assert chosen(a=pinned).pinned == ()
+    sticky = replace(WEB, affinity=Affinity())
+    assert hosts(chosen(sticky, a=pinned).pinned) == "a"
+    assert chosen(sticky, a=DRAINED).pinned == ()
+    assert chosen(sticky, a=replace(pinned, healthy=False)).pinned == ()
+
+
+STANDINGS = st.builds(
+    Standing,
+    healthy=st.booleans(),
+    admin=st.sampled_from(Admin),
+    weight=st.none() | st.integers(0, 3),
+    pinned=st.booleans(),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"]), STANDINGS), st.booleans())
+def test_every_backend_is_in_one_place_and_none_serves_against_an_order(
+    standings: Standings, keeps: bool
+) -> None:
+    (forwarding,) = choose(replace(WEB, keeps_unhealthy=keeps), POLICY, standings)
+    places = [*forwarding.endpoints, *forwarding.resting, *forwarding.down]
+    assert sorted(e.address for e in places) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    for endpoint in forwarding.endpoints:
+        standing = standings.get(endpoint.address, Standing())
+        assert standing.admin is Admin.ACTIVE
+        assert endpoint.weight > 0
+        assert standing.healthy or keeps

@@ -1,0 +1,37 @@
+"""Requests and answers of the API as JSON: formats in docs/api.md."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from vipd.operations import RefusedError
+
+Json = dict[str, object]
+
+API_VERSION = "vipd/v1"
+
+
+async def body_of(request: web.Request) -> Json:
+    """The JSON object of a request; empty if it has no body. Raises RefusedError."""
+    try:
+        body = json.loads(await request.text() or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("malformed", "the request is not JSON", str(error)) from None
+    if not isinstance(body, dict):
+        raise RefusedError("malformed", "the request must be a JSON object")
+    return body
+
+
+def flag_of(request: web.Request, name: str) -> bool:
+    """A query parameter that is 0 or 1. Raises RefusedError."""
+    value = request.query.get(name, "0")
+    if value not in ("0", "1"):
+        raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
+    return value == "1"
+
+
+def answer(value: Json, status: int = 200) -> web.Response:
+    """A JSON answer that says which version of the API it is."""
+    return web.json_response({"apiVersion": API_VERSION, **value}, status=status)

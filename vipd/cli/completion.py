@@ -1,0 +1,168 @@
+"""What a shell may offer for a word: said of each argument, and answered by the hidden verb `complete`.
+
+`python -m vipd.manual` makes the shells' scripts of this; they ask `complete` only for names that the daemon
+knows. Every verb imports this module, so it must stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import OK, CliError
+from vipd.model import socket_text
+
+PATIENCE = 2.0
+"""Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services
+take half of one."""
+
+FILES = "files"
+DIRECTORIES = "directories"
+WORDS = "words"
+SETTINGS = "settings"
+"""Words that end in =, a value following."""
+
+Suggestion = tuple[str, str]
+"""A word, and what to say of it in a list."""
+
+
+class Word(click.types.StringParamType):
+    """Text that is taken as it is. A shell offers what `source` names for it: one of the words above, which
+    the scripts know themselves, or one of `ASKED`. `words` are those of `WORDS`; others are taken too.
+    """
+
+    def __init__(self, source: str, words: Sequence[str] = ()) -> None:
+        self.source = source
+        self.words = tuple(words)
+
+
+FILE = Word(FILES)
+DIRECTORY = Word(DIRECTORIES)
+SETTING = Word(SETTINGS)
+TARGET = Word("targets")
+"""Any service, by name or frontend."""
+OWN_TARGET = Word("own-targets")
+"""A service that vipctl may change."""
+PLACE = Word("places")
+"""A backend of any service, after the service and a slash."""
+OWN_PLACE = Word("own-places")
+"""Such a service, or a backend of any service after a slash."""
+BACKEND = Word("backends")
+"""A backend of the service that the first argument names."""
+
+
+@click.command(hidden=True, add_help_option=False)
+@click.argument("source")
+@click.argument("words", nargs=-1)
+def complete(source: str, words: tuple[str, ...]) -> int:
+    """Print what may stand for the last of `words`, each with a tab and what it is.
+
+    Silent when there is nothing to offer, also because no daemon answers.
+    """
+    suggest = ASKED.get(source)
+    if suggest is None or not words:
+        return OK
+    try:
+        found = list(suggest(connect(PATIENCE), *words[-2:]))
+    except CliError:
+        return OK
+    for word, meaning in dict(found).items():
+        print(f"{word}\t{meaning}")
+    return OK
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")), metavar="SHELL")
+def completion(shell: str) -> int:
+    """Print the script by which a shell completes command lines of vipctl. SHELL is bash, zsh or fish.
+
+    Packages install these scripts. Elsewhere, put one of these lines into ~/.bashrc, ~/.zshrc after
+    compinit, or ~/.config/fish/config.fish:
+
+    \b
+    source <(vipctl completion bash)
+    source <(vipctl completion zsh)
+    vipctl completion fish | source
+    """
+    # The generator reads every verb and all settings: only who wants a script should wait for that.
+    print(import_module("vipd.manual.completion").script(shell), end="")
+    return OK
+
+
+def _targets(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    return _named(daemon.get("services")["services"], words[-1])
+
+
+def _own_targets(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    return _named(_own(daemon), words[-1])
+
+
+def _places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    return _placed(daemon.get("services")["services"], words[-1])
+
+
+def _own_places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    word, views = words[-1], daemon.get("services")["services"]
+    # A weight may be ordered for a backend of any service; the rest is for those of vipctl.
+    yield from _named([view for view in views if view["owner"] == "cli"], word)
+    yield from ((place, told) for place, told in _placed(views, word) if "/" in word)
+
+
+def _placed(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
+    """Services with a slash, and once that is there their backends."""
+    for view in views:
+        for place in (str(view["name"]), *_frontends(view)):
+            if word.startswith(f"{place}/"):
+                yield from ((f"{place}/{name}", told) for name, told in _backends_of(view, word, f"{place}/"))
+            elif place.startswith(word) and place == view["name"]:
+                yield f"{place}/", " ".join(_frontends(view))
+
+
+def _backends(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    target, word = words if len(words) == 2 else ("", words[-1])
+    return _backends_of(daemon.get("services", target)["service"], word)
+
+
+def _own(daemon: Daemon) -> list[Json]:
+    return [view for view in daemon.get("services")["services"] if view["owner"] == "cli"]
+
+
+def _named(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
+    """Services whose name begins with `word`, then frontends that do; of those none when it is empty."""
+    for view in views:
+        if str(view["name"]).startswith(word):
+            yield str(view["name"]), " ".join(_frontends(view))
+    for view in views if word else ():
+        for frontend in _frontends(view):
+            if frontend.startswith(word) and frontend != view["name"]:
+                yield frontend, str(view["name"])
+
+
+def _frontends(view: Json) -> list[str]:
+    return [place for f in view["forwardings"] for place in (*f["frontends"], *f.get("external", ()))]
+
+
+def _backends_of(view: Json, word: str, before: str = "") -> Iterator[Suggestion]:
+    for backend in view["spec"].get("backends", ()):
+        fields: dict[str, Any] = backend if isinstance(backend, dict) else {"address": backend}
+        name = str(fields["address"])
+        if fields.get("port"):
+            name = socket_text(name, fields["port"])
+        if f"{before}{name}".startswith(word):
+            yield name, f"weight {fields.get('weight', 1)}"
+
+
+ASKED: dict[str, Callable[..., Iterator[Suggestion]]] = {
+    TARGET.source: _targets,
+    OWN_TARGET.source: _own_targets,
+    PLACE.source: _places,
+    OWN_PLACE.source: _own_places,
+    BACKEND.source: _backends,
+}
+"""What the daemon is asked for. Each takes the daemon and the words: the target, if one matters, and the
+beginning of the word itself."""

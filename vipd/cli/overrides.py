@@ -1,0 +1,288 @@
+"""`vipctl drain`, `disable`, `resume` and `overrides`: orders about backends, apart from declarations."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.changes import change_options
+from vipd.cli.completion import PLACE
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import INTERRUPTED, OK, TIMED_OUT, USAGE, CliError, together
+from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table
+from vipd.cli.words import backend_names, seconds, split_backend
+
+POLL_SECONDS = 0.5
+TELL_SECONDS = 10.0
+"""How often a wait that is not on a terminal says how it goes."""
+
+COLUMNS = (
+    Column("BACKEND", least=24),
+    Column("ORDER"),
+    Column("BY"),
+    Column("SINCE"),
+    Column("UNTIL"),
+    Column("REASON"),
+)
+
+Subject = dict[str, str]
+
+
+def _subject_options(command: Callable[..., int]) -> Callable[..., int]:
+    command = click.option(
+        "--address", metavar="ADDR", help="That address in every service, also in those to come."
+    )(command)
+    return click.argument("backends", metavar="[TARGET/BACKEND]...", nargs=-1, type=PLACE)(command)
+
+
+def _order_options(command: Callable[..., int]) -> Callable[..., int]:
+    command = click.option("--for", "lasting", metavar="TIME", help="Resume after this time, as 2h.")(command)
+    return click.option("--reason", metavar="TEXT", help="Why; shown with the backend.")(command)
+
+
+@click.command()
+@_subject_options
+@click.option(
+    "--wait", is_flag=True, help="Wait until no flow is left; exit code 5 when --timeout comes first."
+)
+@click.option("--timeout", metavar="TIME", help="Longest wait, as 5m; without it as long as it takes.")
+@click.option(
+    "--pins-until",
+    "pins",
+    metavar="TIME",
+    help="For this time, as 10m, clients with affinity to it still get there; else they move at once.",
+)
+@_order_options
+@change_options
+def drain(
+    *,
+    backends: tuple[str, ...],
+    address: str | None,
+    wait: bool,
+    timeout: str | None,
+    pins: str | None,
+    reason: str | None,
+    lasting: str | None,
+    **telling: Any,
+) -> int:
+    """Give a backend no new flows; those it has go on. It stays so until `vipctl resume`.
+
+    \b
+    vipctl drain dns/10.244.2.21 --wait --timeout 5m
+    vipctl drain --address 10.244.2.21 --wait --reason "kernel update"
+    """
+    if timeout is not None and not wait:
+        raise CliError("--timeout is for --wait", hint="add --wait", code=USAGE)
+    longest = None if timeout is None else seconds(timeout)
+    order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
+    subjects = _subjects(backends, address)
+    daemon = connect()
+    _give(daemon, subjects, order, telling)
+    if wait and not telling["dry_run"]:
+        _wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
+    return OK
+
+
+@click.command()
+@_subject_options
+@_order_options
+@change_options
+def disable(
+    *, backends: tuple[str, ...], address: str | None, reason: str | None, lasting: str | None, **telling: Any
+) -> int:
+    """Take a backend out: no new flows, and those it has end as if it were removed.
+
+    \b
+    vipctl disable web/10.244.2.21 --reason "disk failure"
+    """
+    order: Json = {"admin": "disabled", "reason": reason, "for": _seconds(lasting)}
+    _give(connect(), _subjects(backends, address), order, telling)
+    return OK
+
+
+@click.command()
+@_subject_options
+@click.option("--all", "everything", is_flag=True, help="Take every order back.")
+@change_options
+def resume(*, backends: tuple[str, ...], address: str | None, everything: bool, **telling: Any) -> int:
+    """Take orders about a backend back: drain, disable and weight.
+
+    \b
+    vipctl resume dns/10.244.2.21
+    vipctl resume --address 10.244.2.21
+    """
+    if everything and (backends or address):
+        raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
+    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address)]
+    daemon, answers = connect(), []
+    for subject in subjects:
+        answers.append(daemon.change("DELETE", "overrides", body=subject, dry_run=telling["dry_run"]))
+    _tell_resumed(answers, telling)
+    return OK
+
+
+@click.command()
+@output_option("table", "json", "yaml")
+@socket_option
+def overrides(form: str) -> int:
+    """List the orders in force: who gave them, when, why and until when."""
+    found = connect().get("overrides")["overrides"]
+    if form != "table":
+        print(document({"overrides": found}, form))
+    elif found:
+        print("\n".join(table(COLUMNS, [_row(override) for override in found], screen())))
+    else:
+        print("no orders: every backend is as declared", file=sys.stderr)
+    return OK
+
+
+def order_text(override: Json) -> str:
+    """`draining`, `disabled`, `weight 5`, or two of them."""
+    words = [str(override["admin"])] if override.get("admin", "active") != "active" else []
+    words += [f"weight {override['weight']}"] if "weight" in override else []
+    return ", ".join(words)
+
+
+def _row(override: Json) -> list[str]:
+    place = f"{override['service']}/{override['backend']}" if override["service"] else override["backend"]
+    until = override.get("until")
+    return [
+        str(place),
+        order_text(override),
+        str(override["by"]),
+        f"{_away(override['at'])} ago",
+        f"in {_away(until)}" if until else "resumed",
+        str(override.get("reason", "")),
+    ]
+
+
+def _away(moment: str) -> str:
+    """How far a time is from now."""
+    return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
+
+
+def _subjects(backends: Sequence[str], address: str | None) -> list[Subject]:
+    if bool(backends) == (address is not None):
+        hint = "name backends as dns/10.244.0.5, or --address ADDR for every service"
+        raise CliError("no backend is named" if not backends else "too much at once", hint=hint, code=USAGE)
+    if address is not None:
+        return [{"address": backend_names([address])[0]}]
+    places = [split_backend(word) for word in backends]
+    return [{"service": target, "backend": backend} for target, backend in places]
+
+
+def _seconds(word: str | None) -> int | None:
+    return None if word is None else seconds(word)
+
+
+def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Json) -> None:
+    """Give an order about each subject; one that is refused does not keep the others."""
+    answers, failures = [], []
+    for subject in subjects:
+        body = {**subject, **{key: value for key, value in order.items() if value is not None}}
+        try:
+            answers.append(daemon.change("POST", "overrides", body=body, dry_run=telling["dry_run"]))
+        except CliError as err:
+            failures.append(err)
+    for answer in answers:
+        _tell_given(answer, telling)
+    if failures:
+        raise together(failures)
+
+
+def _tell_given(answer: Json, telling: Json) -> None:
+    if telling["form"] != "text":
+        print(document(answer, telling["form"]))
+    elif not telling["quiet"]:
+        override = answer["override"]
+        state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
+        about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
+        end = f"in {_away(override['until'])}" if override.get("until") else "by vipctl resume"
+        dry = "; dry run: nothing was done" if telling["dry_run"] else f"; ends {end}"
+        print(f"{state} {_place(override)}{about}{dry}")
+    _raise_unapplied(answer, telling)
+
+
+def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
+    if telling["form"] != "text":
+        for answer in answers:
+            print(document(answer, telling["form"]))
+    elif not telling["quiet"]:
+        taken = [override for answer in answers for override in answer["overrides"]]
+        dry = "; dry run: nothing was done" if telling["dry_run"] else ""
+        for override in taken:
+            print(f"resumed {_place(override)} (was {order_text(override)}){dry}")
+        if not taken:
+            print("unchanged: there was no such order")
+    for answer in answers:
+        _raise_unapplied(answer, telling)
+
+
+def _place(override: Json) -> str:
+    return f"{override['service']}/{override['backend']}" if override["service"] else str(override["backend"])
+
+
+def _raise_unapplied(answer: Json, telling: Json) -> None:
+    if not telling["dry_run"] and not answer["applied"]:
+        why = str(answer.get("message") or "")
+        raise CliError(
+            "the order is stored, but not in the kernel yet", why, "vipctl status shows how it goes"
+        )
+
+
+def _wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
+    """Until the backends have no flows; raises CliError at the end of the time."""
+    began, line = time.monotonic(), _Line(quiet)
+    try:
+        while left := sum(int(_flows(daemon, subject)) for subject in subjects):
+            waited = time.monotonic() - began
+            if longest is not None and waited >= longest:
+                hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
+                what = f"{counted(left, 'flow')} left after {duration(waited)}"
+                raise CliError(what, hint=hint, code=TIMED_OUT)
+            rest = "" if longest is None else f", {duration(longest - waited)} to go"
+            line.show(f"{counted(left, 'flow')} left{rest}")
+            time.sleep(POLL_SECONDS)
+        line.show("no flows left", last=True)
+    except KeyboardInterrupt:
+        hint = "vipctl resume takes it back"
+        raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None
+    finally:
+        line.end()
+
+
+def _flows(daemon: Daemon, subject: Subject) -> Any:
+    return daemon.get_query("flows", urlencode(subject))["flows"]
+
+
+class _Line:
+    """What a wait says: one line that changes on a terminal, else a line now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet, self._terminal = quiet, sys.stderr.isatty()
+        self._told = float("-inf")
+        self._open = False
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Say how it goes."""
+        now = time.monotonic()
+        if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
+            return
+        self._told, self._open = now, self._terminal
+        print(
+            f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
+        )
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False

@@ -1,0 +1,44 @@
+"""How many flows a backend still has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+from vipd.dataplane.conntrack.cleaner import Connect
+from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_TIME_WAIT, Entry, SocketAddress
+from vipd.dataplane.conntrack.messages import Query
+from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
+from vipd.dataplane.conntrack.stale import wanted_from
+from vipd.model import Forwarding
+
+ENDED = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
+"""TCP states of connections that both sides have closed: nothing depends on the backend any more."""
+
+
+async def live_flows(
+    forwardings: Iterable[Forwarding],
+    backends: Collection[SocketAddress],
+    host_addresses: Collection[str],
+    connect: Connect = open_socket,
+) -> int:
+    """How many tracked flows through these forwardings lead to one of the backends and have not ended.
+
+    UDP flows count until the kernel forgets them. Raises ConntrackError.
+    """
+    wanted = wanted_from(forwardings, host_addresses)
+    parts = {(destination.family, destination.protocol) for destination in wanted.targets}
+
+    def counts(entry: Entry) -> bool:
+        live = entry.reply_source in backends and entry.tcp_state not in ENDED
+        return live and wanted.target(entry) is not None
+
+    def count() -> int:
+        found = set[bytes]()
+        for query in (Query(*part) for part in sorted(parts)):
+            with Conntrack(connect()) as table:
+                # By identity: an entry may come twice.
+                found.update(e.identity for chunk in table.dump(query) for e in chunk if counts(e))
+        return len(found)
+
+    return await asyncio.to_thread(count)

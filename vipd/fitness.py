@@ -1,0 +1,257 @@
+"""Brings together what checks found and what operators ordered: how each backend of a service stands.
+
+Told which services there are, it says which of them may stand otherwise since the reconciler looked last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vipd.health.result import SaidWeight
+from vipd.health.targets import Target, targets_of
+from vipd.health.weights import Claim, weights
+from vipd.model import Backend, Service
+from vipd.overrides import Orders, Override, Overrides, Subject, orders_about
+from vipd.standing import GOOD, Admin, Standing, Standings
+
+
+class Verdict(Protocol):
+    """What checks say of one target."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether it counts as healthy."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line."""
+
+    @property
+    def weight(self) -> SaidWeight | None:
+        """What its last good answer said."""
+
+    @property
+    def serves_since(self) -> float | None:
+        """When it became fit again, on the monotonic clock; None: there is no slow start."""
+
+
+class Checking(Protocol):
+    """What asks targets."""
+
+    def follow(self, wanted: Iterable[Target]) -> None:
+        """Ask these and no others from now on."""
+
+    def verdict(self, target: Target) -> Verdict | None:
+        """What is known of a target; None if it is not asked."""
+
+
+class NoChecks:
+    """Asks nothing: every backend counts as healthy."""
+
+    def follow(self, wanted: Iterable[Target]) -> None:
+        """None of them is asked."""
+
+    def verdict(self, target: Target) -> Verdict | None:
+        """Nothing is known."""
+        return None
+
+
+class OrderBook(Protocol):
+    """Where operators' orders are kept."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Every order in force."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is worked out once for each service."""
+
+    service: Service
+    targets: Mapping[str, Target]
+
+
+@dataclass(slots=True)
+class _Index:
+    """Orders by what they are about, so that a service does not look through all of them."""
+
+    by_service: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
+    by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, books: Iterable[OrderBook]) -> _Index:
+        """The index of all books."""
+        index = cls()
+        for override in (o for book in books for o in book.overrides.values()):
+            if override.subject.service:
+                index.by_service[override.subject.service].append(override)
+            else:
+                index.by_address[override.subject.backend].append(override)
+        return index
+
+    def about(self, service: Service, backend: Backend) -> Orders:
+        """What all orders about a backend come to."""
+        named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
+        return orders_about(service, backend, [*(named or ()), *(everywhere or ())])
+
+
+class Fitness:
+    """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
+
+    def __init__(self, books: Sequence[OrderBook], checking: Checking, clock: Callable[[], float]) -> None:
+        self._books, self._checking, self._clock = books, checking, clock
+        self._known: dict[str, _Known] = {}
+        self._users: dict[Target, set[str]] = {}
+        self._index = _Index.of(books)
+        self._moved: set[str] = set()
+        self._ramps: dict[str, float] = {}
+
+    def follow(self, services: Mapping[str, Service]) -> None:
+        """These are all services now: their backends are asked, and no others."""
+        known = self._known
+        gone = known.keys() - services.keys()
+        fresh = [s for name, s in services.items() if name not in known or known[name].service is not s]
+        if not gone and not fresh:
+            return
+        for name in gone:
+            self._leave(name)
+        for service in fresh:
+            self._leave(service.name)
+            entry = _Known(service, targets_of(service))
+            known[service.name] = entry
+            for target in entry.targets.values():
+                self._users.setdefault(target, set()).add(service.name)
+        self._checking.follow(tuple(self._users))
+
+    def moved(self) -> frozenset[str]:
+        """Services whose backends may stand otherwise since `taken_up`."""
+        return frozenset(self._moved)
+
+    def taken_up(self, services: frozenset[str]) -> None:
+        """What had moved of these services has been taken up."""
+        self._moved -= services
+
+    def standings(self, service: Service) -> Standings:
+        """How the service's backends stand now; those that stand as declared are left out."""
+        if not service.backends and not service.fallback:
+            return {}
+        targets = (
+            targets_of(service) if service.name not in self._known else self._known[service.name].targets
+        )
+        backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
+        found = {name: self._stand(service, backend, targets.get(name)) for name, backend in backends.items()}
+        weighed = self._weights(service, targets, found)
+        stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
+        return {name: standing for name, standing in stood.items() if standing != GOOD or standing.reason}
+
+    def orders_changed(self, subjects: Collection[Subject]) -> None:
+        """Orders about these are given or taken back."""
+        self._index = _Index.of(self._books)
+        names = {subject.service for subject in subjects if subject.service}
+        addresses = {subject.backend for subject in subjects if not subject.service}
+        self._moved |= names & self._known.keys()
+        if addresses:
+            self._moved |= {
+                name
+                for name, known in self._known.items()
+                if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
+            }
+
+    def verdicts_changed(self, targets: Iterable[Target]) -> None:
+        """Checks say otherwise of these."""
+        for target in targets:
+            self._moved |= self._users.get(target, set())
+
+    def due(self) -> float | None:
+        """When, on the monotonic clock, a share next grows by itself; None: none does."""
+        return min(self._ramps.values(), default=None)
+
+    def tick(self) -> bool:
+        """Note the shares whose time has come to grow; whether there are any."""
+        now = self._clock()
+        ready = {name for name, at in self._ramps.items() if at <= now}
+        self._moved |= ready
+        for name in ready:
+            del self._ramps[name]
+        return bool(ready)
+
+    def verdict_of(self, service: Service, backend: Backend) -> Verdict | None:
+        """What checks say of a backend; None if it is not checked."""
+        known = self._known.get(service.name)
+        target = known.targets.get(str(backend)) if known else None
+        return self._checking.verdict(target) if target else None
+
+    def orders_of(self, service: Service, backend: Backend) -> Orders:
+        """What operators ordered about a backend."""
+        return self._index.about(service, backend)
+
+    def _leave(self, name: str) -> None:
+        known = self._known.pop(name, None)
+        self._ramps.pop(name, None)
+        for target in known.targets.values() if known else ():
+            users = self._users.get(target, set())
+            users.discard(name)
+            if not users:
+                self._users.pop(target, None)
+
+    def _stand(self, service: Service, backend: Backend, target: Target | None) -> _Stood:
+        orders = self._index.about(service, backend)
+        verdict = self._checking.verdict(target) if target else None
+        healthy = verdict is None or verdict.fit
+        reasons = [_told(override) for override in orders.sources]
+        if verdict is not None and not verdict.fit:
+            reasons.append(f"unhealthy: {verdict.reason}")
+        standing = Standing(healthy, orders.admin, orders.weight, orders.pinned, "; ".join(reasons))
+        return _Stood(standing, verdict)
+
+    def _weights(
+        self, service: Service, targets: Mapping[str, Target], found: Mapping[str, _Stood]
+    ) -> Mapping[str, int]:
+        """The weights of those backends that have others than declared, by checks or by slow start."""
+        self._ramps.pop(service.name, None)
+        if not targets or not (service.weight_from_check or service.slow_start):
+            return {}
+        claims = [_claim(service, backend, found[str(backend)]) for backend in service.backends]
+        shares, next_step = weights(claims, service.slow_start, self._clock())
+        if next_step is not None:
+            self._ramps[service.name] = next_step
+        pairs = zip(service.backends, claims, shares, strict=True)
+        return {str(backend): share for backend, claim, share in pairs if share != claim.declared}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    standing: Standing
+    verdict: Verdict | None
+
+    def at(self, weight: int | None) -> Standing:
+        """The standing with another weight, unless that is None."""
+        if weight is None:
+            return self.standing
+        s = self.standing
+        said = self.verdict.weight if self.verdict else None
+        why = f"weight {said} said by its check" if said else ""
+        return Standing(s.healthy, s.admin, weight, s.pinned, "; ".join(filter(None, (s.reason, why))))
+
+
+def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
+    ordered, verdict = stood.standing.weight, stood.verdict
+    # An operator's weight is the last word.
+    listened = service.weight_from_check and ordered is None and verdict is not None
+    return Claim(
+        backend.weight if ordered is None else ordered,
+        verdict.weight if verdict and listened else None,
+        verdict.serves_since if verdict else None,
+    )
+
+
+def _told(override: Override) -> str:
+    """An order as the reason of a backend's standing: `draining by uid 0: kernel update`."""
+    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words += [] if override.weight is None else [f"weight {override.weight}"]
+    why = f": {override.reason}" if override.reason else ""
+    return f"{' and '.join(words)} by {override.by}{why}"

@@ -1,0 +1,43 @@
+"""How long the event loop stood still: what came then was not heard, so it must not count as silence."""
+
+from __future__ import annotations
+
+import asyncio
+
+BEAT_SECONDS = 0.1
+NORMAL_LATENESS_SECONDS = 0.05
+"""So late a timer may be on a busy machine without anything being amiss."""
+
+
+class LoopLag:
+    """Beats while it is started, and adds up what beats are late."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.stalled = 0.0
+        """Seconds in all; compare two readings."""
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._next()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def reading(self) -> float:
+        """`stalled`, with the stall that may just have ended."""
+        late = self._loop.time() - self._due if self._timer is not None else 0.0
+        return self.stalled + (late if late > NORMAL_LATENESS_SECONDS else 0.0)
+
+    def _beat(self) -> None:
+        self.stalled = self.reading()
+        self._next()
+
+    def _next(self) -> None:
+        self._due = self._loop.time() + BEAT_SECONDS
+        self._timer = self._loop.call_at(self._due, self._beat)

@@ -1,0 +1,1 @@
+"""How a backend is asked: one file per kind of probe, after `base.py`."""

@@ -1,0 +1,147 @@
+"""What every kind of probe has in common: how it is started, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vipd.health.lag import LoopLag
+from vipd.health.result import Result
+from vipd.health.targets import Target
+
+Done = Callable[[Result], None]
+"""Called once with what was found, unless the attempt was cancelled; maybe before `start` returns."""
+
+OWN_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What this host lacks to ask at all. It says nothing about the backend."""
+
+_WORDS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset",
+    errno.EHOSTUNREACH: "no route to host",
+    errno.ENETUNREACH: "network unreachable",
+    errno.EPERM: "not permitted by this host's packet filter",
+    errno.EPIPE: "connection closed",
+}
+
+
+class Attempt(Protocol):
+    """A probe on its way."""
+
+    def cancel(self) -> None:
+        """End it; `Done` is not called any more."""
+
+
+class Prober(Protocol):
+    """Asks targets of one or more kinds."""
+
+    def start(self, target: Target, done: Done) -> Attempt:
+        """Ask once; never raises, and takes the target's timeout at most."""
+
+
+def failure(error: OSError | int, seconds: float = 0.0) -> Result:
+    """What an error of the network, or its number, means."""
+    number = error if isinstance(error, int) else error.errno or 0
+    words = _WORDS.get(number) or (os.strerror(number) if number > 0 else str(error))
+    return (
+        Result.unasked(words) if number in OWN_ERRORS else Result.bad(words[:1].lower() + words[1:], seconds)
+    )
+
+
+@dataclass(slots=True)
+class Asking:
+    """What a probing coroutine is given."""
+
+    target: Target
+    doing: str = ""
+    """At what it would hang: `while connecting`; it is told with a timeout."""
+
+
+Ask = Callable[[Asking], Awaitable[Result]]
+"""Asks once. Raises OSError for a network's error; has no need to keep the time."""
+
+
+class Deadline:
+    """Calls `expired` after some seconds in which the loop was not standing still."""
+
+    __slots__ = ("_at", "_expired", "_lag", "_loop", "_seen", "_timer")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, lag: LoopLag, seconds: float, expired: Callable[[], None]
+    ) -> None:
+        self._loop, self._lag, self._expired = loop, lag, expired
+        self._seen = lag.stalled
+        self._at = loop.time() + seconds
+        self._timer = loop.call_at(self._at, self._fire)
+
+    def cancel(self) -> None:
+        """Never call."""
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        stalled = self._lag.reading()
+        if stalled > self._seen:
+            # Not what is left alone: an answer that came during the stall is read only after this.
+            self._at = max(self._at + stalled - self._seen, self._loop.time())
+            self._seen = stalled
+            self._timer = self._loop.call_at(self._at, self._fire)
+        else:
+            self._expired()
+
+
+class CoroutineProber:
+    """Runs a coroutine for each probe."""
+
+    def __init__(self, ask: Ask, lag: LoopLag) -> None:
+        self._ask, self._lag = ask, lag
+
+    def start(self, target: Target, done: Done) -> Attempt:
+        """Ask once."""
+        return _Running(self._ask, self._lag, target, done)
+
+
+class _Running:
+    """A coroutine on its way."""
+
+    __slots__ = ("_asking", "_deadline", "_done", "_task")
+
+    def __init__(self, ask: Ask, lag: LoopLag, target: Target, done: Done) -> None:
+        loop = asyncio.get_running_loop()
+        self._asking, self._done = Asking(target), done
+        self._task = loop.create_task(_answer(ask, self._asking), name=f"ask {target}")
+        self._task.add_done_callback(self._finished)
+        self._deadline = Deadline(loop, lag, target.timing.timeout, self._expire)
+
+    def cancel(self) -> None:
+        """End it."""
+        self._done = _nobody
+        self._task.cancel()
+
+    def _expire(self) -> None:
+        self._task.cancel()
+
+    def _finished(self, task: asyncio.Task[Result]) -> None:
+        self._deadline.cancel()
+        if task.cancelled():
+            self._done(Result.timeout(self._asking.target.timing.timeout, self._asking.doing))
+        else:
+            self._done(task.result())
+
+
+async def _answer(ask: Ask, asking: Asking) -> Result:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        return await ask(asking)
+    except OSError as error:
+        return failure(error, loop.time() - began)
+    except Exception as error:  # a probe's own fault must end neither the other probes nor the daemon
+        return Result.unasked(f"{type(error).__name__}: {error}; this is a fault in vipd")
+
+
+def _nobody(result: Result) -> None:
+    """Whom a cancelled attempt tells."""

@@ -1,0 +1,54 @@
+"""Whether a DNS server answers a query as wanted, over UDP."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import cast
+
+from vipd.checks import DnsProbe
+from vipd.health.probes.base import Asking
+from vipd.health.probes.dns_message import MalformedError, Reply, encode_query, read_reply, same_record
+from vipd.health.probes.udp import MOST_ANSWER, connected
+from vipd.health.result import Result
+
+_MOST_SHOWN = 2
+
+
+async def ask_dns(asking: Asking) -> Result:
+    """Ask a target that has a DnsProbe. Raises OSError for a network's error.
+
+    What is no answer to this very query is passed over, as a resolver does, until the time is up.
+    """
+    probe = cast("DnsProbe", asking.target.probe)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    asking.doing = "while waiting for the answer"
+    number = secrets.randbelow(1 << 16)
+    try:
+        query = encode_query(number, probe.query, probe.type)
+    except ValueError as error:
+        return Result.unasked(str(error))
+    with connected(asking.target.address, asking.target.port) as connection:
+        connection.send(query)
+        while True:
+            data = await loop.sock_recv(connection, MOST_ANSWER)
+            try:
+                reply = read_reply(data, query)
+            except MalformedError as error:
+                return Result.bad(f"no DNS: {error}", loop.time() - began)
+            if reply is not None:
+                return _judged(probe, reply, loop.time() - began)
+            asking.doing = "with answers to other queries only"
+
+
+def _judged(probe: DnsProbe, reply: Reply, seconds: float) -> Result:
+    if reply.rcode != probe.rcode:
+        return Result.bad(reply.rcode, seconds)
+    if not probe.answer or any(same_record(record, probe.answer) for record in reply.records):
+        return Result.answered(seconds)
+    if reply.truncated:
+        return Result.bad("the wanted record is not in the answer, which is truncated", seconds)
+    shown = ", ".join(reply.records[:_MOST_SHOWN]) or "no record"
+    more = ", …" if len(reply.records) > _MOST_SHOWN else ""
+    return Result.bad(f"the answer is {shown}{more}", seconds)

@@ -1,0 +1,188 @@
+"""Whether an HTTP request is answered as wanted.
+
+One request on a connection of its own. The answer is parsed by the standard library; only as much of it is
+read as is asked after. aiohttp's client costs twice the processor time for that (measured: 240 and 120 µs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import io
+import re
+import socket
+import ssl
+from functools import lru_cache
+from typing import cast
+
+from vipd.checks import WEIGHT_HEADER, HttpProbe
+from vipd.health.probes.base import Asking
+from vipd.health.probes.tcp import tcp_socket
+from vipd.health.probes.tls import tls_context, tls_trouble
+from vipd.health.result import Result, SaidWeight, one_line, parse_weight
+from vipd.health.targets import Target
+from vipd.model import socket_text
+
+MOST_BODY = 64 * 1024
+MOST_HEAD = 64 * 1024
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+async def ask_http(asking: Asking) -> Result:
+    """Ask a target that has an HttpProbe. Raises OSError for a network's error."""
+    target, probe = asking.target, cast("HttpProbe", asking.target.probe)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        context = tls_context(probe) if probe.tls else None
+    except OSError as error:
+        return Result.unasked(f"{probe.ca}: {error.strerror or error}")
+    with tcp_socket(target.address) as connection:
+        asking.doing = "while connecting"
+        await loop.sock_connect(connection, (target.address, target.port))
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                reader, writer = await _streams(connection, context, asking)
+                stack.callback(writer.transport.abort)
+                asking.doing = "while waiting for the answer"
+                writer.write(request(target, probe))
+                answer = await read_answer(reader, probe)
+        except ssl.SSLError as error:
+            return Result.bad(tls_trouble(error), loop.time() - began)
+        except (http.client.HTTPException, asyncio.LimitOverrunError, ValueError) as error:
+            return Result.bad(f"no HTTP: {_told(error)}", loop.time() - began)
+    return _judged(probe, answer, loop.time() - began)
+
+
+def request(target: Target, probe: HttpProbe) -> bytes:
+    """What is sent."""
+    host = probe.host or socket_text(target.address, target.port)
+    head = f"{probe.method} {probe.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: vipd-health\r\n"
+    length = "" if probe.method in ("GET", "HEAD") else "Content-Length: 0\r\n"
+    return f"{head}Accept: */*\r\n{length}Connection: close\r\n\r\n".encode()
+
+
+async def _streams(
+    connection: socket.socket, context: ssl.SSLContext | None, asking: Asking
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if context is None:
+        return await asyncio.open_connection(sock=connection, limit=MOST_HEAD)
+    asking.doing = "while setting up TLS"
+    probe = cast("HttpProbe", asking.target.probe)
+    name = probe.server_name or _without_port(probe.host) or asking.target.address
+    patience = asking.target.timing.timeout + 1.0  # ours comes first: it knows when the loop stood still
+    return await asyncio.open_connection(
+        sock=connection, limit=MOST_HEAD, ssl=context, server_hostname=name, ssl_handshake_timeout=patience
+    )
+
+
+def _without_port(host: str) -> str:
+    """The name or address of a Host header."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0] if host.count(":") == 1 else host
+
+
+async def read_answer(
+    reader: asyncio.StreamReader, probe: HttpProbe
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """The answer's head, and as much of its body as is asked after.
+
+    Raises HTTPException, LimitOverrunError or ValueError for what is no HTTP.
+    """
+    while True:
+        try:
+            head = await reader.readuntil(_END_OF_HEAD)
+        except asyncio.IncompleteReadError as error:
+            what = f"{error.partial[:40]!r}" if error.partial else "nothing"
+            raise http.client.HTTPException(f"connection closed after {what}") from None
+        response = _parsed(head, probe.method)
+        if not 100 <= response.status < 200:
+            break
+    if not probe.body:
+        return response, b""
+    return await _with_body(reader, head, response, probe.method)
+
+
+async def _with_body(
+    reader: asyncio.StreamReader, head: bytes, response: http.client.HTTPResponse, method: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    if not response.chunked:
+        length = MOST_BODY if response.length is None else min(response.length, MOST_BODY)
+        return response, await _read(reader, length)
+    # Chunks carry their own lengths, so somewhat more is read than they hold.
+    raw = b""
+    while len(raw) < 2 * MOST_BODY and not raw.endswith(_END_OF_HEAD):
+        more = await reader.read(MOST_BODY)
+        if not more:
+            break
+        raw += more
+    try:
+        return response, _parsed(head + raw, method).read()[:MOST_BODY]
+    except http.client.IncompleteRead as error:
+        return response, error.partial[:MOST_BODY]
+
+
+async def _read(reader: asyncio.StreamReader, length: int) -> bytes:
+    try:
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+
+
+def _parsed(data: bytes, method: str) -> http.client.HTTPResponse:
+    response = http.client.HTTPResponse(cast("socket.socket", _Received(data)), method=method)
+    # The library would go on to read the answer after an interim one.
+    if not data.startswith(b"HTTP/"):
+        raise http.client.HTTPException(f"the answer begins with {data[:20]!r}")
+    if re.match(rb"HTTP/1\.[01] 100", data):
+        response.status = 100
+    else:
+        response.begin()
+    return response
+
+
+class _Received:
+    """Bytes that came, in a socket's place."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        """All of it."""
+        return io.BytesIO(self._data)
+
+
+def _judged(probe: HttpProbe, answer: tuple[http.client.HTTPResponse, bytes], seconds: float) -> Result:
+    response, body = answer
+    if not any(low <= response.status <= high for low, high in probe.status):
+        return Result.bad(f"status {response.status}", seconds)
+    try:
+        matches = not probe.body or _pattern(probe.body).search(body.decode(errors="replace"))
+    except re.error as error:
+        return Result.unasked(f"the pattern for the body is none: {error}")
+    if not matches:
+        return Result.bad(f"status {response.status}, but the body does not match", seconds)
+    weight, note = _said_weight(response)
+    return Result.answered(seconds, weight, note)
+
+
+def _said_weight(response: http.client.HTTPResponse) -> tuple[SaidWeight | None, str]:
+    text = response.getheader(WEIGHT_HEADER)
+    if text is None:
+        return None, ""
+    weight = parse_weight(text)
+    return weight, "" if weight else f"{WEIGHT_HEADER} {one_line(text)[:20]!r} is no weight"
+
+
+@lru_cache(maxsize=256)
+def _pattern(body: str) -> re.Pattern[str]:
+    return re.compile(body)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, asyncio.LimitOverrunError):
+        return f"the answer's head is longer than {MOST_HEAD // 1024} KiB"
+    return f"{type(error).__name__}: {error}" if type(error) is not http.client.HTTPException else str(error)

@@ -1,0 +1,54 @@
+"""Whether a datagram is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+from vipd.checks import UdpProbe
+from vipd.health.probes.base import Asking
+from vipd.health.result import Result
+
+MOST_ANSWER = 65535
+
+
+async def ask_udp(asking: Asking) -> Result:
+    """Ask a target that has a UdpProbe. Raises OSError for a network's error, ICMP's included."""
+    probe = cast("UdpProbe", asking.target.probe)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    asking.doing = "while waiting for the answer"
+    with connected(asking.target.address, asking.target.port) as connection:
+        connection.send(probe.send)
+        if probe.expect is None:
+            return await _unrefused(connection, asking.target.timing.timeout, began)
+        answer = await loop.sock_recv(connection, MOST_ANSWER)
+    seconds = loop.time() - began
+    if answer.startswith(probe.expect):
+        return Result.answered(seconds)
+    return Result.bad(f"the answer begins with {answer[: max(len(probe.expect), 8)]!r}", seconds)
+
+
+async def _unrefused(connection: socket.socket, timeout: float, began: float) -> Result:
+    """Good unless an error comes back. Ends just before the timeout would make silence a bad answer."""
+    loop = asyncio.get_running_loop()
+    patience = timeout * 0.9
+    try:
+        async with asyncio.timeout(patience):
+            await loop.sock_recv(connection, MOST_ANSWER)
+    except TimeoutError:
+        return Result(True, f"not refused within {patience:g} s", patience)
+    return Result.answered(loop.time() - began)
+
+
+@contextlib.contextmanager
+def connected(address: str, port: int) -> Iterator[socket.socket]:
+    """A UDP socket for one server: only its answers come in, and its ICMP errors. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    with socket.socket(family, kind) as connection:
+        connection.connect((address, port))
+        yield connection

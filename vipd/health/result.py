@@ -1,0 +1,82 @@
+"""What one probe found. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vipd.model import MAX_WEIGHT
+
+_LONGEST_REASON = 120
+
+
+class SaidWeight(NamedTuple):
+    """The weight that a backend said for itself. 0 means: no new flows."""
+
+    value: int
+    """0..65535, or 0..100 if it is a percentage."""
+    percent: bool = False
+    """A part of the declared weight, instead of a weight."""
+
+    def __str__(self) -> str:
+        return f"{self.value}%" if self.percent else str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One answer, or the lack of one."""
+
+    good: bool | None
+    """None: it says nothing about the backend, because vipd itself could not ask."""
+    reason: str
+    """`connection refused`, `status 500`, `answered in 3 ms`: one line of printable text."""
+    seconds: float = 0.0
+    """From the start of the probe to its end."""
+    weight: SaidWeight | None = None
+
+    @classmethod
+    def answered(cls, seconds: float, weight: SaidWeight | None = None, note: str = "") -> Result:
+        """A good answer; `note` tells what was odd about it all the same."""
+        return cls(True, f"answered in {milliseconds(seconds)}{note and f'; {note}'}", seconds, weight)
+
+    @classmethod
+    def bad(cls, reason: str, seconds: float = 0.0) -> Result:
+        """A bad answer."""
+        return cls(False, one_line(reason), seconds)
+
+    @classmethod
+    def timeout(cls, timeout: float, doing: str = "") -> Result:
+        """No answer within `timeout` seconds; `doing` says at what it hung."""
+        return cls(False, f"timeout after {timeout:g} s{doing and f' {doing}'}", timeout)
+
+    @classmethod
+    def unasked(cls, reason: str) -> Result:
+        """vipd could not ask; the verdict stays what it is."""
+        return cls(None, one_line(f"cannot be asked: {reason}"))
+
+
+def milliseconds(seconds: float) -> str:
+    """`3 ms`, `0.4 ms` or `1.2 s`."""
+    if seconds >= 1.0:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def one_line(text: str) -> str:
+    """What others said, safe to show: one short line without control characters."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+
+
+_WEIGHT = re.compile(r"([0-9]{1,5})(%?)", re.ASCII)
+
+
+def parse_weight(text: str) -> SaidWeight | None:
+    """A weight 0..65535, or a percentage 0%..100%; None if it is neither."""
+    match = _WEIGHT.fullmatch(text.strip())
+    if match is None:
+        return None
+    said = SaidWeight(int(match[1]), bool(match[2]))
+    return said if said.value <= (100 if said.percent else MAX_WEIGHT) else None

@@ -1,0 +1,182 @@
+"""When which target is asked: each at its own interval, spread evenly, none waiting for another.
+
+A heap of due times and one timer. Probes that are due within some milliseconds of each other start together,
+since waking costs more than a probe does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+
+from vipd.health.probes.base import Attempt, Done
+from vipd.health.result import Result
+from vipd.health.targets import Target
+
+TOGETHER_SECONDS = 0.005
+MOST_STARTS_AT_ONCE = 64
+"""Then the loop gets its turn: after a stall thousands may be due."""
+
+FIRST_SECONDS_EACH = 0.002
+"""New targets are asked first within so many seconds times their number, and within their interval."""
+
+SHORTEST_PART = 0.1
+"""Of the interval: the first pause, which is any part of it, so that what was added together spreads."""
+
+
+class _Job:
+    """A target's place in the schedule."""
+
+    __slots__ = ("attempt", "due", "gone", "overtaken", "rounds", "running", "target")
+
+    def __init__(self, target: Target, due: float) -> None:
+        self.target, self.due = target, due
+        self.attempt: Attempt | None = None
+        self.running = self.gone = False
+        self.overtaken = False
+        """It was due again while it ran or waited."""
+        self.rounds = 0
+
+
+class Scheduler:
+    """Asks targets at their times while it is started. `random` gives numbers from 0 up to 1."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ask: Callable[[Target, Done], Attempt],
+        answered: Callable[[Target, Result], None],
+        random: Callable[[], float],
+        at_once: int,
+    ) -> None:
+        self._loop, self._ask, self._answered = loop, ask, answered
+        self._random, self._at_once = random, at_once
+        self._jobs: dict[Target, _Job] = {}
+        self._due: list[tuple[float, int, _Job]] = []
+        self._waiting: deque[_Job] = deque()
+        self._numbers = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Handle | None = None
+        self.running = 0
+        """Probes on their way."""
+        self.asked = 0
+        """Probes that were started, ever."""
+        self.late = 0.0
+        """Seconds by which the last probe started too late."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether probes wait for others to end."""
+        return bool(self._waiting) and self.running >= self._at_once
+
+    def add(self, targets: Iterable[Target]) -> None:
+        """Ask these too, soon."""
+        added = [target for target in targets if target not in self._jobs]
+        now, spread = self._loop.time(), FIRST_SECONDS_EACH * len(added)
+        for target in added:
+            delay = self._random() * min(spread, target.timing.interval)
+            self._jobs[target] = job = _Job(target, now + delay)
+            self._push(job)
+        self._arm()
+
+    def remove(self, target: Target) -> None:
+        """Ask this one no more; an answer that is on its way is not told."""
+        job = self._jobs.pop(target, None)
+        if job is None:
+            return
+        job.gone = True
+        if job.attempt is not None:
+            attempt, job.attempt = job.attempt, None
+            attempt.cancel()
+        if job.running:
+            self._ended(job)
+
+    def stop(self) -> None:
+        """Ask nothing any more."""
+        for target in tuple(self._jobs):
+            self.remove(target)
+        for handle in (self._timer, self._turn):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._turn = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._due and self._due[0][0] <= now + TOGETHER_SECONDS:
+            job = heapq.heappop(self._due)[2]
+            if job.gone:
+                continue
+            if job.running:
+                job.overtaken = True
+            else:
+                self._waiting.append(job)
+        self._start_some()
+        self._arm()
+
+    def _start_some(self) -> None:
+        self._turn = None
+        for _ in range(MOST_STARTS_AT_ONCE):
+            if not self._waiting or self.running >= self._at_once:
+                return
+            job = self._waiting.popleft()
+            if not job.gone:
+                self._start(job)
+        if self._waiting:
+            self._soon()
+
+    def _start(self, job: _Job) -> None:
+        now = self._loop.time()
+        self.late = max(0.0, now - job.due)
+        job.due = now + self._pause(job)
+        job.rounds += 1
+        self._push(job)
+        job.running = True
+        self.running += 1
+        self.asked += 1
+        attempt = self._ask(job.target, partial(self._finished, job))
+        if job.running:
+            job.attempt = attempt
+
+    def _pause(self, job: _Job) -> float:
+        timing = job.target.timing
+        if not job.rounds:
+            return timing.interval * (SHORTEST_PART + (1 - SHORTEST_PART) * self._random())
+        return timing.interval * (1 - timing.jitter * self._random())
+
+    def _finished(self, job: _Job, result: Result) -> None:
+        if not job.running:
+            return
+        job.attempt = None
+        self._ended(job)
+        self._answered(job.target, result)
+
+    def _ended(self, job: _Job) -> None:
+        job.running = False
+        self.running -= 1
+        if job.overtaken:
+            job.overtaken, job.due = False, self._loop.time()
+            self._waiting.append(job)
+        if self._waiting:
+            self._soon()
+
+    def _push(self, job: _Job) -> None:
+        heapq.heappush(self._due, (job.due, next(self._numbers), job))
+
+    def _arm(self) -> None:
+        if not self._due:
+            return
+        due = self._due[0][0]
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _soon(self) -> None:
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._start_some)

@@ -1,0 +1,97 @@
+"""How answers become a verdict: so many in a row change it. Pure; times are of one monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from vipd.checks import Start, Timing
+from vipd.health.flapping import CALM, Flapping
+from vipd.health.result import Result, SaidWeight
+
+
+class State(StrEnum):
+    """What the answers say of a backend."""
+
+    UNKNOWN = "unknown"
+    """No verdict yet: it counts as its check's `start` says."""
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one target."""
+
+    since: float
+    """When it got its state."""
+    state: State = State.UNKNOWN
+    streak: int = 0
+    """Equal answers in a row, up to the count that decides: above 0 good ones, below 0 bad ones."""
+    last: str = "not asked yet"
+    """Reason of the last answer, with its place in the row while rows count."""
+    trouble: str = ""
+    """Why vipd could not ask the last time; empty when it could."""
+    changes: int = 0
+    """How often its state changed; the first verdict is no change."""
+    serves_since: float | None = None
+    """When it became fit, having been unfit before; None if it never did: there is no slow start then."""
+    weight: SaidWeight | None = None
+    """What its last good answer said."""
+    flapping: Flapping = CALM
+
+    def fit(self, start: Start) -> bool:
+        """Whether it counts as healthy."""
+        return self.state is State.HEALTHY or (self.state is State.UNKNOWN and start is Start.HEALTHY)
+
+    def reason(self, now: float) -> str:
+        """Why it is what it is, for people: one line."""
+        held = self.flapping.text(now) if self.state is State.UNHEALTHY else ""
+        return "; ".join(filter(None, (held, self.trouble, self.last)))
+
+
+def observe(record: Record, result: Result, timing: Timing, now: float) -> Record:
+    """The record after one more answer, which came at `now`."""
+    if result.good is None:
+        return replace(record, trouble=result.reason)
+    return _good(record, result, timing, now) if result.good else _bad(record, result, timing, now)
+
+
+def begin_anew(record: Record, last: str) -> Record:
+    """The record under another check: the verdict stays, the count begins anew."""
+    return replace(record, streak=0, trouble="", last=last)
+
+
+def _good(record: Record, result: Result, timing: Timing, now: float) -> Record:
+    streak = min(max(record.streak, 0) + 1, timing.rise)
+    counting = record.state is not State.HEALTHY
+    last = f"{result.reason}, {streak} of {timing.rise}" if counting else result.reason
+    told = replace(record, streak=streak, last=last, trouble="", weight=result.weight)
+    if not counting or streak < timing.rise or record.flapping.held(now):
+        return told
+    known = record.state is State.UNHEALTHY
+    return replace(
+        told,
+        state=State.HEALTHY,
+        since=now,
+        last=result.reason,
+        changes=record.changes + known,
+        serves_since=record.serves_since if record.fit(timing.start) else now,
+        flapping=record.flapping.came_up(now, timing) if known else record.flapping,
+    )
+
+
+def _bad(record: Record, result: Result, timing: Timing, now: float) -> Record:
+    streak = max(min(record.streak, 0) - 1, -timing.fall)
+    told = replace(record, streak=streak, last=f"{result.reason}, {-streak} of {timing.fall}", trouble="")
+    if record.state is State.UNHEALTHY or -streak < timing.fall:
+        return told
+    known = record.state is State.HEALTHY
+    return replace(
+        told,
+        state=State.UNHEALTHY,
+        since=now,
+        changes=record.changes + known,
+        serves_since=None,
+        flapping=record.flapping.went_down(now, timing) if known else record.flapping,
+    )

@@ -1,0 +1,105 @@
+"""What is to be asked for a service: one target for each backend with a check. Pure.
+
+A backend is asked once for each service, and the answer counts for all of the service's ports: at the check's
+own port if it has one, else where the backend serves the service's first port of the check's protocol (UDP
+for udp and dns, TCP for tcp and http, any for exec). Equal targets are one, however many services have them.
+Backends of a `fallback` are the last resort: they are asked only by a check of their own, since the service's
+check may well be for something that a page of regrets does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
+from vipd.model import Backend, Protocol, Service, socket_text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to ask, and how. The probe's own port is None: `port` is the one."""
+
+    address: str
+    port: int
+    protocol: Protocol
+    probe: Probe
+    timing: Timing
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Kept, since nested values are slow to hash and each answer looks its target up."""
+
+    def __post_init__(self) -> None:
+        values = (self.address, self.port, self.protocol, self.probe, self.timing)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return f"{self.kind} {socket_text(self.address, self.port)}"
+
+    @property
+    def kind(self) -> str:
+        """The type of check, as in a declaration."""
+        return probe_kind(self.probe)
+
+
+_KINDS: dict[type[Probe], str] = {
+    TcpProbe: "tcp",
+    HttpProbe: "http",
+    UdpProbe: "udp",
+    DnsProbe: "dns",
+    ExecProbe: "exec",
+}
+
+
+def probe_kind(probe: Probe) -> str:
+    """The type of check, as in a declaration."""
+    return "https" if isinstance(probe, HttpProbe) and probe.tls else _KINDS[type(probe)]
+
+
+def targets_of(service: Service) -> dict[str, Target]:
+    """The target of each backend that is checked, by the backend's text.
+
+    A backend whose check finds no port is not in there; `without_port` names it.
+    """
+    found: dict[str, Target] = {}
+    for backend, check in _checked(service):
+        target = _target(service, backend, check)
+        if target is not None:
+            found.setdefault(str(backend), target)
+    return found
+
+
+def without_port(service: Service) -> tuple[Backend, ...]:
+    """The backends that have a check, but no port that it could ask."""
+    return tuple(b for b, check in _checked(service) if _target(service, b, check) is None)
+
+
+def _checked(service: Service) -> list[tuple[Backend, Check]]:
+    pairs = [(b, service.check if b.check is None else b.check) for b in service.backends]
+    pairs += [(b, b.check) for b in service.fallback if b.check is not None]
+    return [(backend, check) for backend, check in pairs if check.probe is not None]
+
+
+def _target(service: Service, backend: Backend, check: Check) -> Target | None:
+    probe = check.probe
+    if probe is None:
+        return None
+    protocol, port = _asked(service, backend, probe)
+    if protocol is None or port is None:
+        return None
+    return Target(backend.address, port, protocol, replace(probe, port=None), check.timing)
+
+
+def _asked(service: Service, backend: Backend, probe: Probe) -> tuple[Protocol | None, int | None]:
+    fixed = _protocol(probe)
+    served = [(p.protocol, number) for p in service.ports if (number := backend.port_for(p))]
+    protocol, port = next(((p, n) for p, n in served if fixed in (None, p)), (fixed, None))
+    return protocol, probe.port or port
+
+
+def _protocol(probe: Probe) -> Protocol | None:
+    """What a probe speaks; None: whatever the service does."""
+    if isinstance(probe, ExecProbe):
+        return None
+    return Protocol.UDP if isinstance(probe, UdpProbe | DnsProbe) else Protocol.TCP

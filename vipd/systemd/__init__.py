@@ -1,0 +1,1 @@
+"""The daemon's side of systemd: notifications to the service manager, and fields of its journal."""
