@@ -16,17 +16,21 @@ require_root() { # the command as the user would type it
     [ "$(id -u)" = 0 ] || fail "root is needed, for network namespaces and packages; run: sudo bash $1" 2
 }
 
-missing_packages() {
+run_packages="iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps ping:iputils-ping python3:python3"
+test_packages="mandoc:mandoc groff:groff-base man:man-db zsh:zsh fish:fish openssl:openssl etcd:etcd-server etcdctl:etcd-client"
+
+missing_packages() { # program:package ...
     local pair
-    for pair in iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps ping:iputils-ping python3:python3; do
+    for pair in "$@"; do
         command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
     done
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }
 
+# install_packages [program:package ...]: what vipd needs, and these.
 install_packages() {
     local missing
-    missing=$(missing_packages)
+    missing=$(missing_packages $run_packages "$@")
     if [ -n "$missing" ]; then
         step "Installing Debian packages:" $missing
         command -v apt-get >/dev/null || fail "no apt-get here; install by hand:" $missing

@@ -8,7 +8,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/prepare.sh"
 
 require_root "tests/run.sh"
-install_packages
+install_packages $test_packages
 make_venv dev
 cd "$project"
 

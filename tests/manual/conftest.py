@@ -1,0 +1,116 @@
+"""What is made of the program, a `vipctl` to be typed, and a daemon that knows a few services."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vipd
+from tests.cli.fake_daemon import FakeDaemon, fake_daemon
+
+ROOT = Path(vipd.__file__).parents[1]
+NEW_YEAR = "1767225600"
+"""Of 2026, in seconds since 1970."""
+
+_STUB = f"""#!/bin/sh
+export PYTHONPATH={ROOT}
+for word; do
+    [ "$word" = complete ] && echo >>"$CALLS" && exec {sys.executable} -m vipd.cli.main "$@"
+done
+printf 'TYPED'; printf '<%s>' "$@"; echo END
+"""
+"""Shows its words; what shells ask is answered by the real one. CALLS gets a line each time."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A directory with all that was made, and a program `vipctl` first on PATH."""
+
+    path: Path
+    made: Path
+    daemon: FakeDaemon
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.path / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.path / "home"),
+            "TERM": "dumb",
+            "LC_ALL": "C.UTF-8",
+            "VIPD_SOCKET": str(self.daemon.socket),
+            "CALLS": str(self.path / "calls"),
+            "COLUMNS": "200",
+        }
+
+    def calls(self) -> int:
+        """How often a shell has asked."""
+        calls = self.path / "calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `python -m vipd.manual` writes."""
+    directory = tmp_path_factory.mktemp("manual")
+    subprocess.run(
+        [sys.executable, "-m", "vipd.manual", str(directory)],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "SOURCE_DATE_EPOCH": NEW_YEAR},
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Iterator[Room]:
+    path = tmp_path_factory.mktemp("room")
+    (path / "home").mkdir()
+    (path / "home" / "web.yaml").touch()
+    (path / "home" / "declared").mkdir()
+    (path / "bin").mkdir()
+    stub = path / "bin" / "vipctl"
+    stub.write_text(_STUB)
+    stub.chmod(0o755)
+    with fake_daemon(path / "vipd.sock") as daemon:
+        answer(daemon)
+        yield Room(path, made, daemon)
+
+
+def service(
+    name: str, *frontends: str, owner: str = "cli", backends: tuple[object, ...] = ()
+) -> dict[str, Any]:
+    """So much of a ServiceView of docs/api.md as completion looks at."""
+    forwardings = [{"frontends": [frontend], "external": []} for frontend in frontends]
+    return {
+        "name": name,
+        "owner": owner,
+        "spec": {"name": name, "backends": list(backends)},
+        "forwardings": forwardings,
+    }
+
+
+SERVICES = (
+    service(
+        "dns",
+        "10.96.0.10:53/udp",
+        "[fd00:96::10]:53/udp",
+        backends=("10.244.0.5", {"address": "10.244.2.21", "port": 5353, "weight": 2}, "fd00:244::5"),
+    ),
+    service(
+        "shop/web", "10.96.0.20:443/tcp", owner="file:/etc/vipd/services.d/web.yaml", backends=("10.244.9.9",)
+    ),
+    service("10.96.0.30:80/tcp", "10.96.0.30:80/tcp"),
+)
+
+
+def answer(daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/services", {"services": list(SERVICES)})
+    for view in SERVICES:
+        daemon.answer(f"GET /v1/services/{view['name']}", {"service": view})
