@@ -1,4 +1,4 @@
-"""Which addresses declarations may claim at all, whoever wrote them. Pure.
+"""What declarations may claim at all: addresses, and checks that run programs. Pure.
 
 An address that a service claims is taken from its real owner for every packet that passes this host
 (CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
@@ -7,16 +7,24 @@ An address that a service claims is taken from its real owner for every packet t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 
 from vipd.catalog import Unit
+from vipd.checks import Check, ExecProbe
 from vipd.declaration.problems import Declaration, Problem
 from vipd.model import Service, family_of
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
+
+
+CheckProblems = Callable[[Check], tuple[str, ...]]
+
+
+def _no_problems(_: Check) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,10 @@ class AddressPolicy:
     """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
     host_addresses: tuple[str, ...] = ()
     """This host's own addresses, which no service may claim."""
+    exec_sources: tuple[str, ...] = ("file", "cli")
+    """Sources whose services may have checks that run programs."""
+    check_problems: CheckProblems = field(default=_no_problems, compare=False)
+    """What this host lacks for a check."""
     _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -86,7 +98,7 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     A candidate must pass the whole policy. What was accepted once is held to the allowed networks alone, and
     loses what lies outside: a host may take over an address that is served already, as keepalived does.
     """
-    lasting = AddressPolicy(policy.allowed)
+    lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources)
     allowed = tuple(s for s in unit.accepted.services if not admit_service(s, lasting))
     same = len(allowed) == len(unit.accepted.services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
@@ -96,7 +108,7 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
 
 
 def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
-    """A problem for each address of a service that it must not claim, at the service's origin."""
+    """A problem for each address and check that a service must not have, at the service's origin."""
     found = []
     origin = service.origin
     for address in service.all_addresses():
@@ -107,4 +119,18 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
             what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
         if what:
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    return tuple(found)
+    return (*found, *_check_problems(service, policy))
+
+
+def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
+    """A problem for each check that must not run here, or cannot."""
+    origin = service.origin
+    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
+    for check in dict.fromkeys((service.check, *own)):
+        if isinstance(check.probe, ExecProbe) and origin.source not in policy.exec_sources:
+            what = f"{service.name}: checks that run programs are not allowed here"
+            hint = "use another type of check, or see exec_checks in vipd's settings"
+            yield Problem(origin.path or origin.source, origin.line, "", what, hint)
+        for problem in policy.check_problems(check):
+            what, _, hint = problem.partition("; hint: ")
+            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)

@@ -30,7 +30,9 @@ from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import Peace
-from vipd.fitness import Fitness, NoChecks
+from vipd.fitness import Fitness
+from vipd.health.door import Health
+from vipd.health.targets import Target
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
 from vipd.observe.health_ports import HealthPorts
@@ -68,6 +70,7 @@ class Parts:
     own: OwnProcesses
     peace: Peace
     overrides: OverrideStore
+    health: Health
     fitness: Fitness
 
     async def rescan(self) -> None:
@@ -126,6 +129,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
                 tasks.create_task(sweep(parts.reconciler, _after_step(parts)), name="sweep"),
                 tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
                 tasks.create_task(_watch_time(parts), name="watch time"),
+                tasks.create_task(parts.health.run(), name="check backends"),
                 *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
             ]
             _on_signals(parts, reporter, stop, tasks)
@@ -163,11 +167,24 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     overrides.load()
     for fault in overrides.faults():
         log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
-    fitness = Fitness((overrides,), NoChecks(), time.monotonic)
+    health = Health(settings.state_dir / "health.json")
+    fitness = Fitness((overrides,), health, health.clock)
     reconciler = Reconciler((files, store), dataplane, surroundings, now, fitness)
     reconciler.pulse = pulse
     peace = Peace(settings.chain_prefix)
-    return Parts(settings, files, store, dataplane, surroundings, reconciler, own, peace, overrides, fitness)
+    return Parts(
+        settings=settings,
+        files=files,
+        store=store,
+        dataplane=dataplane,
+        surroundings=surroundings,
+        reconciler=reconciler,
+        own=own,
+        peace=peace,
+        overrides=overrides,
+        health=health,
+        fitness=fitness,
+    )
 
 
 def now() -> datetime:
@@ -198,14 +215,19 @@ def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
 
 
 def _watch_time(parts: Parts) -> Coroutine[None, None, None]:
-    """Lets orders end and shares grow when their time has come."""
+    """Lets orders end and shares grow when their time has come, and hears what checks find."""
     changed = asyncio.Event()
 
     def orders_changed(subjects: frozenset[Subject]) -> None:
         parts.fitness.orders_changed(subjects)
         changed.set()
 
+    def verdicts_changed(targets: frozenset[Target]) -> None:
+        parts.fitness.verdicts_changed(targets)
+        parts.reconciler.wake()
+
     parts.overrides.changed = orders_changed
+    parts.health.listeners.append(verdicts_changed)
     parts.reconciler.after_step.append(changed.set)
     return watch_time(parts.overrides, parts.fitness, parts.reconciler, changed)
 
@@ -252,6 +274,7 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
         about,
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
+            *parts.health.warnings(),
             *parts.peace.warnings(asyncio.get_running_loop().time()),
         ],
         claims=parts.surroundings.claims,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from vipd.health.result import SaidWeight
@@ -20,6 +20,10 @@ from vipd.standing import GOOD, Admin, Standing, Standings
 
 class Verdict(Protocol):
     """What checks say of one target."""
+
+    @property
+    def state(self) -> str:
+        """`healthy`, `unhealthy` or `unknown`."""
 
     @property
     def fit(self) -> bool:
@@ -41,22 +45,11 @@ class Verdict(Protocol):
 class Checking(Protocol):
     """What asks targets."""
 
-    def follow(self, wanted: Iterable[Target]) -> None:
-        """Ask these and no others from now on."""
+    def follow(self, service: str, targets: Collection[Target]) -> None:
+        """Ask these for a service from now on; none when it is gone."""
 
-    def verdict(self, target: Target) -> Verdict | None:
-        """What is known of a target; None if it is not asked."""
-
-
-class NoChecks:
-    """Asks nothing: every backend counts as healthy."""
-
-    def follow(self, wanted: Iterable[Target]) -> None:
-        """None of them is asked."""
-
-    def verdict(self, target: Target) -> Verdict | None:
-        """Nothing is known."""
-        return None
+    def verdict(self, target: Target) -> Verdict:
+        """What is known of a target that is asked."""
 
 
 class OrderBook(Protocol):
@@ -119,13 +112,15 @@ class Fitness:
             return
         for name in gone:
             self._leave(name)
+            self._checking.follow(name, ())
         for service in fresh:
             self._leave(service.name)
             entry = _Known(service, targets_of(service))
             known[service.name] = entry
             for target in entry.targets.values():
                 self._users.setdefault(target, set()).add(service.name)
-        self._checking.follow(tuple(self._users))
+            # Before the old ones are let go, so that what another check found is taken over.
+            self._checking.follow(service.name, frozenset(entry.targets.values()))
 
     def moved(self) -> frozenset[str]:
         """Services whose backends may stand otherwise since `taken_up`."""
@@ -146,7 +141,7 @@ class Fitness:
         found = {name: self._stand(service, backend, targets.get(name)) for name, backend in backends.items()}
         weighed = self._weights(service, targets, found)
         stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
-        return {name: standing for name, standing in stood.items() if standing != GOOD or standing.reason}
+        return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
 
     def orders_changed(self, subjects: Collection[Subject]) -> None:
         """Orders about these are given or taken back."""
@@ -179,16 +174,6 @@ class Fitness:
             del self._ramps[name]
         return bool(ready)
 
-    def verdict_of(self, service: Service, backend: Backend) -> Verdict | None:
-        """What checks say of a backend; None if it is not checked."""
-        known = self._known.get(service.name)
-        target = known.targets.get(str(backend)) if known else None
-        return self._checking.verdict(target) if target else None
-
-    def orders_of(self, service: Service, backend: Backend) -> Orders:
-        """What operators ordered about a backend."""
-        return self._index.about(service, backend)
-
     def _leave(self, name: str) -> None:
         known = self._known.pop(name, None)
         self._ramps.pop(name, None)
@@ -205,7 +190,15 @@ class Fitness:
         reasons = [_told(override) for override in orders.sources]
         if verdict is not None and not verdict.fit:
             reasons.append(f"unhealthy: {verdict.reason}")
-        standing = Standing(healthy, orders.admin, orders.weight, orders.pinned, "; ".join(reasons))
+        standing = Standing(
+            healthy,
+            orders.admin,
+            orders.weight,
+            orders.pinned,
+            "; ".join(reasons),
+            str(verdict.state) if verdict else "",
+            verdict.reason if verdict else "",
+        )
         return _Stood(standing, verdict)
 
     def _weights(
@@ -232,10 +225,10 @@ class _Stood:
         """The standing with another weight, unless that is None."""
         if weight is None:
             return self.standing
-        s = self.standing
         said = self.verdict.weight if self.verdict else None
-        why = f"weight {said} said by its check" if said else ""
-        return Standing(s.healthy, s.admin, weight, s.pinned, "; ".join(filter(None, (s.reason, why))))
+        why = f"weight {said} said by its check" if said else "slow start"
+        reason = "; ".join(filter(None, (self.standing.reason, why)))
+        return replace(self.standing, weight=weight, reason=reason)
 
 
 def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
@@ -247,6 +240,11 @@ def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
         verdict.weight if verdict and listened else None,
         verdict.serves_since if verdict else None,
     )
+
+
+def _says(standing: Standing) -> bool:
+    """Whether there is anything to tell of a backend that stands as declared."""
+    return bool(standing.reason or standing.health)
 
 
 def _told(override: Override) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vipd.admission import AddressPolicy
+from vipd.health.host_problems import host_problems
 from vipd.host_checks import HostChecks
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding
@@ -51,10 +52,15 @@ class HostNet:
         return self._policy
 
     def claims(self) -> AddressPolicy:
-        """The addresses that services may claim; with `compat: kube-proxy` also this host's own."""
+        """What services may claim; with `compat: kube-proxy` also this host's own."""
         own = self._policy.host.addresses if self._policy else ()
         compatible = self._settings.compat == "kube-proxy"
-        return AddressPolicy(self._settings.allowed_addresses, () if compatible else tuple(sorted(own)))
+        return AddressPolicy(
+            self._settings.allowed_addresses,
+            () if compatible else tuple(sorted(own)),
+            self._settings.exec_sources,
+            host_problems,
+        )
 
     async def look(self) -> bool:
         """Look at this host again: whether its addresses (unless settings name them), the routes that are

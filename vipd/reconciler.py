@@ -20,7 +20,15 @@ from vipd.catalog import Claims, Merged, Unit, merge
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
 from vipd.model import Forwarding, ForwardingKey, Service
+from vipd.observe.events.causes import Causes
 from vipd.observe.service_log import tell_changes
+from vipd.observe.trouble_log import (
+    tell_applied,
+    tell_faults,
+    tell_problems,
+    tell_readmitted,
+    tell_recovered,
+)
 from vipd.progress import Progress
 from vipd.pulse import Pulse
 from vipd.selection import SelectionPolicy, choose
@@ -131,7 +139,10 @@ class Reconciler:
         self.followers: list[Follower] = []
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
+        self.causes = Causes()
+        """Whoever lets a source hold something else notes here who asked for it."""
         self._claims = Claims()
+        self._source_faults: tuple[str, ...] = ()
         self._host_warnings: tuple[str, ...] = ()
         self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
@@ -243,6 +254,8 @@ class Reconciler:
             for name, unit in source.units().items():
                 known = before.get(name)
                 fresh = known is None or known[0] != policy or not _same_unit(known[1], unit)
+                # What was refused may have been mended on the host, such as a program that was missing.
+                fresh = fresh or (known is not None and not known[2].candidate.ok)
                 admitted = admit_unit(unit, policy) if fresh or known is None else known[2]
                 self._admitted[name] = (policy, unit, admitted)
         return {name: admitted for name, (_, _, admitted) in self._admitted.items()}
@@ -251,14 +264,10 @@ class Reconciler:
         """Tell the sources which of their versions serve, and the log what is wrong."""
         for source in self._sources:
             source.accepted(merged.chosen)
-        for unit, problems in merged.problems.items():
-            if problems != self.problems.get(unit):
-                for problem in problems:
-                    log.error("%s", problem, extra=fields(Event.DECLARATION_REFUSED, unit=unit))
-        for unit in self.problems.keys() - merged.problems.keys():
-            extra = fields(Event.DECLARATION_ACCEPTED, unit=unit)
-            log.info("%s has no problems any more", unit.removeprefix("file:"), extra=extra)
-        self.problems = merged.problems
+        faults = tuple(fault for source in self._sources for fault in source.faults())
+        tell_problems(self.problems, merged.problems)
+        tell_faults(self._source_faults, faults)
+        self.problems, self._source_faults = merged.problems, faults
 
     def _select(self, services: Mapping[str, Service], policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Touches nothing yet, so that a failure loses nothing."""
@@ -285,8 +294,9 @@ class Reconciler:
             if selection.policy != self._policy:
                 listener.host_changed(selection.policy.host.addresses)
             listener.update(selection.changes)
+        causes = self.causes.take()
         if self._policy is not None:  # of the first load the log tells the number alone
-            tell_changes(self.services, selection.services, selection.forwardings)
+            tell_changes(self.services, selection.services, selection.forwardings, causes)
         self._policy, self.services = selection.policy, selection.services
         for name in selection.gone:
             del self.forwardings[name]
@@ -302,10 +312,12 @@ class Reconciler:
         if wrote or not progress.done:
             progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
             progress.applies += wrote
-            extra = fields(Event.RULES_APPLIED)
-            number, seconds = len(self.services), progress.last_seconds
-            log.info("%d services in the kernel after %.3f s", number, seconds, extra=extra)
-        progress.quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
+            tell_applied(len(self.services), progress.last_seconds, first=not progress.done)
+        if progress.fault:
+            tell_recovered(progress.failures, progress.fault)
+        quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
+        tell_readmitted(progress.quarantined, quarantined, self.services)
+        progress.quarantined = quarantined
         progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
         for follower in self.followers:
             follower.applied(wrote)
@@ -313,7 +325,7 @@ class Reconciler:
 
     def _failed(self, wish: int, fault: str) -> None:
         if fault != self.progress.fault:
-            log.error("%s", fault, extra=fields(Event.APPLY_FAILED))
+            log.error("%s", fault, extra=fields(Event.APPLY_FAILED, cause="kernel", reason=fault))
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
 

@@ -129,6 +129,10 @@ class Settings(BaseSettings):
     """Networks in which services may claim addresses; none: anywhere. This host's own are refused all the
     same.
     """
+    exec_checks: Literal["off", "files", "anywhere"] = "files"
+    """Which services may have checks that run programs: none, those of files, or all, also those that
+    members of `admin_group` add.
+    """
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`.
     route_localnet is never set.
@@ -203,6 +207,11 @@ class Settings(BaseSettings):
         own = {ipaddress.ip_address(address) for address in (*host_addresses, "127.0.0.1")}
         answering = (a for a in own if not a.is_loopback or (a.version == 4 and self.answers_on_localhost))
         return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
+
+    @property
+    def exec_sources(self) -> tuple[str, ...]:
+        """Kinds of sources whose services may have checks that run programs."""
+        return {"off": (), "files": ("file",), "anywhere": ("file", "cli", "etcd")}[self.exec_checks]
 
     @property
     def answers_on_localhost(self) -> bool:

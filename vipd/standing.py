@@ -19,7 +19,7 @@ class Admin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One backend's standing in one service. The reason is for people and does not count in comparisons."""
+    """One backend's standing in one service. What is for people does not count in comparisons."""
 
     healthy: bool = True
     admin: Admin = Admin.ACTIVE
@@ -29,6 +29,10 @@ class Standing:
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)
     """Why it takes no new flows, or another share than declared; empty when there is nothing to say."""
+    health: str = field(default="", compare=False)
+    """`healthy`, `unhealthy` or `unknown` (no verdict yet); empty when it is not checked."""
+    answer: str = field(default="", compare=False)
+    """What its check found last."""
 
 
 Standings = Mapping[str, Standing]

@@ -19,7 +19,8 @@ from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
-from vipd.fitness import Fitness, NoChecks
+from vipd.fitness import Fitness
+from vipd.health.door import Health
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
@@ -91,7 +92,7 @@ class Api:
         sources = (self.files, self.store)
         self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC))
         self.overrides.load()
-        fitness = Fitness((self.overrides,), NoChecks(), time.monotonic)
+        fitness = Fitness((self.overrides,), Health(), time.monotonic)
         self.overrides.changed = fitness.orders_changed
         self.reconciler = Reconciler(
             sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), fitness

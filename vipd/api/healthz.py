@@ -10,7 +10,8 @@ from datetime import datetime
 
 from aiohttp import web
 
-from vipd.api.views import Json, time_text
+from vipd.api.messages import Json
+from vipd.api.views import time_text
 from vipd.observe.listeners import Listeners, Place
 from vipd.progress import Progress, healthy
 from vipd.reconciler import Reconciler

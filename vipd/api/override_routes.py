@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from vipd.api.messages import Json, answer, body_of, flag_of
-from vipd.api.peers import Permission
+from vipd.api.peers import Peer, Permission
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.model import Backend, Service
 from vipd.operations import RefusedError
-from vipd.orders import order, subject_of
-from vipd.overrides import Override, Subject, to_json
+from vipd.orders import Ordered, order, subject_of
+from vipd.overrides import Override, Subject, describe, to_json
 from vipd.reconciler import Reconciler
 from vipd.sources.override_store import OverrideStore
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
+
+NAMES_LOGGED = 100
+"""An event about more services names no more of them."""
 
 Settle = Callable[[Collection[str]], Awaitable[tuple[bool, str]]]
 """Waits until the kernel has what changed of these services; whether it has, and else why not."""
@@ -71,7 +75,7 @@ class OverrideRoutes:
         if not flag_of(request, "dry_run"):
             if changed:
                 self.store.put(found.override)
-                log.info("%s: %s by %s", found.override.subject, told(found.override), peer)
+                _tell_given(found, peer)
             applied, message = await self.settle(_names(found.backends))
         return {
             "changed": changed,
@@ -91,7 +95,7 @@ class OverrideRoutes:
             if gone:
                 self.store.take_back(*gone)
                 peer = self.permission.peer(request.transport)
-                log.info("%s: taken back by %s", ", ".join(map(str, gone)), peer)
+                _tell_taken_back([known[subject] for subject in gone], backends, peer)
             applied, message = await self.settle(_names(backends))
         return answer(
             {
@@ -137,13 +141,30 @@ class OverrideRoutes:
         return [subject], backends
 
 
-def told(override: Override) -> str:
-    """An order in a few words: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
-    words = [] if override.admin == "active" else [str(override.admin)]
-    words += [] if override.weight is None else [f"weight {override.weight}"]
-    until = f" until {override.until.isoformat(timespec='seconds')}" if override.until else ""
-    why = f" ({override.reason})" if override.reason else ""
-    return ", ".join(words) + until + why
+def _tell_given(found: Ordered, peer: Peer) -> None:
+    subject, what = found.override.subject, describe(found.override)
+    extra = fields(
+        Event.OVERRIDE_GIVEN,
+        service=_names(found.backends)[:NAMES_LOGGED],
+        backend=subject.backend,
+        cause=f"user {peer}",
+        reason=what,
+    )
+    log.info("%s: %s by %s", subject, what, peer, extra=extra)
+
+
+def _tell_taken_back(gone: Sequence[Override], about: Iterable[tuple[Service, Backend]], peer: Peer) -> None:
+    named, more = gone[:NAMES_LOGGED], len(gone) - NAMES_LOGGED
+    what = f"was {describe(gone[0])}" if len(gone) == 1 else f"{len(gone)} orders"
+    extra = fields(
+        Event.OVERRIDE_TAKEN_BACK,
+        service=_names(about)[:NAMES_LOGGED],
+        backend=tuple(dict.fromkeys(override.subject.backend for override in named)),
+        cause=f"user {peer}",
+        reason=what,
+    )
+    told = ", ".join(str(override.subject) for override in named) + (f" and {more} more" if more > 0 else "")
+    log.info("%s: taken back by %s", told, peer, extra=extra)
 
 
 def _same(one: Override, other: Override) -> bool:

@@ -12,10 +12,10 @@ from aiohttp.typedefs import Handler, Middleware
 from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service
 from vipd.api.healthz import healthz_routes
-from vipd.api.messages import answer, body_of, flag_of
+from vipd.api.messages import Json, answer, body_of, flag_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
-from vipd.api.views import Json, service_view, status_view
+from vipd.api.views import service_view, status_view
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.model import Service
 from vipd.observe.explain import Compiled, explain

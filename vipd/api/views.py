@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from vipd.api.endpoint_views import forwarding_view, standings_by_place
+from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
-from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service, port_names
+from vipd.model import Forwarding, Frontend, Refusal, Service
 from vipd.operations import spec_of
 from vipd.progress import Progress
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
-from vipd.standing import Standings
-
-Json = dict[str, object]
-
-Place = tuple[str, int]
-"""A backend's address and port."""
+from vipd.standing import Admin, Standings
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -37,8 +34,10 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             "line": service.origin.line,
         },
         "spec": spec_of(service),
-        "status": _service_status(service, forwardings, reconciler),
-        "forwardings": [_forwarding_view(f, dataplane, _reasons(service, f, standings)) for f in forwardings],
+        "status": _service_status(service, forwardings, reconciler, standings),
+        "forwardings": [
+            forwarding_view(f, dataplane, standings_by_place(service, f, standings)) for f in forwardings
+        ],
     }
 
 
@@ -48,14 +47,31 @@ def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
     return sum(b.weight > 0 and b.address in serving for b in service.backends)
 
 
-def _service_status(service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler) -> Json:
+def _service_status(
+    service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
+) -> Json:
     state, message = _state(service, forwardings, reconciler.progress)
     return {
         "state": state,
-        "message": message,
+        "message": message or _backends_told(service, standings),
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
     }
+
+
+def _backends_told(service: Service, standings: Standings) -> str:
+    """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
+    own = [standings[str(backend)] for backend in service.backends if str(backend) in standings]
+    unhealthy = sum(not standing.healthy for standing in own)
+    numbers = {
+        "draining": sum(standing.admin is Admin.DRAINING for standing in own),
+        "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
+        "unhealthy": unhealthy,
+    }
+    told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
+    if service.keeps_unhealthy and unhealthy and unhealthy == len(service.backends):
+        told += "; all serve, as fallback: keep says"
+    return told
 
 
 def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progress) -> tuple[str, str]:
@@ -69,69 +85,6 @@ def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progre
     frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
     dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
     return "no-backends", f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
-
-
-def _reasons(service: Service, forwarding: Forwarding, standings: Standings) -> Mapping[Place, str]:
-    """Why backends do not stand as declared, by where the forwarding reaches them."""
-    key = forwarding.key
-    names = zip(service.ports, port_names(service.ports), strict=True)
-    port = next((p for p, name in names if (p.protocol, name) == (key.protocol, key.port_name)), None)
-    found: dict[Place, str] = {}
-    for backend in (*service.fallback, *service.backends) if standings and port else ():
-        standing = standings.get(str(backend))
-        number = backend.port_for(port) if port else None
-        if standing and standing.reason and number:
-            found[backend.address, number] = standing.reason
-    return found
-
-
-def _forwarding_view(forwarding: Forwarding, dataplane: Dataplane, reasons: Mapping[Place, str]) -> Json:
-    chain, endpoint_chains = dataplane.chains_of(forwarding)
-    key, shares, outside = forwarding.key, forwarding.shares(), forwarding.external_addresses
-    reachable = forwarding.reachable()
-    return {
-        "name": key.service_port,
-        "protocol": key.protocol,
-        "family": str(key.family),
-        "frontends": [str(Frontend(a, forwarding.port, key.protocol)) for a in forwarding.addresses],
-        "external": [str(Frontend(e.address, forwarding.port, key.protocol)) for e in outside],
-        "node_port": forwarding.node_port,
-        "health_port": forwarding.health_port,
-        "traffic_policy": {"internal": forwarding.internal_policy, "external": forwarding.external_policy},
-        "masquerade": forwarding.masquerade,
-        "affinity_seconds": forwarding.affinity_timeout,
-        "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
-        "chain": chain if reachable else "",
-        "endpoints": [
-            *(
-                _endpoint_view(e, shares.get(e, 0.0), True, reasons.get(e[:2], ""), endpoint_chains[e])
-                for e in reachable
-            ),
-            *(
-                _endpoint_view(e, 0.0, False, reasons.get(e[:2], "") or _why_idle(e, forwarding), "")
-                for e in (*forwarding.resting, *forwarding.down)
-            ),
-        ],
-    }
-
-
-def _why_idle(endpoint: Endpoint, forwarding: Forwarding) -> str:
-    if endpoint in forwarding.down:
-        return "declared down"
-    return "not in use now" if endpoint.weight else "weight 0"
-
-
-def _endpoint_view(endpoint: Endpoint, share: float, ready: bool, reason: str, chain: str) -> Json:
-    return {
-        "endpoint": str(endpoint),
-        "address": endpoint.address,
-        "port": endpoint.port,
-        "weight": endpoint.weight,
-        "share": round(share, 6),
-        "ready": ready,
-        "reason": reason,
-        "chain": chain,
-    }
 
 
 def status_view(

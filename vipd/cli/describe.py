@@ -25,15 +25,21 @@ from vipd.cli.show import STATE_COLOURS, fallback, places
 
 _LABEL = 13
 
+HEALTH = Column("HEALTH")
+"""Left out where no backend is checked."""
+
 COLUMNS = (
     Column("ADDRESS"),
     Column("WEIGHT", right=True),
     Column("SHARE%", right=True),
     Column("READY"),
+    HEALTH,
     Column("CHAIN"),
     Column("REASON"),
 )
 """The reason comes last because it is prose: there it may be long without breaking the table."""
+
+HEALTH_COLOURS = {"healthy": "green", "unhealthy": "red", "unknown": "yellow"}
 
 _STATES = {
     "ok": "ok",
@@ -150,16 +156,19 @@ def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
         fate = "dropped" if forwarding.get("refusal") == "drop" else "refused"
         yield f"  no backend is ready: new flows are {fate}"
     if endpoints:
-        yield from table(COLUMNS, [_endpoint_row(endpoint) for endpoint in endpoints], on, indent="  ")
+        checked = any(endpoint.get("health") for endpoint in endpoints)
+        columns = [c for c in COLUMNS if checked or c is not HEALTH]
+        yield from table(columns, [_endpoint_row(e, checked=checked) for e in endpoints], on, indent="  ")
 
 
-def _endpoint_row(endpoint: Json) -> list[str | Cell]:
-    ready = bool(endpoint["ready"])
+def _endpoint_row(endpoint: Json, *, checked: bool) -> list[str | Cell]:
+    ready, health = bool(endpoint["ready"]), str(endpoint.get("health") or "-")
     return [
         endpoint["endpoint"],
         str(endpoint["weight"]),
         f"{100 * (endpoint['share'] or 0):.1f}",
         Cell("yes", "green") if ready else Cell("no", "red"),
+        *([Cell(health, HEALTH_COLOURS.get(health, ""))] if checked else []),
         endpoint["chain"] or "-",
         endpoint["reason"],
     ]

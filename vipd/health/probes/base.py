@@ -47,9 +47,8 @@ def failure(error: OSError | int, seconds: float = 0.0) -> Result:
     """What an error of the network, or its number, means."""
     number = error if isinstance(error, int) else error.errno or 0
     words = _WORDS.get(number) or (os.strerror(number) if number > 0 else str(error))
-    return (
-        Result.unasked(words) if number in OWN_ERRORS else Result.bad(words[:1].lower() + words[1:], seconds)
-    )
+    words = words[:1].lower() + words[1:]
+    return Result.unasked(words) if number in OWN_ERRORS else Result.bad(words, seconds)
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class ExecProber:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int = PROGRAMS_AT_ONCE) -> None:
         self._loop = loop
-        self._threads = ThreadPoolExecutor(at_once, "vipd exec check", initializer=_without_privileges)
+        self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[_Run] = set()
 
     def __enter__(self) -> ExecProber:
@@ -87,6 +87,7 @@ class _Run:
             return Result.unasked("stopped")
         began = time.monotonic()
         try:
+            _give_up_privileges()
             with self._started() as process:
                 told = self._watch(process, began + self._target.timing.timeout)
         except (OSError, subprocess.SubprocessError, KeyError) as error:
@@ -208,8 +209,8 @@ def _judged(code: int, told: bytes, seconds: float) -> Result:
     return Result.bad(f"{how}{first and f': {first}'}", seconds)
 
 
-def _without_privileges() -> None:
-    """Give up what programs of this thread could inherit or gain."""
+def _give_up_privileges() -> None:
+    """Give up what programs of this thread could inherit or gain. Raises SubprocessError."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     for arguments in (
         (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0),
@@ -217,4 +218,4 @@ def _without_privileges() -> None:
     ):
         if prctl(*map(ctypes.c_ulong, arguments)) != 0:
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), "prctl")
+            raise subprocess.SubprocessError(f"privileges cannot be given up: {os.strerror(number)}")

@@ -1,0 +1,205 @@
+"""Programs as probes: real ones, that hang, shout, fork and fail."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import pwd
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.health_checks.servers import answer, run, target
+from vipd.checks import ExecProbe
+from vipd.health.probes.exec import ExecProber, trouble
+from vipd.health.result import Result
+
+ME = getpass.getuser()
+Program = Callable[[str], str]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Makes an executable script of some shell lines; the test's own user may run it."""
+
+    def make(lines: str) -> str:
+        path = tmp_path / "check"
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def probe(*command: str, user: str = ME, timeout: float = 10.0) -> Result:
+    async def ask() -> Result:
+        with ExecProber(asyncio.get_running_loop()) as prober:
+            return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
+
+    return run(ask())
+
+
+def told(result: Result) -> tuple[bool | None, str]:
+    return result.good, result.reason
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends soon; one that nobody reaps yet counts as ended."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for_text(path: Path) -> None:
+    while not path.exists() or not path.read_text():
+        time.sleep(0.02)
+
+
+def test_zero_is_good_and_what_it_says_is_kept(program: Program) -> None:
+    result = probe(program("echo; echo all is well; echo more"))
+    assert result.good
+    assert result.reason.endswith("; all is well")
+
+
+def test_another_code_is_bad(program: Program) -> None:
+    assert told(probe(program("echo too slow >&2; exit 3"))) == (False, "exit code 3: too slow")
+    assert told(probe(program("exit 1"))) == (False, "exit code 1")
+    assert told(probe(program("kill -9 $$"))) == (False, "killed by SIGKILL")
+
+
+def test_it_gets_its_arguments_and_nothing_of_a_shell(program: Program) -> None:
+    result = probe(program('printf "%s|" "$@"'), "a b", "$HOME", "; exit 1")
+    assert result.reason.endswith("; a b|$HOME|; exit 1|")
+
+
+def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Path) -> None:
+    os.environ["VIPD_SECRET_OF_TEST"] = "x"
+    try:
+        assert probe(program(f"env > {tmp_path}/env; pwd >> {tmp_path}/env")).good
+    finally:
+        del os.environ["VIPD_SECRET_OF_TEST"]
+    lines = set((tmp_path / "env").read_text().splitlines())
+    own = {line for line in lines if line.startswith("VIPD_")}
+    assert own == {"VIPD_ADDRESS=127.0.0.1", "VIPD_PORT=8080", "VIPD_PROTOCOL=tcp"}
+    names = {line.partition("=")[0] for line in lines - own}
+    assert names <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_", "/"}
+
+
+def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path: Path) -> None:
+    began = time.monotonic()
+    result = probe(program(f"sleep 300 & echo $! > {tmp_path}/child; sleep 300"), timeout=0.7)
+    assert told(result) == (False, "timeout after 0.7 s")
+    assert time.monotonic() - began < 5
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_children_that_it_leaves_delay_nothing_and_are_killed(program: Program, tmp_path: Path) -> None:
+    began = time.monotonic()
+    result = probe(program(f"sleep 300 & echo $! > {tmp_path}/child; echo fine"))
+    assert result.good
+    assert time.monotonic() - began < 5
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_a_program_that_closes_its_output_is_waited_for(program: Program) -> None:
+    assert told(probe(program("exec >&- 2>&-; sleep 0.3; exit 4"))) == (False, "exit code 4")
+
+
+def test_megabytes_are_thrown_away(program: Program) -> None:
+    result = probe(program("echo first; head -c 20000000 /dev/zero"))
+    assert result.good
+    assert result.reason.endswith("; first")
+    assert len(probe(program("head -c 20000000 /dev/zero | tr '\\0' x")).reason) < 200
+
+
+def test_what_it_says_is_shown_safely(program: Program) -> None:
+    assert told(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (False, "exit code 1: [31mred �")
+
+
+def test_what_cannot_be_started_blames_no_backend(tmp_path: Path) -> None:
+    missing = probe("/nonexistent/check")
+    assert told(missing) == (None, "cannot be asked: /nonexistent/check: no such file or directory")
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    assert probe(str(plain)).reason == f"cannot be asked: {plain}: permission denied"
+    plain.chmod(0o755)
+    assert probe(str(plain)).reason == f"cannot be asked: {plain}: exec format error"
+    unknown = probe("/bin/true", user="nobody-of-that-name")
+    assert told(unknown) == (None, "cannot be asked: there is no user nobody-of-that-name")
+
+
+def test_a_daemon_that_may_not_change_user_says_so() -> None:
+    told = trouble(ExecProbe(command=("/bin/true",), user="nobody"), PermissionError(1, "Not permitted"))
+    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID and CAP_SETGID"
+
+
+@pytest.mark.root
+def test_it_runs_as_its_user_without_any_privilege() -> None:
+    entry = pwd.getpwnam("nobody")
+    script = (
+        "grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs):' /proc/self/status | tr '\\t\\n' ' ;'"
+    )
+    said = probe("/bin/sh", "-c", script, user="nobody").reason
+    for wanted in (
+        f"Uid: {' '.join([str(entry.pw_uid)] * 4)};",
+        f"Gid: {' '.join([str(entry.pw_gid)] * 4)};",
+        "Groups: ;",
+        "CapPrm: 0000000000000000;",
+    ):
+        assert wanted in " ".join(said.replace(";", "; ").split()).replace(" ;", " ;"), said
+
+
+@pytest.mark.root
+def test_no_program_gains_or_inherits_a_privilege() -> None:
+    script = "grep -E '^(CapEff|CapAmb|NoNewPrivs):' /proc/self/status | tr -d '\\n\\t '"
+    said = probe("/bin/sh", "-c", script, user="nobody").reason
+    assert said.endswith("; CapEff:0000000000000000CapAmb:0000000000000000NoNewPrivs:1")
+    # Only the threads that start them gave something up.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    assert "NoNewPrivs:\t0" in status
+
+
+def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:
+    command = program("sleep 0.4")
+
+    async def ask() -> tuple[list[Result], float]:
+        with ExecProber(asyncio.get_running_loop(), at_once=2) as prober:
+            asked = target(80, ExecProbe(command=(command,), user=ME))
+            began = time.monotonic()
+            results = await asyncio.gather(*(answer(prober, asked) for _ in range(4)))
+            return list(results), time.monotonic() - began
+
+    results, seconds = run(ask())
+    assert all(result.good for result in results)
+    assert seconds >= 0.8
+
+
+def test_a_cancelled_program_is_killed_and_one_in_the_queue_never_starts(
+    program: Program, tmp_path: Path
+) -> None:
+    command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
+
+    async def ask() -> list[Result]:
+        told: list[Result] = []
+        with ExecProber(asyncio.get_running_loop(), at_once=1) as prober:
+            asked = target(80, ExecProbe(command=(command,), user=ME))
+            attempts = [prober.start(asked, told.append) for _ in range(2)]
+            await asyncio.to_thread(wait_for_text, tmp_path / "pids")
+            for attempt in attempts:
+                attempt.cancel()
+        await asyncio.sleep(0.05)
+        return told
+
+    assert run(ask()) == []
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 1
+    assert gone(int(pids[0]))

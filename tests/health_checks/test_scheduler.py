@@ -1,0 +1,180 @@
+"""When targets are asked, with probers that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+from tests.health_checks.servers import run
+from vipd.checks import TcpProbe, Timing
+from vipd.health.probes.base import Attempt, Done
+from vipd.health.result import Result
+from vipd.health.scheduler import Scheduler
+from vipd.health.targets import Target
+from vipd.model import Protocol
+
+GOOD = Result.answered(0.001)
+
+
+class Held:
+    """A probe that ends when it is told to."""
+
+    def __init__(self, target: Target, done: Done) -> None:
+        self.target, self.done, self.cancelled = target, done, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Probers:
+    """Remembers when it was asked for what."""
+
+    def __init__(self, at_once: bool = False) -> None:
+        self.at_once = at_once
+        self.asked: list[tuple[float, Target]] = []
+        self.held: list[Held] = []
+        self.answers: list[Target] = []
+
+    def ask(self, target: Target, done: Done) -> Attempt:
+        self.asked.append((asyncio.get_running_loop().time(), target))
+        held = Held(target, done)
+        if self.at_once:
+            done(GOOD)
+        else:
+            self.held.append(held)
+        return held
+
+    def answered(self, target: Target, result: Result) -> None:
+        self.answers.append(target)
+
+    def times(self, target: Target) -> list[float]:
+        return [at for at, asked in self.asked if asked == target]
+
+
+def target(number: int, **timing: float) -> Target:
+    return Target(f"10.0.0.{number}", 80, Protocol.TCP, TcpProbe(), Timing(**timing))  # type: ignore[arg-type]
+
+
+def scheduler(probers: Probers, at_once: int = 100, part: Callable[[], float] | None = None) -> Scheduler:
+    loop = asyncio.get_running_loop()
+    return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, at_once)
+
+
+def test_pauses_are_never_longer_than_the_interval() -> None:
+    asked = target(1, interval=0.2, timeout=0.1, jitter=0.5)
+
+    async def story() -> list[float]:
+        probers = Probers(at_once=True)
+        made = scheduler(probers)
+        made.add([asked])
+        await asyncio.sleep(1.5)
+        made.stop()
+        times = probers.times(asked)
+        return [after - before for before, after in pairwise(times)]
+
+    pauses = run(story())
+    assert len(pauses) >= 6
+    assert sorted(pauses)[len(pauses) // 2] <= 0.2 + 0.02  # the usual one; any may meet a busy machine
+    assert len({round(pause, 2) for pause in pauses}) > 2
+
+
+def test_a_probe_that_runs_when_the_next_is_due_is_followed_at_once() -> None:
+    asked = target(1, interval=0.1, timeout=0.1)
+
+    async def story() -> None:
+        probers = Probers()
+        made = scheduler(probers)
+        made.add([asked])
+        await asyncio.sleep(0.4)
+        assert len(probers.held) == 1
+        probers.held[0].done(GOOD)
+        await asyncio.sleep(0.02)
+        assert len(probers.held) == 2
+        made.stop()
+
+    run(story())
+
+
+def test_no_more_run_at_once_than_there_is_room_for_and_all_get_their_turn() -> None:
+    async def story() -> None:
+        probers = Probers()
+        made = scheduler(probers, at_once=3, part=lambda: 0.0)
+        targets = [target(number, interval=9.0) for number in range(10)]
+        made.add(targets)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            assert made.running <= 3
+            assert made.crowded == (len(probers.asked) < 10)
+            for held in probers.held:
+                held.done(GOOD)
+            probers.held.clear()
+        assert Counter(probers.answers) == Counter(targets)
+        made.stop()
+
+    run(story())
+
+
+def test_what_is_removed_is_cancelled_and_makes_room() -> None:
+    async def story() -> None:
+        probers = Probers()
+        made = scheduler(probers, at_once=1, part=lambda: 0.0)
+        made.add([target(1, interval=9.0)])
+        await asyncio.sleep(0.05)
+        made.add([target(2, interval=9.0), target(3, interval=9.0)])
+        await asyncio.sleep(0.05)
+        assert [held.target for held in probers.held] == [target(1, interval=9.0)]
+        made.remove(target(2, interval=9.0))
+        made.remove(target(1, interval=9.0))
+        made.remove(target(1, interval=9.0))
+        await asyncio.sleep(0.05)
+        assert probers.held[0].cancelled
+        assert [held.target for held in probers.held[1:]] == [target(3, interval=9.0)]
+        probers.held[0].done(GOOD)
+        assert probers.answers == []
+        made.stop()
+        assert probers.held[1].cancelled
+        assert made.running == 0
+
+    run(story())
+
+
+def test_who_stays_keeps_its_time_when_others_come_and_go() -> None:
+    stays = target(1, interval=0.3, timeout=0.1, jitter=0.0)
+
+    async def story() -> list[float]:
+        probers = Probers(at_once=True)
+        made = scheduler(probers, part=lambda: 0.999)
+        made.add([stays])
+        for number in range(30):
+            made.add([target(2 + number, interval=0.3)])
+            await asyncio.sleep(0.05)
+            made.remove(target(2 + number, interval=0.3))
+            made.add([stays])
+        made.stop()
+        return probers.times(stays)
+
+    times = run(story())
+    assert 4 <= len(times) <= 6
+
+
+def test_after_a_stall_probes_start_in_turns_with_everything_else() -> None:
+    """Thousands are due at once then."""
+
+    async def story() -> None:
+        probers = Probers(at_once=True)
+        made = scheduler(probers, at_once=10_000, part=lambda: 0.0)
+        made.add([target(number, interval=9.0) for number in range(1000)])
+        turns, seen = 0, []
+        time.sleep(0.05)  # noqa: ASYNC251 (the stall is the point)
+        while len(probers.asked) < 1000:
+            await asyncio.sleep(0)
+            turns += 1
+            seen.append(len(probers.asked))
+        assert max(b - a for a, b in pairwise(seen)) <= 128
+        made.stop()
+
+    run(story())

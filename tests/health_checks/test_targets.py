@@ -1,0 +1,74 @@
+"""Which backend is asked where."""
+
+from __future__ import annotations
+
+from vipd.checks import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
+from vipd.health.targets import Target, targets_of, without_port
+from vipd.model import Backend, Protocol, Service, ServicePort
+
+TCP = Check(TcpProbe())
+PORTS = (
+    ServicePort(53, Protocol.UDP, "dns"),
+    ServicePort(80, Protocol.TCP, "web", target=8080),
+    ServicePort(443, Protocol.TCP, "tls"),
+)
+
+
+def service(*backends: Backend, check: Check = TCP, ports: tuple[ServicePort, ...] = PORTS) -> Service:
+    return Service("s", ("10.96.0.1",), ports, backends, check=check)
+
+
+def place(found: Service, backend: str = "10.0.0.1") -> tuple[int, Protocol]:
+    target = targets_of(found)[backend]
+    return target.port, target.protocol
+
+
+def test_a_check_asks_where_the_first_port_of_its_protocol_is_served() -> None:
+    backend = Backend("10.0.0.1")
+    assert place(service(backend)) == (8080, Protocol.TCP)
+    assert place(service(backend, check=Check(HttpProbe()))) == (8080, Protocol.TCP)
+    assert place(service(backend, check=Check(DnsProbe()))) == (53, Protocol.UDP)
+    assert place(service(backend, check=Check(UdpProbe()))) == (53, Protocol.UDP)
+    assert place(service(backend, check=Check(ExecProbe()))) == (53, Protocol.UDP)
+
+
+def test_a_port_of_its_own_wins() -> None:
+    assert place(service(Backend("10.0.0.1"), check=Check(TcpProbe(port=9)))) == (9, Protocol.TCP)
+    assert place(service(Backend("10.0.0.1", port=81)), "10.0.0.1:81") == (81, Protocol.TCP)
+    some = Backend("10.0.0.1", ports=(("tls", 8443),))
+    assert place(service(some)) == (8443, Protocol.TCP)
+
+
+def test_without_a_port_nothing_is_asked_and_it_is_told() -> None:
+    only_udp, only_dns = (ServicePort(53, Protocol.UDP),), Backend("10.0.0.1", ports=(("dns", 53),))
+    for found in (service(Backend("10.0.0.1"), ports=only_udp), service(only_dns)):
+        assert targets_of(found) == {}
+        assert without_port(found) == found.backends
+    fixed = service(Backend("10.0.0.1"), check=Check(TcpProbe(port=8053)), ports=only_udp)
+    assert place(fixed) == (8053, Protocol.TCP)
+    assert without_port(fixed) == ()
+
+
+def test_a_backend_may_have_its_own_check_or_none() -> None:
+    own, none = Check(HttpProbe(path="/own")), Backend("10.0.0.2", check=UNCHECKED)
+    found = targets_of(service(Backend("10.0.0.1", check=own), none, Backend("10.0.0.3")))
+    assert {name: target.kind for name, target in found.items()} == {"10.0.0.1": "http", "10.0.0.3": "tcp"}
+
+
+def test_the_last_resort_is_asked_by_its_own_check_only() -> None:
+    spare = (Backend("10.0.0.8"), Backend("10.0.0.9", check=TCP))
+    found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=spare)
+    assert set(targets_of(found)) == {"10.0.0.9"}
+
+
+def test_services_share_equal_targets() -> None:
+    one = service(Backend("10.0.0.1"), check=Check(TcpProbe(port=8080)))
+    other = service(Backend("10.0.0.1"))
+    assert targets_of(one) == targets_of(other)
+    assert len({*targets_of(one).values(), *targets_of(other).values()}) == 1
+    slower = service(Backend("10.0.0.1"), check=Check(TcpProbe(), Timing(interval=9.0)))
+    assert targets_of(slower) != targets_of(other)
+
+
+def test_a_target_reads_well() -> None:
+    assert str(Target("fd00::1", 443, Protocol.TCP, HttpProbe(tls=True), Timing())) == "https [fd00::1]:443"

@@ -1,0 +1,88 @@
+"""Shares grow in steps and end at the full one; what a backend says counts beside what is declared."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vipd.health.result import SaidWeight, parse_weight
+from vipd.health.weights import STEPS, Claim, effective_weight, ramp, weights
+from vipd.model import MAX_WEIGHT
+
+said = st.none() | st.builds(SaidWeight, st.integers(0, 100), st.just(True))
+said |= st.builds(SaidWeight, st.integers(0, MAX_WEIGHT), st.just(False))
+claims = st.lists(
+    st.builds(Claim, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)), min_size=1, max_size=6
+)
+
+
+@given(st.integers(0, MAX_WEIGHT), st.floats(0, 1e6), st.integers(1, 3600))
+def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_start: int) -> None:
+    now, seen = since, []
+    while True:
+        value, next_step = effective_weight(since, slow_start, weight, now)
+        seen.append(value)
+        if next_step is None:
+            break
+        assert now < next_step < since + slow_start
+        assert effective_weight(since, slow_start, weight, (now + next_step) / 2)[0] in (value, seen[-1])
+        now = next_step
+    assert len(seen) == STEPS
+    assert seen == sorted(seen)
+    assert seen[-1] == weight
+    assert all(value >= 1 for value in seen) or weight == 0
+    assert effective_weight(since, slow_start, weight, since + slow_start) == (weight, None)
+
+
+def test_without_slow_start_the_share_is_full_at_once() -> None:
+    assert ramp(None, 60, 5.0) == (STEPS, None)
+    assert ramp(5.0, 0, 5.0) == (STEPS, None)
+    assert ramp(5.0, 60, 5.0) == (1, 11.0)
+
+
+def test_a_tenth_of_a_weight_of_one_is_a_tenth() -> None:
+    both = (Claim(1), Claim(1, healthy_since=100.0))
+    assert weights(both, 60, 100.0) == ((10, 1), 106.0)
+    assert weights(both, 60, 131.0) == ((5, 3), 136.0)
+    assert weights(both, 60, 160.0) == ((1, 1), None)
+
+
+def test_what_is_said_replaces_or_divides_what_is_declared() -> None:
+    assert weights((Claim(4, SaidWeight(7)), Claim(4)), 0, 0.0) == ((7, 4), None)
+    assert weights((Claim(3, SaidWeight(50, True)), Claim(3)), 0, 0.0) == ((1, 2), None)
+    assert weights((Claim(3, SaidWeight(0, True)), Claim(3)), 0, 0.0) == ((0, 3), None)
+    assert weights((Claim(3, SaidWeight(0)),), 0, 0.0) == ((0,), None)
+    assert weights((), 0, 0.0) == ((), None)
+
+
+@given(claims, st.integers(0, 60), st.floats(0, 200))
+def test_weights_stay_in_range_and_zero_only_for_zero(
+    all_claims: list[Claim], slow_start: int, now: float
+) -> None:
+    found, _ = weights(all_claims, slow_start, now)
+    for claim, weight in zip(all_claims, found, strict=True):
+        assert 0 <= weight <= MAX_WEIGHT
+        zero = claim.said.value == 0 if claim.said and not claim.said.percent else claim.declared == 0
+        if claim.said and claim.said.percent:
+            zero = zero or claim.said.value == 0
+        assert (weight == 0) == zero
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0", SaidWeight(0)),
+        (" 65535 ", SaidWeight(65535)),
+        ("50%", SaidWeight(50, True)),
+        ("100%", SaidWeight(100, True)),
+        ("65536", None),
+        ("101%", None),
+        ("-1", None),
+        ("1.5", None),
+        ("", None),
+        ("٣", None),
+    ],
+)
+def test_a_weight_is_read_or_refused(text: str, wanted: SaidWeight | None) -> None:
+    assert parse_weight(text) == wanted

@@ -1,0 +1,223 @@
+"""Health checks at work: who is not fit gets no new flow, and what it had is let go."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.flow import Process, finish, read_line
+from tests.lab.node import Node
+from tests.lab.topology import Lab
+
+pytestmark = pytest.mark.root
+
+SERVER = Path(__file__).with_name("unsteady_server.py")
+PORT = 9000
+INTERVAL = 0.2
+FALL = 2
+CHECK = f"interval: {INTERVAL}s, timeout: {INTERVAL}s, rise: 1, fall: {FALL}"
+
+
+class Unsteady:
+    """A server on one backend that obeys: serve, hang, fail, weigh N, or die."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.name, self.address = node, node.name, node.address(4)
+        self._process: Process | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Listen (again) and serve."""
+        self._process = self.node.start(sys.executable, "-I", str(SERVER), self.name, self.address, str(PORT))
+        assert read_line(self._process) == "ready"
+
+    def obey(self, *order: str) -> None:
+        """Do from now on as ordered."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(order) + "\n")
+        self._process.stdin.flush()
+        assert read_line(self._process) == "done"
+
+    def die(self) -> None:
+        """End, so that connections are refused."""
+        if self._process is not None:
+            self._process.kill()
+            finish(self._process)
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def servers(lab: Lab) -> Iterator[list[Unsteady]]:
+    running = [Unsteady(node) for node in lab.backends]
+    yield running
+    for server in running:
+        server.die()
+
+
+@pytest.fixture
+def steady(servers: list[Unsteady]) -> Iterator[list[Unsteady]]:
+    """All servers as they should be, before and after."""
+    yield servers
+    for server in servers:
+        server.die()
+        server.start()
+
+
+@contextmanager
+def declared(daemon: Daemon, servers: list[Unsteady], rest: str, backends: str = "") -> Iterator[str]:
+    """A service on TCP and UDP of these servers; its address."""
+    named = backends or ", ".join(server.address for server in servers)
+    ports = f"[{{port: 80, target: {PORT}}}, {{port: 80, protocol: udp, target: {PORT}}}]"
+    daemon.declare(
+        f"  - {{name: checked, address: 10.96.8.8, ports: {ports}, backends: [{named}], {rest}}}\n"
+    )
+    yield "10.96.8.8"
+    daemon.declare("  []\n")
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
+    """Wait for it; how long that took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not come about"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def ready(daemon: Daemon) -> int:
+    return int(daemon.get("services/checked")["service"]["status"]["ready"])
+
+
+def answered(lab: Lab, vip: str, count: int = 60, protocol: str = "tcp") -> Counter[str]:
+    return lab.client.send(vip, 80, protocol, count=count).all_answered().backends
+
+
+@pytest.mark.parametrize("check", ["tcp", "http"])
+def test_who_dies_leaves_in_time_and_comes_back(
+    lab: Lab, daemon: Daemon, steady: list[Unsteady], check: str
+) -> None:
+    with declared(daemon, steady, f"check: {{type: {check}, {CHECK}}}") as vip:
+        until(lambda: len(answered(lab, vip, 30)) == 3)
+        steady[0].die()
+        seconds = until(lambda: ready(daemon) == 2)
+        print(f"a dead backend left after {seconds:.2f} s; fall x interval is {FALL * INTERVAL} s")
+        assert set(answered(lab, vip)) == {server.name for server in steady[1:]}
+        described = daemon.vipctl("describe", "checked").stdout
+        assert "unhealthy: connection refused" in described
+        steady[0].start()
+        until(lambda: ready(daemon) == 3)
+        assert len(answered(lab, vip)) == 3
+
+
+@pytest.mark.parametrize("order", ["hang", "fail"])
+def test_who_hangs_or_fails_leaves(lab: Lab, daemon: Daemon, steady: list[Unsteady], order: str) -> None:
+    with declared(daemon, steady, f"check: {{type: http, {CHECK}}}") as vip:
+        steady[1].obey(order)
+        until(lambda: ready(daemon) == 2)
+        assert set(answered(lab, vip)) == {steady[0].name, steady[2].name}
+        assert {"hang": "timeout after", "fail": "status 500"}[order] in daemon.vipctl(
+            "describe", "checked"
+        ).stdout
+
+
+def test_udp_flows_move_and_pins_are_released(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
+    affinity = "affinity: {by: client-ip, timeout: 10m}"
+    with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}, {affinity}") as vip:
+        with lab.client.open(vip, 80, "udp") as flow:
+            first = flow.ask().backend
+            (gone,) = [server for server in steady if server.name == first]
+            gone.die()
+            until(lambda: ready(daemon) == 2)
+            deadline = time.monotonic() + 5
+            while not (moved := str(getattr(flow.try_ask(), "backend", ""))) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert moved
+            assert moved != first
+        assert first not in answered(lab, vip, 20, "udp")
+
+
+def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
+    for server in steady:
+        server.obey("fail")
+    check = f"check: {{type: http, {CHECK}}}"
+    with declared(daemon, steady, f"{check}, fallback: keep") as vip:
+        until(lambda: "all serve" in str(daemon.get("services/checked")["service"]["status"]["message"]))
+        assert len(answered(lab, vip)) == 3
+    with declared(daemon, steady, check) as vip:
+        until(lambda: ready(daemon) == 0)
+        lab.client.send(vip, 80, count=3).all_failed("refused")
+    with declared(daemon, steady[:2], f"{check}, fallback: {{backends: [{steady[2].address}]}}") as vip:
+        until(lambda: set(answered(lab, vip, 20)) == {steady[2].name})
+
+
+def test_a_backup_serves_only_while_no_other_can(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
+    backends = f"{steady[0].address}, {{address: {steady[1].address}, backup: true}}"
+    with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}", backends) as vip:
+        assert set(answered(lab, vip, 20)) == {steady[0].name}
+        steady[0].die()
+        until(
+            lambda: ready(daemon) == 1 and set(lab.client.send(vip, 80, count=5).backends) == {steady[1].name}
+        )
+
+
+def test_a_backend_says_its_weight_and_starts_slowly(
+    lab: Lab, daemon: Daemon, steady: list[Unsteady]
+) -> None:
+    def weights() -> list[int]:
+        (tcp, _) = daemon.get("services/checked")["service"]["forwardings"]
+        return [e["weight"] for e in sorted(tcp["endpoints"], key=lambda e: str(e["address"]))]
+
+    check = f"check: {{type: http, {CHECK}}}, weight_from: check, slow_start: 5s"
+    with declared(daemon, steady, check) as vip:
+        steady[0].obey("weigh", "3")
+        until(lambda: weights() == [3, 1, 1])
+        shares = answered(lab, vip, 600)
+        assert 0.5 < shares[steady[0].name] / 600 < 0.7
+        steady[0].obey("weigh", "0")
+        until(lambda: steady[0].name not in answered(lab, vip, 20))
+        steady[1].die()
+        until(lambda: ready(daemon) == 1)
+        steady[0].obey("weigh", "1")
+        steady[1].start()
+        until(lambda: len(weights()) == 3 and 0 < weights()[1] < weights()[2])
+        until(lambda: weights() == [1, 1, 1])
+
+
+def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
+    with declared(daemon, steady, "check: {type: tcp, interval: 3s, timeout: 1s, fall: 3}") as vip:
+        steady[0].die()
+        until(lambda: ready(daemon) == 2, 30)
+        daemon.stop()
+        daemon.start()
+        assert ready(daemon) == 2
+        assert steady[0].name not in answered(lab, vip)
+
+
+def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) -> None:
+    text = "  - name: other\n    address: 10.96.8.9\n    ports: 80\n    backends: [10.0.0.1]\n"
+    daemon.write(text + "    check: {type: exec, command: [/nonexistent/check]}\n", "exec.yaml")
+    refused = daemon.vipctl("reload", check=False)
+    assert refused.returncode == 1
+    assert "exec.yaml:3" in refused.stderr
+    assert "/nonexistent/check: no such file" in refused.stderr
+    added = daemon.vipctl("apply", "-f", str(daemon.services_dir / "exec.yaml"), check=False)
+    assert "not allowed here" in added.stderr
+    (daemon.services_dir / "exec.yaml").unlink()
+    daemon.vipctl("reload")
+
+
+def test_the_state_of_checks_is_json_too(daemon: Daemon, steady: list[Unsteady]) -> None:
+    with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}"):
+        until(lambda: "healthy" in daemon.vipctl("describe", "checked").stdout)
+        view = json.loads(daemon.vipctl("describe", "checked", "-o", "json").stdout)["service"]
+        healths = {e["health"] for f in view["forwardings"] for e in f["endpoints"]}
+        assert healths <= {"healthy", "unknown"}

@@ -1,0 +1,89 @@
+"""What the API shows of a forwarding and its endpoints, as JSON values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vipd.api.messages import Json
+from vipd.dataplane.base import Dataplane
+from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service, port_names
+from vipd.standing import GOOD, Standing, Standings
+
+Place = tuple[str, int]
+"""A backend's address and port."""
+
+
+def standings_by_place(
+    service: Service, forwarding: Forwarding, standings: Standings
+) -> Mapping[Place, Standing]:
+    """How backends stand, by where the forwarding reaches them."""
+    key = forwarding.key
+    names = zip(service.ports, port_names(service.ports), strict=True)
+    port = next((p for p, name in names if (p.protocol, name) == (key.protocol, key.port_name)), None)
+    if port is None or not standings:
+        return {}
+    return {
+        (backend.address, number): standings[str(backend)]
+        for backend in (*service.fallback, *service.backends)
+        if str(backend) in standings and (number := backend.port_for(port))
+    }
+
+
+def forwarding_view(
+    forwarding: Forwarding, dataplane: Dataplane, standings: Mapping[Place, Standing]
+) -> Json:
+    """A ForwardingView of docs/api.md."""
+    chain, _ = dataplane.chains_of(forwarding)
+    key, outside = forwarding.key, forwarding.external_addresses
+    return {
+        "name": key.service_port,
+        "protocol": key.protocol,
+        "family": str(key.family),
+        "frontends": [str(Frontend(a, forwarding.port, key.protocol)) for a in forwarding.addresses],
+        "external": [str(Frontend(e.address, forwarding.port, key.protocol)) for e in outside],
+        "node_port": forwarding.node_port,
+        "health_port": forwarding.health_port,
+        "traffic_policy": {"internal": forwarding.internal_policy, "external": forwarding.external_policy},
+        "masquerade": forwarding.masquerade,
+        "affinity_seconds": forwarding.affinity_timeout,
+        "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
+        "chain": chain if forwarding.reachable() else "",
+        "endpoints": list(_endpoint_views(forwarding, dataplane, standings)),
+    }
+
+
+def _endpoint_views(
+    forwarding: Forwarding, dataplane: Dataplane, standings: Mapping[Place, Standing]
+) -> Iterator[Json]:
+    _, chains = dataplane.chains_of(forwarding)
+    shares = forwarding.shares()
+    for endpoint in forwarding.reachable():
+        standing = standings.get(endpoint[:2], GOOD)
+        yield _endpoint_view(endpoint, standing, shares.get(endpoint, 0.0), chains[endpoint])
+    for endpoint in (*forwarding.resting, *forwarding.down):
+        standing = standings.get(endpoint[:2], GOOD)
+        yield _endpoint_view(endpoint, standing) | {
+            "ready": False,
+            "reason": standing.reason or _why_idle(endpoint, forwarding),
+        }
+
+
+def _endpoint_view(endpoint: Endpoint, standing: Standing, share: float = 0.0, chain: str = "") -> Json:
+    return {
+        "endpoint": str(endpoint),
+        "address": endpoint.address,
+        "port": endpoint.port,
+        "weight": endpoint.weight,
+        "share": round(share, 6),
+        "ready": True,
+        "reason": standing.reason,
+        "health": standing.health,
+        "check": standing.answer,
+        "chain": chain,
+    }
+
+
+def _why_idle(endpoint: Endpoint, forwarding: Forwarding) -> str:
+    if endpoint in forwarding.down:
+        return "declared down"
+    return "not in use now" if endpoint.weight else "weight 0"
