@@ -91,14 +91,14 @@ class Origin:
     """Where a declared thing stands: its source's kind, and the file and line when it has one."""
 
     source: str
-    """`file` or `cli`."""
+    """`file`, `cli` or `etcd`."""
     path: str = ""
     line: int = 0
 
     @property
     def owner(self) -> str:
-        """Who may change it: `file:/etc/vipd/services.d/web.yaml`, or `cli`."""
-        return f"{self.source}:{self.path}" if self.source == "file" else self.source
+        """Who may change it: `file:/etc/vipd/services.d/web.yaml`, `cli`, or `etcd:/vipd/v1/services/web`."""
+        return self.source if self.source == "cli" else f"{self.source}:{self.path}"
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.path else self.source
@@ -178,6 +178,8 @@ class Backend:
     """Serves only while no backend that is none can."""
     check: Check | None = None
     """None: as the service says."""
+    registered: bool = False
+    """It registered itself, and is no part of the service's declaration."""
 
     def __str__(self) -> str:
         return self.address if self.port is None else socket_text(self.address, self.port)

@@ -20,7 +20,8 @@ Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
 Kind = Literal["malformed", "not-found", "conflict", "owned", "invalid", "internal"]
 
-FROM_CLI = Origin("cli")
+CLI = "cli"
+"""The source that vipctl's own store is; the functions below also serve another one that it may write."""
 
 
 class RefusedError(Exception):
@@ -66,9 +67,9 @@ def find(snapshot: Services, target: str) -> Service:
     raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
 
 
-def add(snapshot: Services, stored: Services, spec: object) -> Outcome:
+def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI) -> Outcome:
     """A new service. The same one again is unchanged; another under its name or frontend is a conflict."""
-    service = _parse(spec)
+    service = _parse(spec, source)
     known = snapshot.get(service.name)
     if known == service:
         return Outcome(stored, {service.name: "unchanged"})
@@ -81,20 +82,24 @@ def add(snapshot: Services, stored: Services, spec: object) -> Outcome:
     return Outcome({**stored, service.name: service}, {service.name: "created"})
 
 
-def change(snapshot: Services, stored: Services, target: str, fields: object) -> Outcome:
+def change(
+    snapshot: Services, stored: Services, target: str, fields: object, *, source: str = CLI
+) -> Outcome:
     """Set the given fields of a service; null clears one."""
-    service = _owned_by_cli(find(snapshot, target))
+    service = _owned(find(snapshot, target), source)
     if not isinstance(fields, Mapping):
         raise RefusedError("malformed", "the service must be a mapping of fields")
     if fields.get("name", service.name) != service.name:
         raise RefusedError("conflict", "a service cannot be renamed", "", "remove it and add it anew")
     spec = {**spec_of(service), **fields}
-    changed = _parse({key: value for key, value in spec.items() if value is not None})
+    changed = _parse({key: value for key, value in spec.items() if value is not None}, source)
     _check_frontends(snapshot, changed)
     return _replaced(stored, service, changed)
 
 
-def set_weight(snapshot: Services, stored: Services, target: str, backend: str, weight: object) -> Outcome:
+def set_weight(
+    snapshot: Services, stored: Services, target: str, backend: str, weight: object, *, source: str = CLI
+) -> Outcome:
     """Set the weight of one backend."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
         raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
@@ -103,15 +108,17 @@ def set_weight(snapshot: Services, stored: Services, target: str, backend: str, 
         chosen = _backend(target, backends, backend)
         return tuple(replace(b, weight=weight) if b is chosen else b for b in backends)
 
-    return _change_backends(snapshot, stored, target, weighted)
+    return _change_backends(snapshot, stored, target, weighted, source)
 
 
-def add_backends(snapshot: Services, stored: Services, target: str, specs: object) -> Outcome:
+def add_backends(
+    snapshot: Services, stored: Services, target: str, specs: object, *, source: str = CLI
+) -> Outcome:
     """Add backends to a service; those that are there with the same weight stay as they are."""
     service = find(snapshot, target)
     if not isinstance(specs, list) or not specs:
         raise RefusedError("malformed", "backends must be a list of at least one")
-    added = _parse({**spec_of(service), "backends": specs, "fallback": None})
+    added = _parse({**spec_of(service), "backends": specs, "fallback": None}, source)
 
     def extended(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
         new = tuple(b for b in added.backends if b not in backends)
@@ -121,10 +128,12 @@ def add_backends(snapshot: Services, stored: Services, target: str, specs: objec
                 raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
         return backends + new
 
-    return _change_backends(snapshot, stored, target, extended)
+    return _change_backends(snapshot, stored, target, extended, source)
 
 
-def remove_backends(snapshot: Services, stored: Services, target: str, names: object) -> Outcome:
+def remove_backends(
+    snapshot: Services, stored: Services, target: str, names: object, *, source: str = CLI
+) -> Outcome:
     """Remove backends, named `ADDR` or `ADDR:PORT`, from a service."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RefusedError("malformed", "backends must be a list of addresses")
@@ -133,28 +142,28 @@ def remove_backends(snapshot: Services, stored: Services, target: str, names: ob
         leaving = [_backend(target, backends, name) for name in names]
         return tuple(b for b in backends if b not in leaving)
 
-    return _change_backends(snapshot, stored, target, shortened)
+    return _change_backends(snapshot, stored, target, shortened, source)
 
 
-def remove(snapshot: Services, stored: Services, target: str) -> Outcome:
+def remove(snapshot: Services, stored: Services, target: str, *, source: str = CLI) -> Outcome:
     """Remove a service."""
-    service = _owned_by_cli(find(snapshot, target))
+    service = _owned(find(snapshot, target), source)
     rest = {name: other for name, other in stored.items() if name != service.name}
     return Outcome(rest, {service.name: "removed"})
 
 
-def apply(snapshot: Services, stored: Services, specs: object, prune: bool) -> Outcome:
+def apply(snapshot: Services, stored: Services, specs: object, prune: bool, *, source: str = CLI) -> Outcome:
     """Make the store hold these services, all or none of them; `prune`: and no others."""
     if not isinstance(specs, list):
         raise RefusedError("malformed", "services must be a list")
-    wanted = {service.name: service for service in _parse_all(specs)}
+    wanted = {service.name: service for service in _parse_all(specs, source)}
     if len(wanted) != len(specs):
         raise RefusedError("invalid", "two of the services have the same name")
     kept = {} if prune else {name: s for name, s in stored.items() if name not in wanted}
-    others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != "cli"}
+    others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != source}
     for service in wanted.values():
         if service.name in others:
-            _owned_by_cli(others[service.name])
+            _owned(others[service.name], source)
         _check_frontends(others, service)
         others[service.name] = service
     results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in wanted.items()}
@@ -167,11 +176,14 @@ def _change_backends(
     stored: Services,
     target: str,
     edit: Callable[[tuple[Backend, ...]], tuple[Backend, ...]],
+    source: str,
 ) -> Outcome:
-    service = _owned_by_cli(find(snapshot, target))
-    edited = replace(service, backends=edit(service.backends))
+    service = _owned(find(snapshot, target), source)
+    # Those that registered themselves are no part of what is stored.
+    declared = tuple(backend for backend in service.backends if not backend.registered)
+    edited = replace(service, backends=edit(declared))
     # Through the parser again, so that what the store will read at the next start is what was checked.
-    return _replaced(stored, service, _parse(spec_of(edited)))
+    return _replaced(stored, service, _parse(spec_of(edited), source))
 
 
 def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
@@ -182,18 +194,18 @@ def _compare(before: Service | None, after: Service) -> Action:
     return "created" if before is None else "unchanged" if before == after else "changed"
 
 
-def _parse(spec: object) -> Service:
-    return _parse_all([spec])[0]
+def _parse(spec: object, source: str) -> Service:
+    return _parse_all([spec], source)[0]
 
 
-def _parse_all(specs: list[object]) -> list[Service]:
+def _parse_all(specs: list[object], source: str) -> list[Service]:
     """The services that these are; raises RefusedError with the problems of all."""
     services: list[Service] = []
     found: list[Problem] = []
     for number, spec in enumerate(specs):
         if isinstance(spec, Mapping):
             spec = {key: value for key, value in spec.items() if value is not None}
-        service, problems = parse_service(spec, FROM_CLI)
+        service, problems = parse_service(spec, Origin(source))
         place = f"services[{number}]." if len(specs) > 1 else ""
         found += [replace(problem, path=f"{place}{problem.path}".rstrip(".")) for problem in problems]
         if service is not None:
@@ -216,13 +228,17 @@ def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
     )
 
 
-def _owned_by_cli(service: Service) -> Service:
-    if service.origin.source != "cli":
-        hint = f"edit {service.origin.path}, line {service.origin.line}"
+def _owned(service: Service, source: str) -> Service:
+    """The service, if it belongs to the source that is to be changed."""
+    if service.origin.source != source:
+        hint = _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
         raise RefusedError(
             "owned", f"service {service.name} is not vipctl's to change", _owner(service), hint
         )
     return service
+
+
+_OWNER_HINTS = {CLI: "leave --store out", "etcd": "vipctl --store etcd changes it on every host"}
 
 
 def _owner(service: Service) -> str:

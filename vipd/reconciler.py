@@ -31,6 +31,7 @@ from vipd.observe.trouble_log import (
 )
 from vipd.progress import Progress
 from vipd.pulse import Pulse
+from vipd.registrations import Registrar, Registrations
 from vipd.selection import SelectionPolicy, choose
 from vipd.sources.base import Source
 from vipd.standing import Standings
@@ -128,9 +129,11 @@ class Reconciler:
         surroundings: Surroundings,
         clock: Callable[[], datetime],
         judges: Judges | None = None,
+        registrations: Callable[[], Registrations] = dict,
     ) -> None:
         self._sources, self._dataplane = sources, dataplane
         self._judges = judges or Undisputed()
+        self._registrations, self._registrar = registrations, Registrar()
         self._surroundings, self.clock = surroundings, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
@@ -206,7 +209,8 @@ class Reconciler:
                 policy = await self._surroundings.policy()
                 merged = merge(self._units(), self._claims)
                 self._adopt(merged)
-                self._hand_over(self._select(merged.services, policy))
+                services = self._registrar.extended(merged.services, self._registrations())
+                self._hand_over(self._select(services, policy))
                 self.pulse.beat()  # each of these takes seconds with ten thousand services
                 await self._prepare_host()
                 self.pulse.beat()

@@ -36,8 +36,8 @@ def service_to_spec(service: Service) -> dict[str, object]:
         spec["address"] = _one_or_list(service.addresses)
     spec |= _external_spec(service)
     spec["ports"] = [_port_spec(port) for port in service.ports]
-    if service.backends:
-        spec["backends"] = [_backend_spec(backend) for backend in service.backends]
+    if declared := [backend for backend in service.backends if not backend.registered]:
+        spec["backends"] = [_backend_spec(backend) for backend in declared]
     spec |= _policy_spec(service)
     return spec
 
