@@ -1,4 +1,4 @@
-"""Command lines of the documentation, read by the programs' own parsers and never run."""
+"""Command lines of the documentation, read by the programs' own parsers: test_pages runs them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from collections.abc import Iterator
 import click
 
 from tests.docs.markdown import Block
+from tests.docs.transcript import steps_of
 from vipd.__main__ import _parser as vipd_parser
 from vipd.cli.errors import CliError
 from vipd.cli.main import cli
 
 PROGRAMS = ("vipctl", "vipd")
-_PREFIXES = ("sudo", "exec")
+_PREFIXES = ("sudo", "exec", "do", "until", "while", "if", "!")
 
 
 def command_lines(block: Block) -> Iterator[tuple[str, ...]]:
     """The commands of a shell block as words. In `console` they follow a prompt; the rest is output."""
+    if block.language == "console":
+        for step in steps_of(block):
+            yield from _commands(step.command.replace("\\\n", " "))
+        return
     for line in block.text.splitlines():
-        if block.language != "console":
-            yield from _commands(line)
-        elif line[:2] in ("$ ", "# "):
-            yield from _commands(line[2:])
+        yield from _commands(line)
 
 
 def calls_of_ours(block: Block) -> Iterator[tuple[str, ...]]:

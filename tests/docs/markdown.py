@@ -65,14 +65,14 @@ def all_pages() -> tuple[Path, ...]:
 
 def blocks(page: Path, *languages: str) -> Iterator[Block]:
     """The fenced blocks of these languages, of every one if none is named."""
-    for part in _parts(page):
+    for part in parts(page):
         if isinstance(part, Block) and (not languages or part.language in languages):
             yield part
 
 
 def prose(page: Path) -> Iterator[Line]:
     """Every line outside of fenced blocks."""
-    return (part for part in _parts(page) if isinstance(part, Line))
+    return (part for part in parts(page) if isinstance(part, Line))
 
 
 def rows(page: Path, heading: str = "") -> Iterator[list[str]]:
@@ -96,7 +96,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def _parts(page: Path) -> Iterator[Block | Line]:
+def parts(page: Path) -> Iterator[Block | Line]:
+    """Fenced blocks and lines of prose in their order; raises ValueError for a block without an end."""
     text: list[str] | None = None
     language, first = "", 0
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):

@@ -57,11 +57,16 @@ def faults_in(block: Block) -> list[str]:
 
 
 def settings_faults(text: str) -> list[str]:
+    """The same of settings, where a problem names the setting and no line."""
+    wrong = [line.partition(":")[0] for line in text.splitlines() if WRONG in line]
     try:
         load_settings(flags=read_settings_text(text, "example"))
     except SettingsError as error:
-        return error.problems
-    return []
+        found = error.problems
+    else:
+        found = []
+    unwanted = [problem for problem in found if not any(name in problem for name in wrong)]
+    return [*unwanted, *(f"{name} should be wrong" for name in wrong if name not in " ".join(found))]
 
 
 @pytest.mark.parametrize("block", YAML, ids=named)
@@ -135,7 +140,7 @@ def test_a_wrong_command_line_is_noticed(line: str) -> None:
 
 
 def test_output_in_a_console_block_is_no_command() -> None:
-    assert list(calls_of_ours(shown("console", "vipctl: nothing\n$ vipctl list > out # all\n"))) == [
+    assert list(calls_of_ours(shown("console", "$ vipctl list > out # all\nvipctl: nothing\n"))) == [
         ("vipctl", "list")
     ]
 

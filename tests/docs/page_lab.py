@@ -1,0 +1,174 @@
+"""Where the documentation's commands are run: a client, the host, two backends, and the real vipd.
+
+The host has directories of its own in place of /etc, /run, /var/lib and /home, so that the paths of the pages
+are the paths used; everything else of the machine's files is read-only. `vipd` runs as after an installation
+by package: started, the group vipd there, the user alice in no group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from tests.docs.markdown import ROOT
+from tests.docs.script import File
+from tests.docs.transcript import HOST, Step
+from tests.lab.daemon import UnixConnection
+from tests.lab.flow import read_line
+from tests.lab.node import Node
+from tests.lab.topology import Lab, Wiring
+
+HERE = Path(__file__).parent
+REFUSED = (
+    *("apt", "apt-get", "dpkg", "pip", "reboot", "shutdown", "poweroff", "modprobe", "rmmod"),
+    *("docker", "firewall-cmd", "ufw", "kubectl", "loginctl", "hostnamectl"),
+)
+"""What may not be run from a page that forgot to say so."""
+STEP_SECONDS = 90.0
+NOTICE_SECONDS = 4.0
+"""vipd sees a changed file at once, in odd cases after two seconds."""
+
+ALICE = 4711
+
+PREPARE = f"""
+set -e
+mount --bind /tmp /tmp
+mount -t tmpfs tmpfs "$LAB/ram"
+cp -a /etc "$LAB/ram/etc"
+rm -rf "$LAB/ram/etc/vipd"
+mkdir -p "$LAB"/ram/{{run,lib,root,alice}} "$LAB"/ram/etc/vipd/services.d
+echo 'alice:x:{ALICE}:{ALICE}::/tmp:/bin/bash' >>"$LAB/ram/etc/passwd"
+printf '%s\\n' 'alice:x:{ALICE}:' 'vipd:x:4712:' 'vipd-admin:x:4713:' >>"$LAB/ram/etc/group"
+chown alice "$LAB/ram/alice" 2>/dev/null || chown {ALICE} "$LAB/ram/alice"
+mount --bind "$LAB/ram/etc" /etc
+mount --bind "$LAB/ram/run" /run
+mount --bind "$LAB/ram/lib" /var/lib
+mount -o remount,bind,ro /
+echo READY
+exec cat
+"""
+
+
+class PageLab:
+    """Made on entry, gone on exit; one page's commands are run in it."""
+
+    def __init__(self) -> None:
+        self._lab = Lab(Wiring(backends=3))
+        self._directory = tempfile.TemporaryDirectory(prefix="vipd-docs-")
+        self.directory = Path(self._directory.name)
+        self._holder = 0
+
+    def __enter__(self) -> PageLab:
+        self._lab.__enter__()
+        try:
+            self._prepare()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lab.delete()
+        self._directory.cleanup()
+
+    def run(self, step: Step) -> tuple[int, str]:
+        """Exit code of a step, and what it printed, as a terminal shows it."""
+        # Who types sudo stands in the project's directory.
+        command, sudo = step.command.removeprefix("sudo "), step.command.startswith("sudo ")
+        home = ROOT if sudo else self.directory / "ram" / ("root" if step.root else "alice")
+        before = self._declared() if "services.d" in step.command else None
+        with tempfile.TemporaryFile("w+") as printed:
+            # A file and not a pipe: what a step leaves behind in the background holds it open.
+            done = subprocess.run(
+                self._inside(step.machine, step.root or sudo, f"cd {home} && {command}"),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                timeout=STEP_SECONDS,
+                check=False,
+            )
+            printed.seek(0)
+            text = printed.read()
+        if before:
+            self._wait_for_notice(before)
+        return done.returncode, text
+
+    def write(self, file: File) -> None:
+        """Put a file there as an editor does; returns once vipd has read it, if it is one of its own."""
+        before = self._declared()
+        place = Path(f"/proc/{self._holder}/root{file.path}")
+        new = place.with_name(f".{place.name}.new")
+        new.write_text(file.text)
+        new.rename(place)
+        self._wait_for_notice(before)
+
+    def _prepare(self) -> None:
+        (self.directory / "ram").mkdir()
+        (self.directory / "bin").mkdir()
+        self.directory.chmod(0o755)
+        for program in (HERE / "bin").iterdir():
+            (self.directory / "bin" / program.name).symlink_to(program)
+        for name in REFUSED:
+            (self.directory / "bin" / name).symlink_to(HERE / "bin" / "refused")
+        for number, backend in enumerate(self._lab.backends, 11):
+            self._serve(backend, f"192.0.2.{number}")
+        argv = ("env", f"LAB={self.directory}", "unshare", "--mount", "--propagation", "private")
+        holder = self._lab.host.start(*argv, "bash", "-c", PREPARE)
+        assert read_line(holder) == "READY", "the host's directories could not be made"
+        self._holder = holder.pid
+        code, said = self.run(Step("lab", HOST, True, "systemctl start vipd", ()))
+        assert code == 0, said
+
+    def _serve(self, backend: Node, address: str) -> None:
+        server = backend.start(sys.executable, "-I", str(HERE / "backend.py"), backend.name, address)
+        assert read_line(server) == "READY", f"the server in {backend.namespace} did not start"
+        (self.directory / f"{backend.name}.pid").write_text(str(server.pid))
+
+    def _inside(self, machine: str, root: bool, command: str) -> list[str]:
+        namespace = {node.name: node.namespace for node in self._lab.nodes}[machine]
+        path = f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
+        # The project may lie in a directory that is root's alone; reading it is all that alice may do there.
+        capability = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+        become = ("setpriv", "--reuid=alice", "--regid=alice", "--init-groups", *capability)
+        return [
+            *("nsenter", f"--mount=/proc/{self._holder}/ns/mnt", f"--net=/run/netns/{namespace}"),
+            *(() if root else become),
+            *("env", f"PATH={path}", f"LAB={self.directory}", "LC_ALL=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"),
+            *("bash", "-c", command),
+        ]
+
+    def _declared(self) -> tuple[object, str]:
+        """The declarations as they lie on disk, and what vipd says; nothing while it does not run."""
+        directory = Path(f"/proc/{self._holder}/root/etc/vipd/services.d")
+        on_disk = {
+            path.name: path.stat().st_mtime_ns for path in directory.glob("*") if path.name[0] not in ".#"
+        }
+        connection = UnixConnection(Path(f"/proc/{self._holder}/root/run/vipd/vipd.sock"))
+        try:
+            connection.request("GET", "/v1/status")
+            return on_disk, connection.getresponse().read().decode()
+        except OSError:
+            return on_disk, ""
+        finally:
+            connection.close()
+
+    def _wait_for_notice(self, before: tuple[object, str]) -> None:
+        """Return once vipd has done what changed declarations say, or has had its time to."""
+        end = time.monotonic() + NOTICE_SECONDS
+        while time.monotonic() < end:
+            on_disk, said = self._declared()
+            noticed = said != before[1] and json.loads(said or "{}").get("state") not in (
+                "pending",
+                "starting",
+            )
+            if on_disk == before[0] or not said or noticed:
+                return
+            time.sleep(0.05)
