@@ -1,0 +1,127 @@
+"""A Debian machine with a real systemd, between the client and the backends of a lab."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.topology import Lab
+
+SCRIPT = Path(__file__).parent / "machine.sh"
+PACKAGES = "/srv/packages"
+"""Where the machine's apt finds packages; there is no network to find them in."""
+PATIENCE = 120.0
+
+
+class Machine:
+    """A machine in a lab's host namespace. `start` it first; `delete` it in any case."""
+
+    def __init__(self, release: str, root: Path, lab: Lab) -> None:
+        self.release, self.lab = release, lab
+        self._root, self._name = root, f"{lab.host.namespace}-{release}"
+
+    @property
+    def disk(self) -> Path:
+        """The machine's file system, seen from here."""
+        return Path("/run/vipd-machines") / self._name / "disk"
+
+    def start(self) -> None:
+        """Boot; the second time from the disk as it was left."""
+        again = self.disk.exists()
+        self._script("start", *(() if again else (str(self._root), self.lab.host.namespace)))
+
+    def stop(self) -> None:
+        """Power off in order. The lab's namespace keeps what a machine would lose: see `forget_network`."""
+        self._script("stop")
+
+    def delete(self) -> None:
+        """Power off, and remove the disk."""
+        self._script("delete")
+
+    def run(
+        self, *argv: str, check: bool = True, timeout: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the machine. AssertionError when it fails."""
+        return self._script("run", *argv, check=check, timeout=timeout)
+
+    def said(self, *argv: str) -> str:
+        """What a command prints. AssertionError when it fails."""
+        return self.run(*argv).stdout.strip()
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file in the machine."""
+        (self.disk / path.lstrip("/")).write_text(text)
+
+    def property(self, name: str, unit: str = "vipd") -> str:
+        """A property of a unit, as systemctl tells it."""
+        return self.said("systemctl", "show", "--value", "--property", name, unit)
+
+    def main_pid(self) -> int:
+        """The daemon's pid; AssertionError while there is none."""
+        pid = int(self.property("MainPID"))
+        assert pid > 1, "the service has no process"
+        return pid
+
+    def journal(self, *options: str) -> str:
+        """The service's messages."""
+        return self.said("journalctl", "--unit", "vipd", "--no-pager", "--output", "cat", *options)
+
+    def until(self, question: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+        """Wait until something is so; AssertionError with the last messages when it does not come."""
+        deadline = time.monotonic() + seconds
+        while not question():
+            assert time.monotonic() < deadline, (
+                f"not within {seconds:g} s: {what}\n{self.journal('-n', '20')}"
+            )
+            time.sleep(0.05)
+
+    def apt(self, *arguments: str) -> str:
+        """Run apt-get without questions."""
+        return self.said("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y", *arguments)
+
+    def offer(self, *packages: Path) -> None:
+        """Give the machine's apt these packages, besides those that came with the root."""
+        directory = self.disk / PACKAGES.lstrip("/")
+        for package in packages:
+            (directory / package.name).write_bytes(package.read_bytes())
+        scan = ["dpkg-scanpackages", "--multiversion", "."]
+        index = subprocess.run(
+            scan, cwd=directory, capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        (directory / "Packages").write_text(index.stdout)
+        for old in (self.disk / "etc/apt/sources.list.d").iterdir():
+            old.unlink()
+        self.write("/etc/apt/sources.list", f"deb [trusted=yes] file:{PACKAGES} ./\n")
+        self.apt("update")
+
+    def rules(self) -> str:
+        """Every rule in the kernel, of nf_tables and of the legacy tables."""
+        nft = self.lab.host.run("nft", "list", "ruleset").stdout
+        legacy = [self.lab.host.run(f"{stem}-legacy-save").stdout for stem in ("iptables", "ip6tables")]
+        lines = [line for text in legacy for line in text.splitlines() if line.startswith(("-A", ":"))]
+        builtin = [line for line in lines if line.startswith(":") and line.split()[1] != "-"]
+        return nft + "\n".join(line for line in lines if line not in builtin)
+
+    def forget_network(self) -> None:
+        """What a real machine's network loses when it is switched off: rules, flows, settings, devices."""
+        for argv in (
+            ("nft", "flush", "ruleset"),
+            ("conntrack", "-F"),
+            ("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0"),
+            ("sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_be_liberal=0"),
+            ("ip", "link", "delete", "vipd0"),
+        ):
+            self.lab.host.run(*argv, check=False)
+
+    def _script(
+        self, action: str, *argv: str, check: bool = True, timeout: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(SCRIPT), action, self._name, *argv]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        said = f"{done.stdout}\n{done.stderr}".strip()
+        assert not check or done.returncode == 0, f"{' '.join(command[2:])}: exit {done.returncode}: {said}"
+        return done

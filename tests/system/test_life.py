@@ -1,0 +1,281 @@
+"""The life of the installed package on a real systemd: each test goes on where the one before it ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.equipment import STEADY_CLIENT
+from tests.lab.flow import read_line
+from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+
+VIP, PORT = "10.96.40.1", 80
+HIGHEST_EXPOSURE = 2.0
+"""Of `systemd-analyze security`; 10 is a service without any protection."""
+NEXT_VERSION = "9.9"
+MORE = "{name: more, address: 10.96.40.2, ports: [80], backends: [10.244.0.11]}"
+
+
+def add_service(machine: Machine) -> None:
+    """One service with every backend of the lab, if it is not there."""
+    if machine.run("vipctl", "describe", "kept", check=False).returncode:
+        backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
+        machine.run("vipctl", "add", f"{VIP}:{PORT}/tcp", *backends, "--name", "kept")
+
+
+def serves(machine: Machine) -> bool:
+    """Whether a client gets an answer."""
+    return not machine.lab.client.send(VIP, PORT, timeout=1.0).failures
+
+
+@contextmanager
+def steady_traffic(machine: Machine) -> Iterator[None]:
+    """A client that connects all the time; AssertionError unless every connection was answered."""
+    client = machine.lab.client.start("python3", "-I", str(STEADY_CLIENT), VIP, str(PORT))
+    try:
+        yield
+    finally:
+        assert client.stdin is not None
+        client.stdin.close()
+        outcome = json.loads(read_line(client) or "{}")
+    assert outcome.get("answered", 0) > 100, f"the client was not at work: {outcome}"
+    assert outcome["failed"] == {}
+
+
+def test_installed_it_idles_without_a_rule(machine: Machine, prepared: Prepared) -> None:
+    machine.offer(prepared.package)
+    machine.apt("install", "--no-install-recommends", "vipd")
+    machine.run("systemctl", "enable", "--now", "vipd")
+    assert machine.property("ActiveState") == "active"
+    assert machine.property("UnitFileState") == "enabled"
+    assert "in sync" in machine.property("StatusText")
+    assert "VIPD" not in machine.rules()
+    assert machine.rules() == ""
+    assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "0"
+    assert machine.said("systemctl", "is-system-running") == "running"
+
+
+def test_the_service_is_confined(machine: Machine) -> None:
+    said = machine.said("systemd-analyze", "security", "--no-pager", "vipd")
+    found = re.search(r"Overall exposure level for vipd.service: ([\d.]+)", said)
+    assert found, said
+    assert float(found[1]) <= HIGHEST_EXPOSURE, said
+    verified = machine.run("systemd-analyze", "verify", "--man=no", "vipd.service")
+    assert "vipd.service" not in verified.stdout + verified.stderr
+    assert machine.property("WatchdogUSec") == "30s"
+
+
+def test_requests_through_the_vip(machine: Machine) -> None:
+    add_service(machine)
+    answered = machine.lab.client.send(VIP, PORT, count=60).all_answered()
+    assert set(answered.backends) == {"b1", "b2"}
+    machine.until(
+        lambda: machine.property("StatusText").startswith("1 service,"), "status text with the service"
+    )
+    assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "1", (
+        "the service may not set what forwarding needs"
+    )
+    assert "vipd0" in machine.said("ip", "route", "get", VIP), "the service may not make routes"
+    from_itself = f"exec 3<>/dev/tcp/{VIP}/{PORT} && echo hello >&3 && head -n 1 <&3"
+    assert machine.said("timeout", "5", "bash", "-c", from_itself).startswith("b")
+
+
+def test_active_means_that_the_rules_are_there(machine: Machine) -> None:
+    machine.run("systemctl", "stop", "vipd")
+    assert serves(machine), "the rules stay when the daemon is stopped"
+    machine.lab.host.run("nft", "flush", "ruleset")
+    assert not serves(machine)
+    machine.run("systemctl", "start", "vipd")
+    assert serves(machine)
+
+
+def test_no_connection_fails_over_restart_crash_and_upgrade(
+    machine: Machine, prepared: Prepared, tmp_path: Path
+) -> None:
+    machine.offer(repacked(prepared.package, tmp_path))
+    with steady_traffic(machine):
+        machine.run("systemctl", "restart", "vipd")
+        crashed = machine.main_pid()
+        machine.run("systemctl", "kill", "--signal", "SIGKILL", "vipd")
+        machine.until(
+            lambda: machine.property("NRestarts") == "1" and machine.property("ActiveState") == "active",
+            "started again after SIGKILL",
+        )
+        assert machine.main_pid() != crashed
+        machine.apt("install", "--no-install-recommends", "vipd")
+        assert NEXT_VERSION in machine.said("vipctl", "version")
+    assert NEXT_VERSION in machine.said("vipctl", "status"), "the upgrade did not restart the daemon"
+
+
+def repacked(package: Path, directory: Path) -> Path:
+    """The same package under a higher version."""
+    tree = directory / "tree"
+    run = subprocess.run
+    run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True, timeout=60)
+    control, module = tree / "DEBIAN/control", tree / "usr/lib/vipd/vipd/__init__.py"
+    control.write_text(re.sub(r"(?m)^Version: .*$", f"Version: {NEXT_VERSION}", control.read_text()))
+    module.write_text(re.sub(r"__version__ = .*", f'__version__ = "{NEXT_VERSION}"', module.read_text()))
+    made = directory / f"vipd_{NEXT_VERSION}_amd64.deb"
+    run(["dpkg-deb", "-Znone", "--build", str(tree), str(made)], check=True, timeout=60, capture_output=True)
+    return made
+
+
+def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
+    machine.write(
+        "/etc/vipd/services.d/more.yaml",
+        f"apiVersion: vipd/v1\nservices: [{MORE}]\n",
+    )
+    machine.run("systemctl", "reload", "vipd")
+    assert "more" in machine.said("vipctl", "list")
+    machine.write(
+        "/etc/vipd/services.d/more.yaml", "apiVersion: vipd/v1\nservices: [{name: more, adress: 1}]\n"
+    )
+    assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
+    assert "adress" in machine.journal("-n", "40"), "the journal does not say why"
+    assert machine.property("ActiveState") == "active"
+    assert "10.96.40.2" in machine.said("vipctl", "list"), "the last good version serves on"
+    assert serves(machine)
+    (machine.disk / "etc/vipd/services.d/more.yaml").unlink()
+    machine.until(
+        lambda: "10.96.40.2" not in machine.said("vipctl", "list"), "a deleted file is seen without a reload"
+    )
+
+
+def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
+    settings = (machine.disk / "etc/vipd/vipd.yaml").read_text()
+    machine.write("/etc/vipd/vipd.yaml", settings + "mark_bit: 99\n")
+    assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
+    assert machine.property("ActiveState") == "active"
+    assert machine.run("systemctl", "restart", "vipd", check=False).returncode != 0
+    assert machine.property("ActiveState") == "failed"
+    assert machine.property("ExecMainStatus") == "78"
+    assert "mark_bit" in machine.journal("-n", "20")
+    assert serves(machine), "the rules stay"
+    # Mended, with a health port below 1024.
+    machine.write("/etc/vipd/vipd.yaml", settings + "health_address: 127.0.0.1:81\n")
+    machine.run("systemctl", "start", "vipd")
+    machine.apt("install", "--no-install-recommends", "curl")
+    assert "in-sync" in machine.said("curl", "--silent", "--max-time", "5", "http://127.0.0.1:81/healthz")
+    machine.write("/etc/vipd/vipd.yaml", settings)
+    machine.run("systemctl", "restart", "vipd")
+
+
+def test_who_may_do_what(machine: Machine) -> None:
+    for name, groups in (("nobody-special", ""), ("reader", "vipd"), ("writer", "vipd,vipd-admin")):
+        machine.run("useradd", *(("--groups", groups) if groups else ()), name)
+    vip = "10.96.40.3:80/tcp"
+
+    def code(user: str, *argv: str) -> int:
+        return machine.run("runuser", "-u", user, "--", "vipctl", *argv, check=False).returncode
+
+    assert code("nobody-special", "list") == 4
+    assert code("reader", "list") == 0
+    assert code("reader", "add", vip, "10.244.0.11") == 4
+    assert code("writer", "add", vip, "10.244.0.11") == 0
+    assert code("writer", "remove", vip) == 0
+
+
+def test_a_flush_by_nftables_is_mended(machine: Machine) -> None:
+    before = machine.main_pid()
+    machine.run("systemctl", "restart", "nftables")
+    machine.until(lambda: serves(machine), "rules are back after a restart of nftables")
+    machine.run("systemctl", "stop", "nftables")
+    machine.until(lambda: serves(machine), "rules are back after a stop of nftables")
+    assert machine.main_pid() == before, "it need not be restarted for that"
+
+
+def test_a_daemon_that_hangs_is_replaced(machine: Machine) -> None:
+    drop_in = machine.disk / "etc/systemd/system/vipd.service.d/quick.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nWatchdogSec=3s\nTimeoutAbortSec=1s\n")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "vipd")
+    hung = machine.main_pid()
+    machine.run("systemctl", "kill", "--signal", "SIGSTOP", "--kill-who", "main", "vipd")
+    machine.until(
+        lambda: (
+            machine.property("MainPID") not in ("0", str(hung))
+            and machine.property("ActiveState") == "active"
+        ),
+        "replaced by the watchdog",
+    )
+    assert "watchdog" in machine.journal("-n", "30").lower()
+    drop_in.unlink()
+    drop_in.parent.rmdir()
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "vipd")
+
+
+def test_everything_is_back_after_a_reboot(machine: Machine) -> None:
+    boot = machine.said("cat", "/proc/sys/kernel/random/boot_id")
+    machine.stop()
+    machine.forget_network()
+    assert not serves(machine)
+    machine.start()
+    assert machine.said("cat", "/proc/sys/kernel/random/boot_id") != boot
+    machine.until(lambda: machine.property("ActiveState") == "active", "started at boot")
+    assert serves(machine)
+    assert "kept" in machine.said("vipctl", "list")
+
+
+def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
+    machine.run("systemctl", "stop", "vipd")
+    machine.run("vipctl", "cleanup")
+    machine.run("rm", "-f", "/run/xtables.lock")
+    for stem in ("iptables", "ip6tables"):
+        machine.run("update-alternatives", "--set", stem, f"/usr/sbin/{stem}-legacy")
+    machine.run("systemctl", "start", "vipd")
+    assert "(legacy)" in machine.said("vipctl", "status")
+    assert serves(machine)
+    assert "VIPD" in machine.lab.host.run("iptables-legacy-save").stdout
+    machine.run("systemctl", "restart", "vipd")
+    machine.lab.host.run("iptables-legacy", "-t", "nat", "-F")
+    machine.until(lambda: serves(machine), "rules in the legacy tables are mended")
+    for stem in ("iptables", "ip6tables"):
+        machine.run("update-alternatives", "--auto", stem)
+    machine.run("systemctl", "restart", "vipd")
+    assert serves(machine)
+
+
+def test_python_iptables_where_it_can_be_used(machine: Machine) -> None:
+    version = machine.said("iptables", "--version").split()[1]
+    use = 'import sys; sys.path.insert(0, "/usr/lib/vipd"); import iptc; print(len(iptc.Table("nat").chains))'
+    done = machine.run("python3", "-IS", "-c", use, check=False)
+    if tuple(map(int, version.lstrip("v").split("."))) < (1, 8, 11):
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "ImportError: python-iptables is off" in done.stderr
+
+
+def test_the_package_s_own_test(machine: Machine) -> None:
+    script = Path(__file__).parents[2] / "debian/tests/through-a-vip"
+    machine.write("/srv/through-a-vip", script.read_text())
+    assert machine.said("bash", "/srv/through-a-vip").endswith("PASSED")
+
+
+def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
+    add_service(machine)
+    assert serves(machine)
+    machine.lab.host.run("nft", "add", "table", "inet", "somebody-else")
+    machine.apt("remove", "vipd")
+    left = machine.rules()
+    assert "VIPD" not in left
+    assert "somebody-else" in left
+    assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "0"
+    assert "vipd0" not in machine.said("ip", "link")
+    assert (machine.disk / "etc/vipd/vipd.yaml").exists()
+    assert "kept" in (machine.disk / "var/lib/vipd/services.yaml").read_text()
+    machine.apt("purge", "--autoremove", "vipd", "curl")
+    own = ("/srv/packages/*", "/var/log/*", "/var/lib/apt/*", "/var/cache/*", "/var/lib/dpkg/*")
+    apart = [word for path in own for word in ("-not", "-path", path)]
+    found = machine.said("find", "/", "/run", "-xdev", "-path", "*vipd*", *apart)
+    assert found == "", found

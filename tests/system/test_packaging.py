@@ -1,0 +1,114 @@
+"""The Debian package's files are in step with the project, and the package serves every Python."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.system.conftest import Prepared
+from vipd import __version__
+from vipd.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEBIAN = ROOT / "debian"
+PYTHONS = ("3.11", "3.12", "3.13")
+MODULES = ("vipd.daemon", "vipd.cli.main", "vipd.manual.__main__", "pyroute2", "watchfiles", "_yaml")
+"""Together they import every extension module that the package carries."""
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> version of a requirements file."""
+    text = (DEBIAN / name).read_text()
+    return {canonicalize_name(found[1]): found[2] for found in re.finditer(r"(?m)^([\w.-]+)==(\S+)", text)}
+
+
+def project() -> dict[str, object]:
+    read: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return read
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("requirements.txt", project()["dependencies"]),
+        ("requirements-legacy.txt", project()["optional-dependencies"]["legacy"]),  # type: ignore[index]
+    ],
+)
+def test_every_dependency_is_pinned_as_the_project_wants_it(file: str, wanted: list[str]) -> None:
+    pinned = pins(file)
+    for requirement in map(Requirement, wanted):
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not in {file}; run debian/pin_requirements.py"
+        assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
+
+
+def test_every_pin_has_a_hash() -> None:
+    for file in ("requirements.txt", "requirements-legacy.txt"):
+        for pin in re.split(r"(?m)^(?=\w)", (DEBIAN / file).read_text())[1:]:
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", pin), pin
+
+
+def test_the_copyright_file_names_every_package_that_is_carried() -> None:
+    text = (DEBIAN / "copyright").read_text()
+    for name in (*pins("requirements.txt"), *pins("requirements-legacy.txt")):
+        assert re.search(rf"\b{name}\b|/{name.replace('-', '_')}[/.]", text), name
+
+
+def test_the_version_is_the_program_s() -> None:
+    assert re.match(r"vipd \(([^)]+)\)", (DEBIAN / "changelog").read_text())[1] == __version__  # type: ignore[index]
+
+
+def test_the_same_pythons_everywhere() -> None:
+    control = (DEBIAN / "control").read_text()
+    minors = [int(version.split(".")[1]) for version in PYTHONS]
+    assert f"python3 (>= 3.{min(minors)})" in control
+    assert f"python3 (<< 3.{max(minors) + 1})" in control
+    assert f"pythons=({' '.join(PYTHONS)})" in (DEBIAN / "bundle.sh").read_text()
+    assert f"PYTHONS = {PYTHONS!r}".replace("'", '"') in (DEBIAN / "pin_requirements.py").read_text()
+
+
+def test_the_settings_file_tells_the_defaults() -> None:
+    text = (DEBIAN / "vipd.yaml").read_text()
+    assert yaml.safe_load(text) is None, "as installed it sets nothing"
+    told = yaml.safe_load(re.sub(r"(?m)^#(?=[a-z_]+:)", "", text))
+    assert Settings(**told) == Settings()
+    assert len(told) > 10
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
+    library = tmp_path / "usr/lib/vipd"
+    untried = []
+    for version in PYTHONS:
+        tag = f"cpython-{version.replace('.', '')}-"
+        assert len(list(library.rglob(f"*.{tag}*.so"))) == len(list(library.rglob("*.cpython-311-*.so"))) > 5
+        python = interpreter(version)
+        if python is None:
+            untried.append(version)
+            continue
+        code = f"import sys; sys.path.insert(0, {str(library)!r}); import {', '.join(MODULES)}"
+        done = subprocess.run(
+            [python, "-ISB", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{python}: {done.stderr}"
+    if untried:
+        pytest.skip(f"not tried with Python {', '.join(untried)}: not on this machine; all others work")
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version on this machine."""
+    managed = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python3"))
+    own = sys.executable if sys.version_info[:2] == tuple(map(int, version.split("."))) else None
+    return own or (str(managed[-1]) if managed else None) or shutil.which(f"python{version}")
