@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vipd.cli.completion import DIRECTORIES, FILES, SETTINGS, WORDS
 from vipd.manual.verbs import Offer, Option, Verb
@@ -12,16 +12,18 @@ _HEAD = r"""# Completion of vipctl for fish. Made by python -m vipd.manual of th
 # The words before the cursor that are neither options nor their values: the verb and its arguments.
 function __vipctl_words
     set -l skip no
+    set -l verb ''
     for word in (commandline -opc)[2..-1]
         if test $skip = yes
             set skip no
             continue
         end
-        switch $word
+        switch "$verb $word"
             case @VALUED@
                 set skip yes
-            case '-*'
+            case '* -*'
             case '*'
+                test -z "$verb"; and set verb $word
                 echo -- $word
         end
     end
@@ -55,18 +57,18 @@ complete -c vipctl -f
 
 
 def script(before_verb: Sequence[Option], verbs: Sequence[Verb], settings: Sequence[str]) -> str:
-    """The whole script. Raises ValueError for an option that takes a value for one verb only."""
-    everything = [*before_verb, *(option for verb in verbs for option in verb.options)]
-    head = _HEAD.replace("@VALUED@", " ".join(_valued(everything)))
+    """The whole script."""
+    rooms = {"": before_verb, **{verb.name: verb.options for verb in verbs}}
+    head = _HEAD.replace("@VALUED@", " ".join(_valued(rooms)))
     return "".join([head, *(f"{line}\n" for line in _lines(before_verb, verbs, settings))])
 
 
-def _valued(options: Sequence[Option]) -> list[str]:
-    valued = {name for option in options if option.offer is not None for name in option.names}
-    flags = {name for option in options if option.offer is None for name in option.names}
-    if valued & flags:
-        raise ValueError(f"options with a value for some verbs only: {', '.join(sorted(valued & flags))}")
-    return sorted(valued)
+def _valued(rooms: Mapping[str, Sequence[Option]]) -> Iterator[str]:
+    """Each verb with each of its options that take a value: the same letter may be a flag elsewhere."""
+    for verb, options in rooms.items():
+        for option in options:
+            if option.offer is not None:
+                yield from (f"'{verb} {name}'" for name in option.names)
 
 
 def _lines(before_verb: Sequence[Option], verbs: Sequence[Verb], settings: Sequence[str]) -> Iterator[str]:

@@ -1,0 +1,157 @@
+"""What is known of the keys, after any walk: equal to what disk gives back, and to a start from there."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from tests.etcd.following import PREFIX, key, value
+from vipd.catalog import NOTHING, merge
+from vipd.model import Backend
+from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd_snapshot import Record, State, _replay
+from vipd.sources.etcd_values import Layout
+from vipd.sources.removal_guard import RemovalGuard
+
+LAYOUT = Layout(PREFIX)
+SERVICES = [key(f"s{n}") for n in range(8)]
+REGISTRATIONS = [f"{PREFIX}backends/s1/10.0.0.{n}:80" for n in range(3)]
+OTHERS = [f"{PREFIX}overrides/s1"]
+
+
+class Walk:
+    """Keys whose records are replayed as the disk would."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.disk = State()
+        self.keys = EtcdKeys(LAYOUT, RemovalGuard(50), self._note)
+        self.now = 0.0
+        self.revision = 0
+
+    def _note(self, record: Record) -> None:
+        _replay(self.disk, json.loads(json.dumps(record)))
+
+    def step(self) -> None:
+        choice = self.random.random()
+        if choice < 0.25:
+            self.accept()
+        elif choice < 0.30:
+            self.keys.accept_removal()
+        else:
+            self.change()
+
+    def accept(self) -> None:
+        self.keys.accept(merge(self.keys.units).chosen)
+
+    def change(self) -> None:
+        random = self.random
+        self.revision += 1
+        self.now += random.choice([0.5, 20.0])
+        everything = [*SERVICES, *REGISTRATIONS, *OTHERS]
+        touched = random.sample(everything, random.choice([1, 2, 9]))
+        removed = {k for k in touched if random.random() < 0.5 and k in self.keys.kept}
+        removed -= self.keys.held
+        written = tuple(self.written(k) for k in touched if k not in removed)
+        foreign = random.random() < 0.1
+        self.keys.apply(Change("c", self.revision, written, frozenset(removed), foreign), self.now)
+
+    def written(self, name: str) -> Written:
+        good = value(int(name[-1])) if name in SERVICES else self.random.choice(["", "{weight: 2}"])
+        text = self.random.choice([good, good.replace("10.244.0.5", "10.244.0.9"), "no: [such"])
+        return Written(name, text, self.revision, read_value(LAYOUT, name, text))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_walk_ends_as_disk_and_restart_say(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(60):
+        walk.step()
+        state = walk.keys.state()
+        assert walk.disk.keys == state.keys
+        assert walk.keys.held == {k for k, kept in state.keys.items() if kept.held}
+        assert all(state.keys[k].accepted is not None for k in walk.keys.held if k in SERVICES)
+    restarted = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    restarted.restore(walk.disk)
+    assert restarted.held == walk.keys.held
+    assert restarted.registrations == walk.keys.registrations
+    assert serving(restarted) == serving(walk.keys)
+    walk.accept()
+    restarted.accept(merge(restarted.units).chosen)
+    assert serving(restarted) == serving(walk.keys)
+    assert restarted.rejected == walk.keys.rejected
+
+
+def serving(keys: EtcdKeys) -> dict[str, object]:
+    return {name: (unit.candidate, unit.accepted) for name, unit in keys.units.items()}
+
+
+def test_what_has_not_changed_is_the_same_object() -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    names = [SERVICES[1], SERVICES[2], REGISTRATIONS[0]]
+    written = [
+        Written(n, t, 1, read_value(LAYOUT, n, t))
+        for n, t in zip(names, [value(1), value(2), ""], strict=True)
+    ]
+    assert keys.apply(Change("c", 1, tuple(written)), 0.0)
+    keys.accept(merge(keys.units).chosen)
+    before, registered = dict(keys.units), keys.registrations["s1"]
+    text = value(2, "10.244.0.9")
+    assert keys.apply(Change("c", 2, (Written(names[1], text, 2, read_value(LAYOUT, names[1], text)),)), 0.0)
+    place = f"etcd:{names[0]}"
+    assert keys.units[place] is before[place]
+    assert keys.registrations["s1"] is registered
+    again = Written(names[0], value(1), 3, read_value(LAYOUT, names[0], value(1)))
+    assert not keys.apply(Change("c", 3, (again,)), 0.0), "the same value once more is no difference"
+    assert keys.units[place] is before[place]
+    assert keys.kept[names[0]].mod_revision == 3
+
+
+def test_a_service_that_never_served_is_not_held() -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(0), lambda _: None)
+    names = SERVICES[:6]
+    keys.apply(Change("c", 1, tuple(Written(n, "", 1, read_value(LAYOUT, n, "")) for n in names)), 0.0)
+    keys.accept(merge(keys.units).chosen)
+    assert keys.rejected == set(names)
+    keys.apply(Change("c", 2, (), frozenset(names)), 0.0)
+    assert (keys.held, dict(keys.units)) == (frozenset(), {})
+
+
+def test_a_service_that_is_held_serves_its_accepted_value() -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    name, place = SERVICES[1], f"etcd:{SERVICES[1]}"
+    keys.apply(Change("c", 1, (Written(name, value(1), 1, read_value(LAYOUT, name, value(1))),)), 0.0)
+    good = keys.units[place].candidate
+    keys.accept({place: good})
+    keys.apply(Change("c", 2, (Written(name, "bad", 2, read_value(LAYOUT, name, "bad")),)), 0.0)
+    keys.apply(Change("d", 1, (), frozenset({name}), foreign=True), 0.0)
+    assert keys.units[place].candidate is keys.units[place].accepted is good
+    assert keys.units[place].accepted is not NOTHING
+    assert keys.set_back
+
+
+def test_a_value_that_is_put_back_is_the_accepted_one_again() -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    name, place = SERVICES[1], f"etcd:{SERVICES[1]}"
+    for revision, text in enumerate((value(1), "bad", value(1)), start=1):
+        keys.apply(
+            Change("c", revision, (Written(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
+        )
+        if revision == 1:
+            keys.accept(merge(keys.units).chosen)
+    assert keys.units[place].candidate is keys.units[place].accepted
+    keys.accept({})
+    assert keys.rejected == frozenset()
+
+
+def test_a_bad_registration_keeps_the_good_one() -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    name = REGISTRATIONS[1]
+    for revision, text in ((1, "{weight: 2}"), (2, "{weight: many}")):
+        keys.apply(
+            Change("c", revision, (Written(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
+        )
+    assert keys.registrations == {"s1": (Backend("10.0.0.1", 80, 2),)}
+    assert not keys.units[f"etcd:{name}"].candidate.ok

@@ -1,0 +1,75 @@
+"""When removals go, when they are held, and what lets them go."""
+
+from __future__ import annotations
+
+import pytest
+
+from vipd.sources.removal_guard import RemovalGuard, Verdict
+
+
+def names(first: int, last: int) -> set[str]:
+    return {f"s{n}" for n in range(first, last + 1)}
+
+
+@pytest.mark.parametrize(
+    ("percent", "known", "removed", "held"),
+    [
+        (50, 10, 5, False),
+        (50, 10, 6, True),
+        (50, 4, 4, False),  # fewer than five are never too many
+        (50, 5, 5, True),
+        (20, 100, 20, False),
+        (20, 100, 21, True),
+        (100, 100, 100, False),
+        (0, 1000, 5, True),
+    ],
+)
+def test_the_share_that_may_go_at_once(percent: int, known: int, removed: int, held: bool) -> None:
+    guard = RemovalGuard(percent)
+    asked = frozenset(names(1, removed))
+    expected = Verdict(held=asked) if held else Verdict(go=asked)
+    assert guard.judge(asked, known, 0.0) == expected
+    assert guard.held == (asked if held else set())
+
+
+def test_removals_within_ten_seconds_count_as_one_and_come_back() -> None:
+    guard = RemovalGuard(50)
+    assert guard.judge({"s1", "s2", "s3"}, 10, 0.0).go
+    assert guard.judge({"s4", "s5"}, 7, 5.0).go
+    assert guard.judge({"s6"}, 5, 9.0) == Verdict(held=frozenset({"s6"}), back=frozenset(names(1, 5)))
+    assert guard.held == names(1, 6)
+
+
+def test_removals_that_are_spread_out_go() -> None:
+    guard = RemovalGuard(50)
+    for n in range(1, 10):
+        assert guard.judge({f"s{n}"}, 11 - n, n * 10.0).go == {f"s{n}"}
+    assert guard.held == set()
+
+
+def test_while_something_is_held_everything_else_is_too() -> None:
+    guard = RemovalGuard(50)
+    guard.judge(names(1, 9), 10, 0.0)
+    assert guard.judge({"s10"}, 1, 1000.0).held == {"s10"}
+    for n in range(1, 10):
+        guard.written(f"s{n}")
+    assert guard.held == {"s10"}, "other keys that are written let nothing go"
+    assert guard.accept() == {"s10"}
+    assert guard.judge({"s1"}, 9, 1000.0).go == {"s1"}, "a new account begins"
+
+
+def test_a_foreign_store_removes_nothing_at_all() -> None:
+    assert RemovalGuard(100).judge({"s1"}, 1000, 0.0, foreign=True).held == {"s1"}
+
+
+def test_a_key_written_again_does_not_count_as_removed() -> None:
+    guard = RemovalGuard(50)
+    for n in range(1, 30):
+        assert guard.judge({"s1"}, 10, float(n) / 10).go == {"s1"}
+        guard.written("s1")
+
+
+def test_what_is_held_already_is_not_judged_again() -> None:
+    guard = RemovalGuard(50)
+    guard.judge(names(1, 9), 10, 0.0)
+    assert guard.judge(names(1, 9), 1, 1.0) == Verdict()

@@ -1,0 +1,66 @@
+"""What cannot be used is told before anything is tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from vipd.etcd.endpoints import Endpoints
+from vipd.etcd.messages import KeyRange
+from vipd.etcd.settings import EtcdSettings
+from vipd.sources.etcd_follower import Times, pause_after
+
+GOOD = EtcdSettings(("https://10.0.0.1:2379", "http://[fd00::1]:2379"))
+
+
+def test_good_settings_have_no_problem() -> None:
+    assert GOOD.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (EtcdSettings(()), "endpoints: none"),
+        (EtcdSettings(("10.0.0.1:2379",)), "must be scheme, host and port"),
+        (EtcdSettings(("https://10.0.0.1",)), "must be scheme, host and port"),
+        (EtcdSettings(("https://10.0.0.1:99999",)), "Port out of range"),
+        (EtcdSettings(("https://u:p@10.0.0.1:2379",)), "user and password have settings"),
+        (EtcdSettings(GOOD.endpoints, prefix="/vipd"), "must end in a slash"),
+        (EtcdSettings(GOOD.endpoints, cert=Path("/c")), "cert and key: only one"),
+        (EtcdSettings(GOOD.endpoints, user="u"), "user and password_file: only one"),
+        (EtcdSettings(GOOD.endpoints, timeout=0), "timeout: 0 s"),
+        (EtcdSettings(GOOD.endpoints, max_removal=101), "max_removal: 101%"),
+    ],
+)
+def test_each_problem_is_told(settings: EtcdSettings, words: str) -> None:
+    (problem,) = settings.problems()
+    assert words in problem
+
+
+def test_endpoints_take_turns_and_the_one_that_works_is_kept() -> None:
+    endpoints = Endpoints(("a", "b", "c", "a"), Random(1))
+    first, second, third = endpoints.round()
+    assert {first, second, third} == {"a", "b", "c"}
+    endpoints.failed(first)
+    endpoints.failed(first)
+    assert endpoints.current == second, "one failure told twice moves on once"
+    assert list(endpoints.round()) == [second, third, first]
+    assert endpoints.current == second, "the one that works is kept"
+
+
+def test_a_prefix_holds_its_keys_and_no_others() -> None:
+    keys = KeyRange.prefix(b"/a/")
+    assert keys.holds(b"/a/")
+    assert keys.holds(b"/a/\xff\xff")
+    assert not keys.holds(b"/a")
+    assert not keys.holds(b"/a0")
+    assert [str(keys), str(KeyRange(b"/a")), str(KeyRange(b"a", b"c"))] == ["/a/*", "/a", "[a, c)"]
+
+
+def test_pauses_grow_to_a_limit_and_differ() -> None:
+    times, random = Times(first_pause=1.0, longest_pause=30.0), Random(1)
+    for failures, longest in ((0, 1), (1, 2), (4, 16), (5, 30), (100_000, 30)):
+        pauses = [pause_after(failures, times, random) for _ in range(100)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest

@@ -1,0 +1,109 @@
+"""A key that tells the others that this host is alive, and what it has applied: `PREFIXhosts/NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from vipd.etcd.client import EtcdClient
+from vipd.etcd.errors import EtcdError, RejectedError
+
+log = logging.getLogger(__name__)
+
+TTL_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What a host tells of itself."""
+
+    name: str
+    revision: int
+    """Of the newest change of the declaration that is in its kernel: a source's `last_change`. Not the
+    store's own revision, which every report of every host moves."""
+    problems: int
+    version: str
+
+
+class HostBeacon:
+    """Publishes a report under a lease, so that it goes when the host does.
+
+    Written only when the report is different, at most once in `gather` seconds, or when it is gone. In
+    between the lease is renewed, which costs the store no write.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        report: Callable[[], HostReport],
+        now: Callable[[], datetime],
+        ttl: int = TTL_SECONDS,
+        gather: float = 2.0,
+    ) -> None:
+        self._client, self._prefix, self._report, self._now = client, prefix, report, now
+        self._ttl, self._gather = ttl, gather
+        self._lease = 0
+        self._told: HostReport | None = None
+        self.fault = ""
+        """Why the report cannot be published; empty while it is."""
+
+    async def run(self) -> None:
+        """Publish for ever; when cancelled, take the report back."""
+        clock = asyncio.get_running_loop().time
+        renewed = clock()
+        try:
+            while True:
+                try:
+                    if not self._lease or self.fault or clock() - renewed >= self._ttl / 3:
+                        renewed = clock()
+                        await self._renew()
+                    await self._tell()
+                    self.fault = ""
+                except EtcdError as error:
+                    self._failed(error)
+                await asyncio.sleep(min(self._gather, self._ttl / 3))
+        finally:
+            await self._take_back()
+
+    async def _renew(self) -> None:
+        """Keep the lease; a new one when it is no more, as after a long absence or with another store."""
+        if self._lease and await self._client.keep_lease(self._lease):
+            if self._told and await self._client.get(self._key(self._told)) is None:
+                self._told = None
+            return
+        self._told, self._lease = None, 0
+        self._lease = await self._client.grant_lease(self._ttl)
+
+    async def _tell(self) -> None:
+        report = self._report()
+        if report == self._told:
+            return
+        value = {**asdict(report), "time": self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}
+        try:
+            await self._client.put(self._key(report), json.dumps(value).encode(), self._lease)
+        except RejectedError:
+            self._lease = 0  # most likely the lease is no more: have a new one next time
+            raise
+        self._told = report
+
+    def _key(self, report: HostReport) -> bytes:
+        return f"{self._prefix}hosts/{report.name}".encode()
+
+    async def _take_back(self) -> None:
+        lease, self._lease = self._lease, 0
+        if lease:
+            try:
+                await self._client.revoke_lease(lease)
+            except EtcdError as error:
+                log.info("the report of this host stays for up to %d s: %s", self._ttl, error)
+
+    def _failed(self, error: EtcdError) -> None:
+        fault = f"this host's report cannot be published: {error}"
+        if fault != self.fault:
+            log.warning("%s", fault)
+        self.fault = fault

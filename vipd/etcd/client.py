@@ -1,0 +1,173 @@
+"""What can be asked of etcd, as coroutines. Every one raises the errors of `vipd.etcd.errors`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from vipd.etcd.connection import Connection
+from vipd.etcd.errors import RejectedError
+from vipd.etcd.messages import (
+    Delete,
+    Found,
+    Header,
+    KeyRange,
+    KeyValue,
+    Put,
+    Unchanged,
+    range_request,
+    ranges_request,
+    read_found,
+    read_header,
+    read_ranges,
+    txn_request,
+)
+from vipd.etcd.settings import EtcdSettings
+from vipd.etcd.watch import Watch, open_watch
+
+PAGE = 2000
+"""Keys in one answer: some 0.6 MB of usual services."""
+
+_NOT_FOUND = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Every key of some ranges as they stood at one revision."""
+
+    header: Header
+    kvs: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One member about itself."""
+
+    header: Header
+    version: str
+    leader: str
+    """Member id of the leader; empty without one."""
+    size: int
+    """Of its database file, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the cluster."""
+
+    id: str
+    name: str
+    client_urls: tuple[str, ...]
+
+
+class EtcdClient:
+    """One client of one etcd cluster. Close it when done."""
+
+    def __init__(self, settings: EtcdSettings, random: Random) -> None:
+        self.connection = Connection(settings, random)
+
+    async def list(self, ranges: Sequence[KeyRange], page: int = PAGE) -> Listing:
+        """Every key of the ranges at one revision, at most `page` in an answer.
+
+        Raises CompactedError when that revision was compacted between two pages: list again.
+        """
+        header: Header | None = None
+        kvs: list[KeyValue] = []
+        for keys in ranges:
+            rest: KeyRange | None = keys
+            while rest is not None:
+                found = await self.range(rest, page, header.revision if header else 0)
+                header = header or found.header
+                kvs += found.kvs
+                rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more and found.kvs else None
+        return Listing(header or Header("", "", 0), tuple(kvs))
+
+    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> Found:
+        """The keys of a range in key order, at a revision (0: the newest)."""
+        body = range_request(keys, limit, revision)
+        return read_found(await self.connection.call("/v3/kv/range", body, f"read of {keys}"))
+
+    async def get(self, key: bytes) -> KeyValue | None:
+        """One key; None if it does not exist."""
+        found = await self.range(KeyRange(key))
+        return found.kvs[0] if found.kvs else None
+
+    async def changed_since(
+        self, ranges: Sequence[KeyRange], revision: int
+    ) -> tuple[Header, tuple[Found, ...]]:
+        """For each range its count of keys, and without values those written after a revision."""
+        requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
+        what = f"read of {', '.join(map(str, ranges))}"
+        return read_ranges(await self.connection.call("/v3/kv/txn", ranges_request(requests), what))
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> Header:
+        """Write a key."""
+        body = Put(key, value, lease).fields()
+        return read_header(await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}"))
+
+    async def delete(self, keys: KeyRange) -> int:
+        """Remove the keys of a range; how many there were."""
+        body = Delete(keys).fields()
+        answer = await self.connection.call("/v3/kv/deleterange", body, f"write of {keys}")
+        return int(answer.get("deleted", 0))
+
+    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> bool:
+        """Do all of `then` if every condition holds; whether they held. Compare and swap is one of each.
+
+        After UnreachableError it may or may not have been done: read before trying again.
+        """
+        body = txn_request(conditions, then)
+        keys = ", ".join(str(op.keys if isinstance(op, Delete) else KeyRange(op.key)) for op in then)
+        answer = await self.connection.call("/v3/kv/txn", body, f"write of {keys}", repeatable=False)
+        return bool(answer.get("succeeded"))
+
+    async def grant_lease(self, seconds: int) -> int:
+        """A new lease; its id."""
+        return int((await self.connection.call("/v3/lease/grant", {"TTL": str(seconds)}, "a lease"))["ID"])
+
+    async def keep_lease(self, lease: int) -> int:
+        """Renew a lease; the seconds it has from now on. 0: it is no more."""
+        answer = await self.connection.call("/v3/lease/keepalive", {"ID": str(lease)}, "a lease")
+        return int(answer.get("result", {}).get("TTL", 0))
+
+    async def revoke_lease(self, lease: int) -> None:
+        """End a lease, and with it its keys; nothing happens if it is no more."""
+        try:
+            await self.connection.call("/v3/lease/revoke", {"ID": str(lease)}, "a lease")
+        except RejectedError as error:
+            if error.code != _NOT_FOUND:
+                raise
+
+    @contextlib.asynccontextmanager
+    async def watch(self, keys: KeyRange, revision: int) -> AsyncIterator[Watch]:
+        """Watch a range from a revision on. Ends with an error, never by itself."""
+        async with open_watch(self.connection, keys, revision) as watch:
+            yield watch
+
+    async def status(self) -> Status:
+        """The member in use about itself."""
+        answer = await self.connection.call("/v3/maintenance/status", {}, "status")
+        return Status(
+            read_header(answer),
+            str(answer.get("version", "")),
+            str(answer.get("leader", "")),
+            int(answer.get("dbSize", 0)),
+        )
+
+    async def members(self) -> tuple[Member, ...]:
+        """The members of the cluster."""
+        answer = await self.connection.call("/v3/cluster/member/list", {}, "the members")
+        return tuple(
+            Member(str(m.get("ID", "")), str(m.get("name", "")), tuple(m.get("clientURLs", ())))
+            for m in answer.get("members", ())
+        )
+
+    async def compact(self, revision: int) -> None:
+        """Give up the history before a revision."""
+        await self.connection.call("/v3/kv/compaction", {"revision": str(revision)}, "compaction")
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        await self.connection.close()

@@ -1,0 +1,278 @@
+"""One logical connection to etcd: endpoints in turn, TLS, the user's token, timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import aiohttp
+
+from vipd.etcd.endpoints import Endpoints
+from vipd.etcd.errors import (
+    AuthFailedError,
+    EndpointError,
+    EtcdError,
+    GatewayOffError,
+    RejectedError,
+    TLSError,
+    TLSFault,
+    TokenRejectedError,
+    UnreachableError,
+)
+from vipd.etcd.lines import NETWORK_ERRORS, Lines
+from vipd.etcd.messages import Message
+from vipd.etcd.replies import error_of_answer, error_without_gateway, read_object
+from vipd.etcd.settings import EtcdSettings
+from vipd.etcd.transport_faults import diagnose, error_of_exception
+
+KEEPALIVE_IDLE_SECONDS = 10
+KEEPALIVE_INTERVAL_SECONDS = 5
+KEEPALIVE_COUNT = 3
+UNACKNOWLEDGED_MILLISECONDS = 25_000
+"""A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
+
+_FAILED_PRECONDITION = 9
+
+
+class Connection:
+    """Sends requests to the endpoint that worked last, and to the others in turn when it does not.
+
+    Safe to use by several tasks of one loop. TLS files that change are read again.
+    """
+
+    def __init__(self, settings: EtcdSettings, random: Random) -> None:
+        self._settings = settings
+        self._endpoints = Endpoints(settings.endpoints, random)
+        self._session: aiohttp.ClientSession | None = None
+        self._files: tuple[object, ...] = ()
+        self._token: str | None = None
+        self._refreshing = asyncio.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use, or the one to be tried next."""
+        return self._endpoints.current
+
+    @property
+    def endpoints(self) -> int:
+        """How many there are."""
+        return len(self._settings.endpoints)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for one answer of one endpoint."""
+        return self._settings.timeout
+
+    def failed(self, endpoint: str) -> None:
+        """The caller found an endpoint to be of no use: ask others first."""
+        self._endpoints.failed(endpoint)
+
+    async def call(self, path: str, body: Message, what: str, repeatable: bool = True) -> Message:
+        """POST a request; the answer as an object. `what` names it in errors: `read of KEYS`.
+
+        What is not `repeatable` is sent to another endpoint only when the first one cannot have got it.
+        Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
+        """
+        reasons: dict[str, EndpointError] = {}
+        for endpoint in self._endpoints.round():
+            try:
+                return await self._call_at(endpoint, path, body, what)
+            except EndpointError as error:
+                reasons[endpoint] = error
+                self._endpoints.failed(endpoint)
+                if error.sent and not repeatable:
+                    break
+        raise unreachable(reasons)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, endpoint: str, path: str, body: Message, what: str) -> AsyncIterator[Lines]:
+        """POST to one endpoint, and read its answer by lines as it comes. Raises EtcdError, lines do too."""
+        headers = {**await self._authorization(endpoint), "Grpc-Metadata-hasleader": "true"}
+        response = await self._begin(endpoint, path, body, headers)
+        async with response:
+            if response.status != 200:
+                text = await response.text()
+                raise await self._explained(endpoint, error_of_answer(response.status, text, what))
+            _end_when_half_open(response)
+            yield Lines(response.content, partial(self._diagnosed, endpoint))
+
+    async def renew_token(self, endpoint: str, stale: str | None) -> None:
+        """Log in again, unless somebody has done so since `stale` was in use. Never two log-ins at once."""
+        async with self._refreshing:
+            if self._token == stale:
+                self._token = await self._log_in(endpoint)
+
+    @property
+    def token(self) -> str | None:
+        """The token in use; None: never logged in; empty: etcd's authentication is off."""
+        return self._token
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _call_at(self, endpoint: str, path: str, body: Message, what: str) -> Message:
+        """Ask one endpoint; a token that is not good any more is renewed once."""
+        headers = await self._authorization(endpoint)
+        used = self._token
+        try:
+            return await self._post(endpoint, path, body, what, headers)
+        except TokenRejectedError as error:
+            if not self._settings.user:
+                raise needs_user(error) from None
+        await self.renew_token(endpoint, used)
+        try:
+            return await self._post(endpoint, path, body, what, await self._authorization(endpoint))
+        except TokenRejectedError as error:
+            raise EndpointError(f"refuses a token that it has just given: {error}", sent=False) from None
+
+    async def _authorization(self, endpoint: str) -> dict[str, str]:
+        if not self._settings.user:
+            return {}
+        if self._token is None:
+            await self.renew_token(endpoint, None)
+        return {"Authorization": self._token} if self._token else {}
+
+    async def _begin(
+        self, endpoint: str, path: str, body: Message, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The head of an answer whose body has no end in time."""
+        session = await self._open()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout)
+        data = json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await session.post(
+                    endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                )
+        except NETWORK_ERRORS as error:
+            raise await self._diagnosed(endpoint, error) from None
+
+    async def _log_in(self, endpoint: str) -> str:
+        body: Message = {"name": self._settings.user, "password": _password(self._settings.password_file)}
+        try:
+            answer = await self._post(endpoint, "/v3/auth/authenticate", body, "log-in", {})
+        except RejectedError as error:
+            if error.code == _FAILED_PRECONDITION:
+                return ""  # authentication is off: whoever has a user is welcome without a token
+            raise
+        return str(answer.get("token", ""))
+
+    async def _post(
+        self, endpoint: str, path: str, body: Message, what: str, headers: dict[str, str]
+    ) -> Message:
+        session = await self._open()
+        timeout = aiohttp.ClientTimeout(total=self.timeout)
+        try:
+            data = json.dumps(body).encode()
+            async with session.post(
+                endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                status, text = response.status, await response.text()
+        except NETWORK_ERRORS as error:
+            raise await self._diagnosed(endpoint, error) from None
+        answer = read_object(text) if status == 200 else None
+        if answer is None:
+            raise await self._explained(endpoint, error_of_answer(status, text, what))
+        return answer
+
+    async def _diagnosed(self, endpoint: str, error: BaseException) -> EndpointError:
+        found = error_of_exception(error, self.timeout, self._settings.cert is not None)
+        return await diagnose(endpoint, error, found)
+
+    async def _explained(self, endpoint: str, error: EtcdError) -> EtcdError:
+        """Why there is no gateway at an endpoint that answers HTTP."""
+        if not isinstance(error, GatewayOffError):
+            return error
+        timeout = aiohttp.ClientTimeout(total=self.timeout)
+        try:
+            session = await self._open()
+            async with session.get(f"{endpoint}/version", timeout=timeout) as response:
+                return error_without_gateway(error, response.status, await response.text())
+        except NETWORK_ERRORS:
+            return error
+
+    async def _open(self) -> aiohttp.ClientSession:
+        """The session; a new one when TLS files have changed. Raises TLSError when they cannot be used.
+
+        The old one is closed with all its streams: they come again with the new certificate.
+        """
+        files = tuple(map(_signature, (self._settings.ca, self._settings.cert, self._settings.key)))
+        if self._session is not None and files == self._files:
+            return self._session
+        connector = aiohttp.TCPConnector(ssl=tls_context(self._settings), limit=0)
+        old, self._files = self._session, files
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        if old is not None:
+            await old.close()
+        return self._session
+
+
+def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
+    """No endpoint worked. Where all have the same kind of fault, of which a way out is known, that one."""
+    kinds = {type(error) for error in reasons.values()}
+    told = UnreachableError(reasons)
+    if len(kinds) == 1 and kinds != {EndpointError}:
+        error = next(iter(reasons.values()))
+        error.args = (str(told),)
+        return error
+    return told
+
+
+def needs_user(error: TokenRejectedError) -> AuthFailedError:
+    """etcd wants to know who asks, and nobody told us."""
+    return AuthFailedError(f"etcd's authentication is on ({error}); hint: set user and password_file")
+
+
+def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
+    """Raises TLSError, saying which file is at fault."""
+    place = settings.ca
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+        place = settings.cert
+        if settings.cert is not None and settings.key is not None:
+            context.load_cert_chain(settings.cert, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror or str(error)
+        files = f"{place}, {settings.key}" if place and place == settings.cert else f"{place}"
+        raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {why}") from None
+    return context
+
+
+def _password(path: Path | None) -> str:
+    """Raises AuthFailedError."""
+    try:
+        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r") if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise AuthFailedError(f"{path}: the password cannot be read: {why}") from None
+
+
+def _signature(path: Path | None) -> tuple[int, ...]:
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return (-1,)
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()
+
+
+def _end_when_half_open(response: aiohttp.ClientResponse) -> None:
+    """Have the kernel look whether the other end is still there: nothing else would (etcd-io/etcd#8980)."""
+    transport = response.connection.transport if response.connection else None
+    opened = transport.get_extra_info("socket") if transport else None
+    if opened is None:
+        return
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)

@@ -1,0 +1,100 @@
+"""What can go wrong between us and etcd, told apart by what would mend it: `what: why; hint: ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class EtcdError(RuntimeError):
+    """Any failure of a call to etcd."""
+
+
+class EndpointError(EtcdError):
+    """One endpoint is of no use now; another one may be."""
+
+    def __init__(self, why: str, sent: bool = True) -> None:
+        super().__init__(why)
+        self.sent = sent
+        """The request may have reached the server, and may have been carried out."""
+
+
+class UnreachableError(EtcdError):
+    """No endpoint could be used."""
+
+    def __init__(self, reasons: Mapping[str, EndpointError]) -> None:
+        told = "; ".join(f"{endpoint}: {why}" for endpoint, why in reasons.items())
+        super().__init__(f"etcd cannot be reached: {told or 'no endpoint is known'}")
+        self.reasons = dict(reasons)
+        """Why, for each endpoint in the order they were tried."""
+
+
+class TLSFault(StrEnum):
+    """What keeps a TLS connection from standing."""
+
+    UNKNOWN_CA = "unknown CA"
+    HOSTNAME = "hostname mismatch"
+    EXPIRED = "expired"
+    CLIENT_CERTIFICATE = "client certificate"
+    """The server demands one that we did not give, or refuses ours."""
+    PLAIN_SERVER = "plain server"
+    """https to a server that speaks plain http."""
+    TLS_SERVER = "TLS server"
+    """http to a server that speaks TLS."""
+    FILES = "files"
+    """The CA, certificate or key cannot be loaded."""
+    OTHER = "other"
+
+
+class TLSError(EndpointError):
+    """The connection cannot be made safe."""
+
+    def __init__(self, fault: TLSFault, why: str) -> None:
+        super().__init__(why, sent=False)
+        self.fault = fault
+
+
+class GatewayOffError(EndpointError):
+    """The endpoint has no JSON gateway: it is off, or on another port, or this is not etcd."""
+
+
+class VersionError(EndpointError):
+    """The server is too old for the paths that are used here."""
+
+
+class CommonNameError(EndpointError):
+    """The gateway refuses a client certificate with a common name while etcd's authentication is on."""
+
+
+class AuthFailedError(EtcdError):
+    """User and password are missing or wrong."""
+
+
+class PermissionDeniedError(EtcdError):
+    """The user's role lacks a permission."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"etcd denies {what}; hint: {hint}")
+        self.what = what
+        """What was asked for: `read of /vipd/v1/services/*`."""
+
+
+class CompactedError(EtcdError):
+    """The revision asked for is no more: history before `revision` has been compacted (0: not told)."""
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"etcd's history before revision {revision} has been compacted")
+        self.revision = revision
+
+
+class RejectedError(EtcdError):
+    """etcd understood the request and refused it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(f"etcd refuses the request: {message}")
+        self.message, self.code = message, code
+        """etcd's own words, and the gRPC status code."""
+
+
+class TokenRejectedError(EtcdError):
+    """The token is not good any more, or was asked for: fetch one and try again."""

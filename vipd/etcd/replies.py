@@ -1,0 +1,110 @@
+"""From an answer that is no success to the error it means. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from vipd.etcd.errors import (
+    AuthFailedError,
+    CommonNameError,
+    CompactedError,
+    EndpointError,
+    EtcdError,
+    GatewayOffError,
+    PermissionDeniedError,
+    RejectedError,
+    TokenRejectedError,
+    VersionError,
+)
+from vipd.etcd.messages import Message
+
+OLDEST_VERSION = (3, 4)
+
+_UNAVAILABLE_CODES = frozenset({4, 8, 14})
+"""gRPC: deadline exceeded, resource exhausted, unavailable."""
+_DENIED_CODE = 7
+_TOKEN_WORDS = ("invalid auth token", "revision of auth store is old", "user name is empty")
+_ENDPOINT_WORDS = ("no leader", "request timed out", "leader changed", "not capable", "server stopped")
+_SHOWN = 120
+
+GATEWAY_HINT = (
+    "start etcd with --enable-grpc-gateway=true; if it has --listen-client-http-urls, name that port"
+)
+
+
+def read_object(text: str) -> Message | None:
+    """The JSON object that a text is; None when it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def error_of_answer(status: int, text: str, what: str) -> EtcdError:
+    """What an answer with another status than 200 means; `what` was asked for: `read of KEYS`."""
+    if status == 400 and text.startswith("CommonName of client"):
+        return CommonNameError(
+            "etcd's JSON gateway takes no client certificate with a common name while authentication is on; "
+            "hint: issue the certificate without CN, and name user and password_file"
+        )
+    answer = read_object(text)
+    if answer is not None and "code" in answer:
+        return error_of_message(str(answer.get("message") or answer.get("error")), int(answer["code"]), what)
+    if status >= 500:
+        return EndpointError(f"answers HTTP {status}: {_cut(text)}")
+    return GatewayOffError(f"answers HTTP {status}: {_cut(text)}")
+
+
+def error_of_message(message: str, code: int, what: str) -> EtcdError:
+    """What etcd's own words mean, in an answer or in a watch stream."""
+    if any(words in message for words in _TOKEN_WORDS):
+        return TokenRejectedError(message)
+    if "authentication failed" in message:
+        return AuthFailedError(
+            "etcd knows no such user, or another password; hint: check user and password_file"
+        )
+    if code == _DENIED_CODE or "permission denied" in message:
+        return PermissionDeniedError(what, "grant the user's role this range: etcdctl role grant-permission")
+    if "revision has been compacted" in message:
+        return CompactedError(0)
+    if code in _UNAVAILABLE_CODES or any(words in message for words in _ENDPOINT_WORDS):
+        return EndpointError(message)
+    return RejectedError(message, code)
+
+
+def error_of_stream(answer: Message, what: str) -> EtcdError:
+    """What an `error` object in the midst of a stream means."""
+    error = answer.get("error")
+    found = error if isinstance(error, dict) else answer
+    message = str(found.get("message") or found.get("error") or error)
+    return error_of_message(message, int(found.get("grpc_code") or found.get("code") or 0), what)
+
+
+def error_of_cancellation(reason: str, compact_revision: int, what: str) -> EtcdError:
+    """Why etcd ended a watch."""
+    if compact_revision:
+        return CompactedError(compact_revision)
+    code = _DENIED_CODE if "PermissionDenied" in reason else 0
+    error = error_of_message(reason or "no reason told", code, what)
+    return EndpointError(f"ended the watch: {reason}") if isinstance(error, RejectedError) else error
+
+
+def error_without_gateway(found: GatewayOffError, version_status: int, version_text: str) -> EndpointError:
+    """The same fault, now that `/version` has been asked: etcd without gateway, too old, or no etcd."""
+    answer = read_object(version_text) if version_status == 200 else None
+    version = str(answer.get("etcdserver", "")) if answer else ""
+    if not version:
+        return GatewayOffError(
+            f"is no etcd client port ({found}); hint: name the port of clients, often 2379"
+        )
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_VERSION:
+        return VersionError(f"is etcd {version}: 3.4 or later is needed for /v3; hint: upgrade it")
+    return GatewayOffError(f"is etcd {version} with its JSON gateway off; hint: {GATEWAY_HINT}")
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."

@@ -1,0 +1,190 @@
+"""Services declared in etcd, one key each, followed as they change.
+
+Each key is a unit of its own: one that cannot be accepted keeps its last good version, and holds up no other.
+What is known stands on disk too, and serves at once after a start, whether etcd can be reached or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from vipd.catalog import Unit
+from vipd.declaration.problems import Declaration
+from vipd.etcd.client import EtcdClient
+from vipd.etcd.settings import EtcdSettings
+from vipd.model import Backend
+from vipd.sources.etcd_follower import Follower, Times
+from vipd.sources.etcd_keys import EtcdKeys
+from vipd.sources.etcd_snapshot import Snapshot, State
+from vipd.sources.etcd_values import Layout
+from vipd.sources.removal_guard import RemovalGuard
+
+SNAPSHOT = Path("etcd") / "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdState:
+    """What status shows of the source."""
+
+    endpoint: str
+    """The member that is watched; empty while none is."""
+    connected: bool
+    applied_revision: int
+    """Up to which the store is known; 0: not in this run."""
+    store_revision: int
+    """The newest that was heard of."""
+    last_change: int
+    """Revision of the newest change of what is followed here."""
+    lag: float | None
+    """Seconds since the keys were last known to equal the store's; None: never in this run."""
+    keys: int
+    rejected: tuple[str, ...]
+    """Keys of services whose present value does not serve."""
+    held: tuple[str, ...]
+    """Keys that are gone from the store and go on serving."""
+    fault: str
+
+
+class EtcdSource:
+    """The services in etcd. `load` first, then `run` beside the daemon."""
+
+    name = "etcd"
+
+    def __init__(
+        self,
+        settings: EtcdSettings,
+        state_dir: Path,
+        client: EtcdClient,
+        random: Random,
+        times: Times | None = None,
+    ) -> None:
+        self._settings = settings
+        layout = Layout(settings.prefix)
+        self._snapshot = Snapshot(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
+        self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.note)
+        self._follower = Follower(client, self._keys, layout, self._wake, random, times or Times())
+        self._changed = asyncio.Event()
+
+    @property
+    def location(self) -> str:
+        """The endpoints and the prefix."""
+        return f"{', '.join(self._settings.endpoints)} {self._settings.prefix}"
+
+    def load(self) -> None:
+        """Take over what an earlier run has known."""
+        self._keys.restore(self._snapshot.load())
+
+    async def run(self) -> None:
+        """Follow etcd and keep what it says on disk, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._snapshot.run(), name="keep etcd's keys")
+            tasks.create_task(self._follower.run(), name="follow etcd")
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields whenever the units or the registrations are different. For one reader."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield
+
+    async def delivered(self, timeout: float) -> bool:
+        """Wait until there is something to go by, from disk or from etcd; False when there is nothing yet."""
+        if self._keys.cluster:
+            return True
+        try:
+            await asyncio.wait_for(self._follower.listed.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def units(self) -> Mapping[str, Unit]:
+        """One unit a key, named `etcd:KEY`."""
+        return self._keys.units
+
+    def faults(self) -> tuple[str, ...]:
+        """Set while etcd cannot be followed, removals are held, or the disk takes nothing."""
+        lost = self._follower.fault and f"{self._follower.fault}; the last known services go on serving"
+        return tuple(filter(None, (lost, self._held(), self._snapshot.fault)))
+
+    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+        """Keep these versions to go back to."""
+        self._keys.accept(chosen)
+
+    def accept_removal(self) -> int:
+        """Remove everything that is held; how many keys there were."""
+        released = self._keys.accept_removal()
+        if released:
+            self._wake()
+        return released
+
+    @property
+    def registrations(self) -> Mapping[str, tuple[Backend, ...]]:
+        """Backends that registered themselves, by the name of their service, each list in order of its keys.
+
+        What has not changed is the same object.
+        """
+        return self._keys.registrations
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """Values below `overrides/` by the rest of their key, unread."""
+        return self._keys.overrides()
+
+    @property
+    def connected(self) -> bool:
+        """Whether etcd is followed now, as far as is known."""
+        return bool(self._follower.endpoint) and not self._follower.fault
+
+    @property
+    def applied_revision(self) -> int:
+        """The store's revision up to which everything is known; 0: not in this run."""
+        return self._follower.applied_revision
+
+    @property
+    def last_change(self) -> int:
+        """Revision of the newest change that is known; keys that are not followed do not move it."""
+        return self._keys.last_change
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds since the keys were last known to equal the store's; None: never in this run."""
+        last = self._follower.last_contact
+        return None if last is None else asyncio.get_running_loop().time() - last
+
+    def state(self) -> EtcdState:
+        """Everything that status shows."""
+        return EtcdState(
+            self._follower.endpoint,
+            self.connected,
+            self.applied_revision,
+            self._follower.store_revision,
+            self.last_change,
+            self.lag,
+            len(self._keys.kept),
+            tuple(sorted(self._keys.rejected)),
+            tuple(sorted(self._keys.held)),
+            self._follower.fault,
+        )
+
+    def _held(self) -> str:
+        held = sorted(self._keys.held)
+        if not held:
+            return ""
+        names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+        why = f"more than {self._settings.max_removal}% of the services at once"
+        if self._keys.set_back:
+            why = "the store is another one than before, or an older state of it"
+        return (
+            f"{len(held)} keys are gone from etcd and go on serving: {why} ({names}); "
+            "hint: write them again, or vipctl accept-removal"
+        )
+
+    def _state_on_disk(self) -> State:
+        return self._keys.state()
+
+    def _wake(self) -> None:
+        self._changed.set()

@@ -1,0 +1,229 @@
+"""The last known state of etcd's keys on this host's disk: what serves while etcd is away.
+
+What is needed of it:
+- The state it gives back was the store's at some revision, never a mix: one line of the file is one change,
+  written as a whole and with a checksum, and reading ends at the first line that is not sound.
+- Each service that served can serve again, also where its newest value is bad or where it is held: the
+  accepted value is kept beside the newest one.
+- A change costs its own size, not that of all keys: lines are appended. When they have grown past the state
+  itself, it is written anew and renamed over.
+Lines are gathered for a second and synced together. A power cut may lose that second: etcd, which has synced
+it before we heard of it, tells it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vipd.durable import write_durably
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+GATHER_SECONDS = 1.0
+AGAIN_SECONDS = 30.0
+"""After a write that failed."""
+LEAST_GROWTH = 262_144
+"""Bytes of appended lines below which the file is not written anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One key. Values are text, undecodable bytes as lone surrogates."""
+
+    value: str
+    mod_revision: int
+    accepted: str | None = None
+    """The value that serves, which may be an older one."""
+    held: bool = False
+    """The key is gone from the store, and its removal is held back."""
+
+
+@dataclass(slots=True)
+class State:
+    """Every followed key at one revision of one store."""
+
+    cluster: str = ""
+    revision: int = 0
+    keys: dict[str, Kept] = field(default_factory=dict)
+
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One visit to the disk: lines to append, or the whole state. Numbered in the order of what they hold."""
+
+    number: int
+    lines: bytes
+    state: State | None
+
+
+class Snapshot:
+    """The file. `load` first; then changes are noted, and `run` brings them to disk."""
+
+    def __init__(self, path: Path, prefix: str, state: Callable[[], State]) -> None:
+        self._path, self._prefix, self._state = path, prefix, state
+        self._lines: list[bytes] = []
+        self._noted = asyncio.Event()
+        self._size = 0
+        self._grown = 0
+        self._made = self._done = 0
+        self._writing = threading.Lock()
+        self._rewrite = True  # the first write of a process: whatever lies behind an unsound line goes
+        self.fault = ""
+        """Why it cannot be written; empty while it can."""
+
+    def load(self) -> State:
+        """What the file holds; nothing when there is none, or when it is of another prefix."""
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return State()
+        except OSError as error:
+            self.fault = f"{self._path}: cannot be read: {error.strerror}"
+            return State()
+        records = _sound(lines)
+        head = next(records, {})
+        if head.get("format") != FORMAT or head.get("prefix") != self._prefix:
+            return State()
+        state = State()
+        for record in records:
+            _replay(state, record)
+        return state
+
+    def note(self, record: Record) -> None:
+        """Bring one change to disk soon."""
+        self._lines.append(_line(record))
+        self._noted.set()
+
+    async def run(self) -> None:
+        """Write what is noted, for ever; when cancelled, the rest at once."""
+        underway = False
+        try:
+            while True:
+                await self._noted.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+                self._noted.clear()
+                work = self._work()
+                underway = True
+                await asyncio.to_thread(self._do, work)
+                underway = False
+                if self.fault:
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    self._noted.set()
+        finally:
+            if self._lines or underway:
+                # Whether a thread has begun its work is not known here: the whole state is right either way.
+                self._rewrite = self._rewrite or underway
+                self._do(self._work())
+
+    def _work(self) -> _Work:
+        """What to write: lines, or the whole state in their place."""
+        self._made += 1
+        lines, self._lines = self._lines, []
+        if not self._rewrite and self._grown <= max(LEAST_GROWTH, self._size):
+            return _Work(self._made, b"".join(lines), None)
+        state = self._state()
+        return _Work(self._made, b"", State(state.cluster, state.revision, dict(state.keys)))
+
+    def _do(self, work: _Work) -> None:
+        with self._writing:
+            # A thread cannot be cancelled: what it was late with must not come after what is newer.
+            if work.number <= self._done:
+                return
+            self._done = work.number
+            try:
+                if work.state is None:
+                    self._append(work.lines)
+                else:
+                    self._write(work.state)
+                self.fault, self._rewrite = "", False
+            except OSError as error:
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._rewrite = True
+        fault = f"{self._path}: cannot be written: {error.strerror}; hint: services outlive no restart"
+        if fault != self.fault:
+            log.error("%s", fault)
+        self.fault = fault
+
+    def _append(self, data: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        with open(descriptor, "ab") as file:  # noqa: PTH123 (a descriptor, not a path)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._grown += len(data)
+
+    def _write(self, state: State) -> None:
+        whole = change_record(state.cluster, state.revision, state.keys.items(), ())
+        data = _line({"format": FORMAT, "prefix": self._prefix}) + _line(whole)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        write_durably(self._path, data)
+        self._size, self._grown = len(data), 0
+
+
+def change_record(
+    cluster: str, revision: int, put: Iterable[tuple[str, Kept]], gone: Iterable[str]
+) -> Record:
+    """One change: what is kept of some keys from now on, and keys that are no more."""
+    return {
+        "cluster": cluster,
+        "revision": revision,
+        "put": [_fields(key, kept) for key, kept in put],
+        "gone": list(gone),
+    }
+
+
+def accepted_record(keys: Iterable[str]) -> Record:
+    """The present values of these keys serve."""
+    return {"accepted": list(keys)}
+
+
+def _replay(state: State, record: Record) -> None:
+    for key in record.get("accepted", ()):
+        if kept := state.keys.get(key):
+            state.keys[key] = replace(kept, accepted=kept.value)
+    if "revision" not in record:
+        return
+    state.cluster, state.revision = str(record["cluster"]), int(record["revision"])
+    state.keys.update(map(_kept, record["put"]))
+    for key in record["gone"]:
+        state.keys.pop(key, None)
+
+
+def _fields(key: str, kept: Kept) -> list[object]:
+    """A key as the file holds it; an accepted value that is the newest one is not written twice."""
+    accepted = True if kept.accepted == kept.value else kept.accepted
+    return [key, kept.value, kept.mod_revision, accepted, kept.held]
+
+
+def _kept(fields: list[Any]) -> tuple[str, Kept]:
+    key, value, mod_revision, accepted, held = fields
+    return str(key), Kept(value, int(mod_revision), value if accepted is True else accepted, bool(held))
+
+
+def _line(record: Record) -> bytes:
+    data = json.dumps(record, separators=(",", ":")).encode("ascii")
+    return b"%08x %b\n" % (zlib.crc32(data), data)
+
+
+def _sound(lines: Iterable[bytes]) -> Iterator[Record]:
+    """The records up to the first line that is not as it was written."""
+    for line in lines:
+        checksum, _, data = line.partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(data):
+            return
+        yield json.loads(data)
