@@ -13,6 +13,22 @@ ROOT = Path(__file__).parents[1]
 EFFECTS = frozenset({"asyncio", "subprocess", "socket", "os", "time", "random", "logging"})
 CORE = (
     "vipd.model",
+    "vipd.checks",
+    "vipd.standing",
+    "vipd.overrides",
+    "vipd.orders",
+    "vipd.registrations",
+    "vipd.progress",
+    "vipd.health.state",
+    "vipd.health.flapping",
+    "vipd.health.weights",
+    "vipd.health.targets",
+    "vipd.health.result",
+    "vipd.etcd.messages",
+    "vipd.etcd.replies",
+    "vipd.etcd.errors",
+    "vipd.sources.removal_guard",
+    "vipd.sources.etcd_values",
     "vipd.declaration",
     "vipd.catalog",
     "vipd.selection",
@@ -27,7 +43,9 @@ SHELL_OF_CORE = tuple(
 """Modules within those packages that do run programs."""
 
 DAEMON_SIDE = ("vipd.daemon", "vipd.reconciler", "vipd.sources", "vipd.settings", "vipd.dataplane")
-LOCAL_VERBS = frozenset(f"vipd.cli.{name}" for name in ("render", "cleanup", "explain", "offline"))
+LOCAL_VERBS = frozenset(
+    f"vipd.cli.{name}" for name in ("render", "cleanup", "explain", "offline", "doctor", "register")
+)
 """Verbs that work without a daemon, so need its parts; the others must start fast and touch nothing here."""
 
 FORBIDDEN_IMPORTS = frozenset({"pickle", "marshal", "shelve"})
