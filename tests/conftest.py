@@ -17,6 +17,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail("needs root for network namespaces; run: sudo bash tests/run.sh", pytrace=False)
 
 
+WHOLE_ROOMS = ("tests/onefile", "tests/system")
+"""Rooms whose tests share something that is dear to make, so that one process runs all of each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """When several processes run the tests, those of one file stay together: they share a lab."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        room = next((room for room in WHOLE_ROOMS if file.startswith(f"{room}/")), file)
+        item.add_marker(pytest.mark.xdist_group(room))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _end_in_order() -> Iterator[None]:
     """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""

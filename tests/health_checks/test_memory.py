@@ -80,7 +80,7 @@ def test_no_damage_does_worse_than_being_refused(data: st.DataObject) -> None:
 
 
 def test_a_damaged_file_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "health.json").write_bytes(b'{"format": 1, "written"')
+    (tmp_path / "health.json").write_bytes(b'{"format": 1, "verd')
     with caplog.at_level(logging.WARNING):
         assert load(tmp_path / "health.json", 0.0, 0.0) == []
     assert "cannot be used" in caplog.text

@@ -45,10 +45,10 @@ def test_expires(lab: Lab, services: Services) -> None:
 
 
 def test_new_flows_keep_it_alive(lab: Lab, services: Services) -> None:
-    vip = services.add(lab.backends, "--affinity", "3s")
+    vip = services.add(lab.backends, "--affinity", "5s")
     first = {source: only_backend(lab.client, vip, source) for source in CLIENT_SOURCES}
     for _ in range(4):
-        time.sleep(1.5)
+        time.sleep(1.8)
         assert {source: only_backend(lab.client, vip, source) for source in CLIENT_SOURCES} == first
 
 

@@ -96,17 +96,36 @@ def test_twice_is_no_fault(lab: Lab) -> None:
         daemon.stop()
         daemon.cleanup()
         before = state(lab)
-        daemon.cleanup()
+        assert daemon.cleanup().stdout == "there was nothing of vipd in the kernel\n"
         assert state(lab) == before
 
 
-def test_dry_run_changes_nothing(lab: Lab) -> None:
+def test_dry_run_changes_nothing_and_foretells_everything(lab: Lab) -> None:
     with Daemon(lab.host) as daemon:
         use(lab, daemon)
         daemon.stop()
         before = state(lab)
-        assert "VIPD-SERVICES" in daemon.cleanup("--dry-run").stdout
+        foretold = daemon.cleanup("--dry-run").stdout
+        assert "VIPD-SERVICES" in foretold
         assert state(lab) == before
+        done = daemon.cleanup().stdout
+    said = [line.removeprefix("would ") for line in foretold.splitlines() if line.startswith("would ")]
+    told = [
+        line.replace("removed the", "remove the").replace("deleted", "delete") for line in done.splitlines()
+    ]
+    assert said == [line for line in told if line.startswith(("remove the", "delete ", "set "))]
+    assert any(line.startswith("remove the empty table") for line in said)
+
+
+def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left(lab: Lab) -> None:
+    with Daemon(lab.host) as daemon:
+        vip = "10.96.9.9:80/tcp"
+        daemon.vipctl("add", vip, "10.244.1.1")
+        daemon.vipctl("remove", vip)
+        daemon.stop()
+        told = daemon.cleanup().stdout
+    assert "removed the empty table ip nat" in told
+    assert told.splitlines()[-1] == "nothing of vipd is left in the kernel"
 
 
 def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,15 +24,14 @@ from vipd.health.result import Result, SaidWeight
 from vipd.health.scheduler import Scheduler
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.health.targets import Target
-
-log = logging.getLogger(__name__)
+from vipd.health.verdict_log import VerdictLog
 
 SAVE_SECONDS = 5.0
 """Changed verdicts are saved so soon."""
 
 LATE_SECONDS = 1.0
-_MOST_LOGGED = 20
 _MOST_NAMED = 3
+_MOST_SERVICES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,7 @@ class Health:
         self._unscheduled: set[Target] = set()
         self._changed: set[Target] = set()
         self._scheduler: Scheduler | None = None
+        self._log = VerdictLog()
         self.listeners: list[Callable[[frozenset[Target]], None]] = []
         """Called soon after verdicts or said weights changed, with those targets, many at once."""
 
@@ -148,6 +147,7 @@ class Health:
             while True:
                 await asyncio.sleep(SAVE_SECONDS)
                 self._memory.tidy(self.clock())
+                self._log.tell((), self.clock())
                 if self._saved.due:
                     await asyncio.to_thread(self._saved.save, self._known())
 
@@ -202,19 +202,10 @@ class Health:
         changed, self._changed = frozenset(self._changed), set()
         if not changed:
             return
-        self._log(changed)
+        now = self.clock()
+        self._log.tell(((target, self._records[target]) for target in changed), now)
         for listener in self.listeners:
             listener(changed)
-
-    def _log(self, changed: Collection[Target]) -> None:
-        now = self.clock()
-        told = [t for t in changed if self._records[t].changes or self._records[t].state is State.UNHEALTHY]
-        for target in told[:_MOST_LOGGED]:
-            record = self._records[target]
-            level = logging.WARNING if record.state is State.UNHEALTHY else logging.INFO
-            log.log(level, "%s is %s: %s", target, record.state, record.reason(now))
-        if len(told) > _MOST_LOGGED:
-            log.warning("%d more backends have another verdict", len(told) - _MOST_LOGGED)
 
     def _known(self) -> list[Remembered]:
         """All that is worth remembering, as of now."""

@@ -73,9 +73,7 @@ def encode(known: Iterable[Remembered], now: float, wall: float) -> bytes:
     """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar."""
     offset = wall - now
     entries = [[*place, round(at + offset, 3), *_fields(record, offset)] for place, at, record in known]
-    return json.dumps(
-        {"format": _FORMAT, "written": wall, "verdicts": entries}, separators=(",", ":")
-    ).encode()
+    return json.dumps({"format": _FORMAT, "verdicts": entries}, separators=(",", ":")).encode()
 
 
 def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
@@ -84,8 +82,6 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
         read = json.loads(data)
         if read["format"] != _FORMAT:
             raise ValueError(f"format {read['format']!r} is not known")
-        if not 0 <= wall - float(read["written"]) <= TRUSTED_SECONDS:
-            return []
         entries = [_entry(entry, wall - now) for entry in read["verdicts"]]
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,47 @@
+"""The log tells of verdicts, and is not flooded by them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from vipd.checks import TcpProbe, Timing
+from vipd.health.state import Record, State
+from vipd.health.targets import Target
+from vipd.health.verdict_log import LINES, PERIOD_SECONDS, VerdictLog
+from vipd.model import Protocol
+
+DEAD = Record(0.0, State.UNHEALTHY, last="connection refused, 3 of 3")
+
+
+def target(number: int) -> Target:
+    return Target(f"10.0.{number // 250}.{number % 250}", 80, Protocol.TCP, TcpProbe(), Timing())
+
+
+def test_a_verdict_is_a_line_but_for_the_first_good_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = VerdictLog()
+    log.tell([(target(1), DEAD)], 5.0)
+    log.tell([(target(1), Record(0.0, State.HEALTHY, last="answered in 1 ms"))], 5.0)
+    log.tell([(target(1), Record(0.0, State.HEALTHY, last="answered in 2 ms", changes=1))], 5.0)
+    assert caplog.messages == [
+        "tcp 10.0.0.1:80 is unhealthy: connection refused, 3 of 3",
+        "tcp 10.0.0.1:80 is healthy: answered in 2 ms",
+    ]
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING, logging.INFO]
+
+
+def test_thousands_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    log = VerdictLog()
+    for number in range(5000):
+        log.tell([(target(number), DEAD)], 100.0 + number / 1000)
+    assert len(caplog.messages) == LINES
+    log.tell((), 101.0)
+    assert len(caplog.messages) == LINES
+    log.tell((), 100.0 + PERIOD_SECONDS)
+    assert caplog.messages[LINES:] == [
+        f"of other backends, {5000 - LINES} became unhealthy; hint: vipctl list -o wide"
+    ]
+    log.tell([(target(1), DEAD)], 111.0)
+    assert len(caplog.messages) == LINES + 2
