@@ -21,7 +21,7 @@ pytestmark = pytest.mark.root
 WITHIN_WAIT = 3.0
 BEYOND_WAIT = 7.0
 """vipd's iptables waits for five seconds."""
-PROMPT = 1.0
+PROMPT = 3.0
 
 
 @pytest.fixture(scope="module")
