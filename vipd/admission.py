@@ -14,7 +14,7 @@ from ipaddress import ip_address, ip_network
 from vipd.catalog import Unit
 from vipd.checks import Check, ExecProbe
 from vipd.declaration.problems import Declaration, Problem
-from vipd.model import Service, family_of
+from vipd.model import Balance, Service, family_of
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
@@ -37,6 +37,8 @@ class AddressPolicy:
     """This host's own addresses, which no service may claim."""
     exec_sources: tuple[str, ...] = ("file", "cli")
     """Sources whose services may have checks that run programs."""
+    balances: frozenset[Balance] = frozenset(Balance)
+    """Those that the dataplane can do."""
     check_problems: CheckProblems = field(default=_no_problems, compare=False)
     """What this host lacks for a check."""
     _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
@@ -98,7 +100,7 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     A candidate must pass the whole policy. What was accepted once is held to the allowed networks alone, and
     loses what lies outside: a host may take over an address that is served already, as keepalived does.
     """
-    lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources)
+    lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources, balances=policy.balances)
     allowed = tuple(s for s in unit.accepted.services if not admit_service(s, lasting))
     same = len(allowed) == len(unit.accepted.services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
@@ -119,6 +121,10 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
             what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
         if what:
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    if service.balance not in policy.balances:
+        what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
+        hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
+        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
 
 

@@ -43,6 +43,8 @@ class HostNet:
         self._checks = HostChecks(settings)
         self._conntrack_absent = False
         """Connection tracking was not there yet when it was to be set."""
+        self._seen_on: set[str] = set()
+        """Kernel settings that were on when this host was last prepared."""
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -59,12 +61,14 @@ class HostNet:
             self._settings.allowed_addresses,
             () if compatible else tuple(sorted(own)),
             self._settings.exec_sources,
+            self._settings.balances,
             host_problems,
         )
 
     async def look(self) -> bool:
-        """Look at this host again: whether its addresses (unless settings name them), the routes that are
-        needed, or what is to be warned of have changed. Raises OSError when the addresses cannot be read."""
+        """Look at this host again: whether its addresses (unless settings name them), the routes and kernel
+        settings that are needed, or what is to be warned of have changed. Raises OSError when the addresses
+        cannot be read."""
         named = self._settings.host_addresses
         addresses = await host_addresses() if named is None else named
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
@@ -72,7 +76,7 @@ class HostNet:
             return True  # nothing has been prepared yet
         routes = await self._routes.look()
         checks = await self._checks.look(self._forwardings)
-        return before != self._policy or routes or checks or self._conntrack_absent
+        return before != self._policy or routes or checks or self._conntrack_absent or self._switched()
 
     async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
         """Make sure that the host forwards these families and has routes to their VIPs.
@@ -86,13 +90,44 @@ class HostNet:
             *self._checks.warnings(forwardings),
         )
 
+    def _switched(self) -> bool:
+        """Whether somebody has turned a kernel setting off or on since this host was last prepared."""
+        return self._on() != self._seen_on
+
+    def _on(self) -> set[str]:
+        """The kernel settings that are needed and on."""
+        families = {forwarding.key.family for forwarding in self._forwardings}
+        names = [FORWARDING[family] for family in families]
+        if families and self._settings.manage_sysctls and self._settings.compat != "kube-proxy":
+            names.append(LIBERAL)
+        return {name for name in names if self._value(name) not in ("", "0")}
+
+    def _value(self, name: str) -> str:
+        """What a kernel setting holds; empty when there is none of that name."""
+        try:
+            return (self._root / name).read_text().strip()
+        except OSError:
+            return ""
+
     def _prepare_sysctls(self, families: Collection[Family]) -> tuple[str, ...]:
-        if not self._settings.manage_sysctls or not families:
-            return ()
-        otherwise = "clients behind this host will fail"
-        warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
-        warnings.append(self._be_liberal())
+        if self._settings.manage_sysctls and families:
+            otherwise = "clients behind this host will fail"
+            warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
+            warnings.append(self._be_liberal())
+        else:
+            warnings = [self._unforwarded(FORWARDING[family]) for family in sorted(families)]
+        self._seen_on = self._on()
         return tuple(filter(None, warnings))
+
+    def _unforwarded(self, name: str) -> str:
+        """What to tell of forwarding that is off, where it is not vipd's to turn on."""
+        if self._value(name) != "0":
+            return ""
+        setting = name.replace("/", ".")
+        return (
+            f"{setting} is 0, and manage_sysctls is false: clients behind this host get no answer; "
+            f"hint: sysctl -w {setting}=1, or manage_sysctls: true"
+        )
 
     def _be_liberal(self) -> str:
         """Not with `compat: kube-proxy`, whose rules drop INVALID packets instead."""
@@ -113,17 +148,21 @@ class HostNet:
             path.write_text("1")
         except OSError as error:
             return f"{setting} cannot be set to 1: {error.strerror}; {otherwise}"
-        log.info("%s set to 1; it was %s", setting, was)
+        if name in self._seen_on:
+            log.warning("%s had been turned off by somebody; set to 1 again: %s", setting, otherwise)
+        else:
+            log.info("%s set to 1; it was %s", setting, was)
         return ""
 
 
-def restore_sysctls(record: HostRecord, root: Path = SYSCTLS) -> list[str]:
-    """Put back what is still as vipd left it; returns what was put back. Raises OSError."""
+def restore_sysctls(record: HostRecord, root: Path = SYSCTLS, *, dry_run: bool = False) -> list[str]:
+    """Put back what is still as vipd left it; returns what was put back, or would be. Raises OSError."""
     undone = []
     for name, change in record.read().sysctls.items():
         path = root / name
         if path.exists() and path.read_text().strip() == change["set"]:
-            path.write_text(change["was"])
+            if not dry_run:
+                path.write_text(change["was"])
             undone.append(f"{name.replace('/', '.')} = {change['was']}")
     return undone
 

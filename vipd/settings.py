@@ -6,7 +6,6 @@ Every fault is reported at once (`SettingsError.problems`). Lists may be given a
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from socket import gethostname
@@ -23,7 +22,9 @@ from pydantic_settings import (
 )
 
 from vipd.declaration.notation import parse_frontend
-from vipd.model import Family, Masquerade, family_of, socket_text
+from vipd.etcd_options import EtcdOptions
+from vipd.model import Balance, Family, Masquerade, family_of, socket_text
+from vipd.settings_faults import fault_text
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
@@ -62,6 +63,16 @@ def _listen_address(value: object) -> str:
     frontend = parse_frontend(text)
     return socket_text(frontend.address, frontend.port)
 
+
+def _mapping(value: object) -> object:
+    """A mapping that stands in the environment is text there."""
+    found = read_settings_text(value, "the text") if isinstance(value, str) else value
+    if found is not None and not isinstance(found, Mapping | EtcdOptions):
+        raise ValueError("must be a mapping; hint: {endpoints: [https://10.0.0.1:2379]}")
+    return found
+
+
+Etcd = Annotated[EtcdOptions | None, NoDecode, BeforeValidator(_mapping)]
 
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
@@ -155,6 +166,10 @@ class Settings(BaseSettings):
     """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
+    etcd: Etcd = None
+    """The etcd that feeds a fleet of hosts; unset: none does."""
+    store: Literal["file", "etcd"] = "file"
+    """Where `vipctl` keeps what it adds, unless `--store` says otherwise: on this host, or for all hosts."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least weighty messages that are logged, to stderr."""
 
@@ -176,6 +191,8 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if self.masquerade == "off-cluster" and not self.cluster_cidrs:
             raise ValueError("masquerade: off-cluster needs cluster_cidrs; hint: name them, or use forwarded")
+        if self.store == "etcd" and self.etcd is None:
+            raise ValueError("store: etcd needs etcd; hint: name its endpoints, or use file")
         return self
 
     def masquerade_for(self, family: Family) -> Masquerade:
@@ -207,6 +224,11 @@ class Settings(BaseSettings):
         own = {ipaddress.ip_address(address) for address in (*host_addresses, "127.0.0.1")}
         answering = (a for a in own if not a.is_loopback or (a.version == 4 and self.answers_on_localhost))
         return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
+
+    @property
+    def balances(self) -> frozenset[Balance]:
+        """The ways of choosing backends that the dataplane has."""
+        return frozenset(Balance) - ({Balance.SOURCE_HASH} if self.dataplane == "iptables" else set())
 
     @property
     def exec_sources(self) -> tuple[str, ...]:
@@ -242,7 +264,8 @@ def load_settings(
         return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
     except ValidationError as error:
         place = str(config) if config else ""
-        raise SettingsError([_say(item, blame, place) for item in error.errors()]) from None
+        problems = [problem for item in error.errors() for problem in _say(item, blame, place)]
+        raise SettingsError(problems) from None
 
 
 def read_settings_file(path: Path) -> dict[str, object]:
@@ -309,9 +332,12 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return address.version, int(address)
 
 
-def _say(error: Any, blame: Mapping[str, str], whole: str) -> str:
-    name = str(error["loc"][0]) if error["loc"] else ""
-    message = re.sub(r"^Value error, ", "", error["msg"])
-    if error["type"] == "extra_forbidden":
-        message = "unknown setting; hint: docs/settings.md lists them"
-    return ": ".join(part for part in (blame.get(name, "") if name else whole, name, message) if part)
+def _say(error: Any, blame: Mapping[str, str], whole: str) -> list[str]:
+    """One line for each problem, of which a mapping may tell several."""
+    loc = [str(part) for part in error["loc"]]
+    name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
+    message = fault_text(
+        error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)
+    )
+    place = blame.get(loc[0], "") if loc else whole
+    return [": ".join(part for part in (place, name, line) if part) for line in message.split("\n")]

@@ -51,4 +51,4 @@ def test_unnamed_services_clash_once() -> None:
 def test_services_without_a_file_are_named_by_their_source() -> None:
     cli = Service("a", ("10.0.0.1",), (UDP,), origin=Origin("cli"))
     assert told(service("a", "10.0.0.2", 4), cli)[0].startswith("cli: the name a is")
-    assert told(cli, service("a", "10.0.0.2", 4))[0].endswith("at cli; give each service its own name")
+    assert told(cli, service("a", "10.0.0.2", 4))[0].endswith("by vipctl; give each service its own name")

@@ -50,3 +50,21 @@ def test_a_changed_weight_counts_from_then_on(lab: Lab, daemon: Daemon, services
     result = lab.client.send(*vip, count=FLOWS)
     assert likelihood(result, (8, 1, 1)) > UNLIKELY
     assert likelihood(result, (1, 1, 1)) < UNLIKELY, "the judge cannot tell the old shares from the new"
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (3, 2, 1)])
+def test_in_turn_every_backend_has_exactly_its_part(
+    lab: Lab, services: Services, weights: tuple[int, ...]
+) -> None:
+    vip = services.add(lab.backends, "--balance", "round-robin", weights=weights)
+    rounds, size = 10, sum(weights)
+    answered = lab.client.send(*vip, count=rounds * size).all_answered().backends
+    assert answered == {f"b{number}": rounds * weight for number, weight in enumerate(weights, 1)}
+
+
+def test_what_the_dataplane_cannot_do_is_refused(daemon: Daemon, services: Services) -> None:
+    told = daemon.vipctl(
+        "add", str(services.vip()), "10.244.0.5", "--balance", "source-hash", check=False
+    ).stderr
+    assert "cannot do balance: source-hash" in told
+    assert "nftables" in told

@@ -55,7 +55,12 @@ def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
 def admitted(inputs: Inputs, settings: Settings, own: Collection[str]) -> Inputs:
     """The inputs with a problem for each address that services may not claim on such a host."""
     compatible = settings.compat == "kube-proxy"
-    policy = AddressPolicy(settings.allowed_addresses, () if compatible else tuple(own))
+    policy = AddressPolicy(
+        settings.allowed_addresses,
+        () if compatible else tuple(own),
+        settings.exec_sources,
+        settings.balances,
+    )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))
 

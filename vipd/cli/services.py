@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vipd.api.client import Json
-from vipd.cli.changes import change_options, merged, tell
+from vipd.cli.changes import merged, service_change_options, tell
 from vipd.cli.completion import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError, together
@@ -21,6 +21,7 @@ from vipd.cli.words import (
     frontend_spec,
     split_backend,
 )
+from vipd.model import Balance
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
 
@@ -33,6 +34,11 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
             metavar="reject|drop|keep|ADDR",
             type=Word(WORDS, FALLBACK_WORDS),
             help="What new flows meet while no backend is ready; ADDR: that backend; repeatable.",
+        ),
+        click.option(
+            "--balance",
+            type=click.Choice([balance.value for balance in Balance]),
+            help="How a new flow's backend is chosen; source-hash needs the nftables dataplane.",
         ),
         click.option(
             "--masquerade",
@@ -61,7 +67,7 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
     help="The backends' port; default: that of the VIP.",
 )
 @_policy_options
-@change_options
+@service_change_options
 def add(
     *,
     vip: str,
@@ -70,6 +76,7 @@ def add(
     target: int | None,
     affinity: str | None,
     masquerade: str | None,
+    balance: str | None,
     fallback: tuple[str, ...],
     **telling: Any,
 ) -> int:
@@ -84,7 +91,7 @@ def add(
     if backends:
         spec["backends"] = backend_specs(backends)
     # A new service starts from the defaults: what only clears a field has nothing to clear.
-    policy = _policy(affinity, masquerade, fallback)
+    policy = _policy(affinity, masquerade, balance, fallback)
     spec |= {key: value for key, value in policy.items() if value is not None}
     answer = connect().change("POST", "services", body={"service": spec}, dry_run=telling["dry_run"])
     details = counted(len(backends), "backend")
@@ -99,12 +106,13 @@ def add(
     "--weight", type=click.IntRange(0, 65535), metavar="N", help="The backend's weight; 0: no new flows."
 )
 @_policy_options
-@change_options
+@service_change_options
 def set_fields(
     target: str,
     weight: int | None,
     affinity: str | None,
     masquerade: str | None,
+    balance: str | None,
     fallback: tuple[str, ...],
     **telling: Any,
 ) -> int:
@@ -114,14 +122,16 @@ def set_fields(
     vipctl set dns --affinity none
     vipctl set dns/10.244.2.21 --weight 5
     """
-    policy = _policy(affinity, masquerade, fallback)
+    policy = _policy(affinity, masquerade, balance, fallback)
     if (weight is None) == (not policy):
         hint = "either --weight for TARGET/BACKEND, or the other options for TARGET"
         raise CliError(
             f"nothing to set for {target}" if weight is None else "too much at once", hint=hint, code=USAGE
         )
     if weight is None:
-        return _patch((target,), {"service": policy}, ", ".join(policy), telling)
+        told = {"affinity": affinity, "masquerade": masquerade, "fallback": " ".join(fallback)}
+        details = ", ".join(f"{name} {word}" for name, word in told.items() if word)
+        return _patch((target,), {"service": policy}, details, telling)
     service, backend = split_backend(target)
     return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", telling)
 
@@ -131,13 +141,17 @@ def _patch(path: tuple[str, ...], body: Json, details: str, telling: Json) -> in
     return tell(answer, details, **telling)
 
 
-def _policy(affinity: str | None, masquerade: str | None, fallback: tuple[str, ...]) -> Json:
+def _policy(
+    affinity: str | None, masquerade: str | None, balance: str | None, fallback: tuple[str, ...]
+) -> Json:
     """The fields of a Spec that were named; None where the option means the default."""
     policy: Json = {}
     if affinity is not None:
         policy["affinity"] = affinity_spec(affinity)
     if masquerade is not None:
         policy["masquerade"] = None if masquerade == "auto" else masquerade
+    if balance is not None:
+        policy["balance"] = balance
     if fallback:
         policy["fallback"] = fallback_spec(fallback)
     return policy
@@ -145,7 +159,7 @@ def _policy(affinity: str | None, masquerade: str | None, fallback: tuple[str, .
 
 @click.command()
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True, type=OWN_TARGET)
-@change_options
+@service_change_options
 def remove(targets: tuple[str, ...], **telling: Any) -> int:
     """Remove services that vipctl added. One that cannot be removed does not keep the others.
 

@@ -76,9 +76,7 @@ def did_you_mean(text: str, known: Collection[str]) -> str:
     return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
 
 
-def known_keys(
-    report: Report, node: Node, path: str, known: Collection[str], unsupported: Collection[str] = ()
-) -> Iterator[tuple[str, Node]]:
+def known_keys(report: Report, node: Node, path: str, known: Collection[str]) -> Iterator[tuple[str, Node]]:
     """The known keys of a mapping in written order with their values; every other key is reported."""
     if not isinstance(node, nodes.Mapping):
         report.wrong_type(node, path, f"a mapping with the keys {', '.join(known)}")
@@ -87,11 +85,7 @@ def known_keys(
         if key in known:
             yield key, value
             continue
-        line, place = node.key_lines[key], f"{path}.{key}" if path else key
-        if key in unsupported:
-            report.add(line, path, f"{key} is not supported by this version", f"remove {place}")
-        else:
-            report.add(line, path, f"unknown key {shown(key)}", did_you_mean(key, known))
+        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", did_you_mean(key, known))
 
 
 def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:

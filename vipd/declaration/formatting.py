@@ -14,6 +14,7 @@ from vipd.model import (
     Affinity,
     Backend,
     BackendState,
+    Balance,
     ExternalAddress,
     Policy,
     Refusal,
@@ -66,6 +67,8 @@ def _policy_spec(service: Service) -> dict[str, object]:
 
 def _check_spec(service: Service) -> dict[str, object]:
     spec: dict[str, object] = {}
+    if service.balance is not Balance.RANDOM:
+        spec["balance"] = service.balance.value
     if service.check != UNCHECKED:
         spec["check"] = check_to_spec(service.check)
     if service.slow_start:

@@ -53,7 +53,7 @@ class Group(NamedTuple):
 DOCUMENT = {
     "apiVersion": Key("`vipd/v1`", "", "Required. A document of another version is not read on."),
     "defaults": Key(
-        "a mapping of `affinity`, `masquerade`, `fallback`, `check`, `slow_start`, `weight_from`",
+        "a mapping of `affinity`, `masquerade`, `fallback`, `balance`, `check`, `slow_start`, `weight_from`",
         "",
         "What the services of this document have that say nothing else.",
     ),
@@ -103,6 +103,12 @@ SERVICE = {
         "`true`",
         "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
         "Never with the prefix KUBE or `compat: kube-proxy`.",
+    ),
+    "balance": Key(
+        "`random`, `round-robin` or `source-hash`",
+        "`random`",
+        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
+        "every host; nftables dataplane only.",
     ),
     "check": Key(
         "a type of check, or a mapping", "`none`", "How backends are checked that say nothing else."

@@ -12,7 +12,15 @@ from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_notation
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.notation import parse_duration, shown
-from vipd.model import MAX_AFFINITY_SECONDS, MAX_SLOW_START_SECONDS, Affinity, Backend, Masquerade, Refusal
+from vipd.model import (
+    MAX_AFFINITY_SECONDS,
+    MAX_SLOW_START_SECONDS,
+    Affinity,
+    Backend,
+    Balance,
+    Masquerade,
+    Refusal,
+)
 
 _MASQUERADE: dict[str, tuple[Masquerade | None]] = {
     **{mode.value: (mode,) for mode in Masquerade},
@@ -37,6 +45,7 @@ class Policy:
     own_check: bool = False
     """Whether `check` was declared here."""
     slow_start: int = 0
+    balance: Balance = Balance.RANDOM
     weight_from: Placed[bool] | None = None
     """Whether checks say the weight."""
 
@@ -48,7 +57,7 @@ def read_policy(report: Report, node: Node, path: str) -> Policy:
     """The `defaults` of a document."""
     policy = Policy()
     if not null(node):
-        for key, value in known_keys(report, node, path, DEFAULTS_KEYS, UNSUPPORTED_KEYS):
+        for key, value in known_keys(report, node, path, DEFAULTS_KEYS):
             DEFAULTS_KEYS[key](report, policy, value, f"{path}.{key}")
     return policy
 
@@ -114,6 +123,12 @@ def _read_check(report: Report, policy: Policy, node: Node, path: str) -> None:
         policy.check, policy.own_check = Placed(check, node.line, path), True
 
 
+def _read_balance(report: Report, policy: Policy, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, {balance.value: balance for balance in Balance})
+    if choice is not None:
+        policy.balance = choice
+
+
 def _read_slow_start(report: Report, policy: Policy, node: Node, path: str) -> None:
     seconds = read_notation(report, node, path, parse_duration, "a duration like 30s")
     if seconds is None:
@@ -135,6 +150,7 @@ DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "affinity": _read_affinity,
     "masquerade": _read_masquerade,
     "fallback": _read_fallback,
+    "balance": _read_balance,
     "check": _read_check,
     "slow_start": _read_slow_start,
     "weight_from": _read_weight_from,
@@ -145,6 +161,3 @@ AFFINITY_KEYS = ("by", "timeout")
 FALLBACK_KEYS = ("backends",)
 WEIGHT_FROM = {"declaration": False, "check": True}
 """Who says a backend's weight."""
-
-UNSUPPORTED_KEYS = ("balance",)
-"""Keys that the language knows and this version does not serve."""

@@ -30,7 +30,7 @@ from vipd.declaration.fields import (
 )
 from vipd.declaration.nodes import Mapping, Node
 from vipd.declaration.notation import MAX_PORT, parse_address, shown
-from vipd.declaration.policy_reader import DEFAULTS_KEYS, UNSUPPORTED_KEYS
+from vipd.declaration.policy_reader import DEFAULTS_KEYS
 from vipd.declaration.policy_reader import Policy as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
@@ -85,7 +85,7 @@ def read_service(
         report.wrong_type(node, path, "a service: a mapping with address, ports and backends")
         return None
     prefix = f"{path}." if path else ""
-    for key, value in known_keys(report, node, path, SERVICE_KEYS, UNSUPPORTED_KEYS):
+    for key, value in known_keys(report, node, path, SERVICE_KEYS):
         SERVICE_KEYS[key](report, draft, value, prefix + key)
     if not _ADDRESS_KEYS & node.items.keys():
         report.add(node.line, path, "address is missing", "every service needs address")
@@ -164,6 +164,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         health_port=draft.health_port.value if draft.health_port else None,
         ends_flows=draft.ends_flows,
         answers_ping=draft.answers_ping,
+        balance=draft.balance,
         check=draft.check.value if draft.check else UNCHECKED,
         keeps_unhealthy=draft.keeps_unhealthy,
         slow_start=draft.slow_start,

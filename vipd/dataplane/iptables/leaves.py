@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from vipd.dataplane.iptables.names import Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import comment, joined, source, to_address
-from vipd.model import Endpoint, Family, Forwarding, Masquerade, Policy
+from vipd.dataplane.slots import interleaved, slot_counts
+from vipd.model import Balance, Endpoint, Family, Forwarding, Masquerade, Policy
 
 LOCAL_SOURCE = "-m addrtype --src-type LOCAL"
 
@@ -35,6 +36,8 @@ class LeafRules:
             for note, chain in (*steps, *(self._step(forwarding, endpoint) for endpoint in leaving)):
                 pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
                 rules.append(joined(note, pinned, f"-j {chain}"))
+        if forwarding.balance is Balance.ROUND_ROBIN:
+            return (*rules, *_turns(endpoints, steps))
         return (*rules, *_ladder(endpoints, steps))
 
     def _step(self, forwarding: Forwarding, endpoint: Endpoint) -> tuple[str, str]:
@@ -118,6 +121,18 @@ class LeafRules:
 
     def _list(self, chain: str) -> str:
         return f"--name {chain} --mask {self._mask} --rsource"
+
+
+def _turns(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Each slot's turn among those that are left: every n-th flow, of the rest every (n-1)-th, and so on.
+
+    A backend of more weight has more slots, spread over the round.
+    """
+    order = interleaved(slot_counts(tuple(endpoint.weight for endpoint in endpoints)))
+    for left, index in zip(range(len(order), 0, -1), order, strict=True):
+        note, chain = steps[index]
+        turn = f"-m statistic --mode nth --every {left} --packet 0" if left > 1 else ""
+        yield joined(note, turn, f"-j {chain}")
 
 
 def _ladder(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:

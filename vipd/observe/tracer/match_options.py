@@ -105,14 +105,26 @@ def _conntrack(given: Given) -> Matches:
 
 
 def _statistic(given: Given) -> Matches:
-    if given.value("--mode") != "random":
-        raise ValueError("only --mode random is known")
+    if given.value("--mode") == "nth":
+        return (_in_turn(given),)
+    if given.value("--mode") != "random" or given.find("--every") or given.find("--packet"):
+        raise ValueError("only --mode random and nth are known, each with its own options")
     asked = given.required("--probability")
     probability = float(asked.value)
     if not 0 <= probability <= 1:
         raise ValueError(f"probability {asked.value} is not within 0..1")
     exact = round(probability * PROBABILITY_STEPS) / PROBABILITY_STEPS
     return (AtRandom(1 - exact if asked.negated else exact),)
+
+
+def _in_turn(given: Given) -> AtRandom:
+    """Every n-th packet: whose turn it is nobody can say, so it counts as one in n."""
+    asked = given.required("--every")
+    every = int(asked.value)
+    packet = int(given.value("--packet") or 0)
+    if given.find("--probability") or not 0 <= packet < every:
+        raise ValueError("--mode nth needs --every and a --packet below it")
+    return AtRandom(1 - 1 / every if asked.negated else 1 / every)
 
 
 def _recent(given: Given) -> Matches:
@@ -139,7 +151,7 @@ EXTENSIONS: dict[str, Extension[Matches]] = {
     "mark": Extension(_mark, ("--mark",)),
     "connmark": Extension(_connection_mark, ("--mark",)),
     "conntrack": Extension(_conntrack, ("--ctstate",)),
-    "statistic": Extension(_statistic, ("--mode", "--probability")),
+    "statistic": Extension(_statistic, ("--mode", "--probability", "--every", "--packet")),
     "recent": Extension(
         _recent, ("--name", "--seconds", "--mask"), ("--set", "--rcheck", "--reap", "--rsource")
     ),

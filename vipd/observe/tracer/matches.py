@@ -162,10 +162,10 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class AtRandom:
-    """`-m statistic --mode random`. It forks the trace, so by itself it accepts."""
+    """`-m statistic`, at random or in turn. It forks the trace, so by itself it accepts."""
 
     probability: float
-    """0..1, in the kernel's steps of 1/2^31, so that saved and restored text agree (contract 1.8)."""
+    """0..1, at random in the kernel's steps of 1/2^31: saved and restored text agree (contract 1.8)."""
 
     def accepts(self, packet: Passing) -> bool:
         """Always; the rule's `probability` carries the weight."""
