@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.samples import broken, declared, service, unit
 from vipd.catalog import NOTHING, Merged, Unit, merge
+from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.problems import Declaration
 from vipd.model import Frontend, Service
 
@@ -52,6 +53,20 @@ def test_a_taken_name_is_refused_too() -> None:
     (problem,) = merged.problems[B]
     assert "dns" in problem.what
     assert f"{PATHS[A]}:2" in problem.what
+
+
+def test_a_conflict_is_told_in_the_words_of_a_check_of_the_files_and_once() -> None:
+    name = f"{DNS}:53/udp"
+    held, grabbed = service(name, DNS, PATHS[A], 7), service(name, DNS, PATHS[B], 4)
+    merged = merge({A: unit(declared(held), declared(held)), B: unit(declared(grabbed))})
+    assert merged.problems[B] == find_conflicts([held, grabbed])
+    assert str(merged.problems[B][0]) == (
+        f"{PATHS[B]}:4: {name} already belongs to the service at {PATHS[A]}:7; "
+        "one address, port and protocol can serve once"
+    )
+    other = service("other", DNS, PATHS[B], 4)
+    merged = merge({A: unit(declared(held), declared(held)), B: unit(declared(other))})
+    assert merged.problems[B] == find_conflicts([held, other])
 
 
 def test_a_refused_unit_goes_on_with_its_last_accepted_version() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vipd.host_checks import HostChecks
 from vipd.host_record import FILE_NAME, HostRecord
 from vipd.hostnet import FORWARDING, LIBERAL, HostNet, restore_sysctls
 from vipd.model import Family, Forwarding, ForwardingKey, Masquerade, Protocol
@@ -91,10 +92,73 @@ def test_flows_that_leave_the_window_are_kept_alive_while_any_service_is_there(
     assert value(proc, LIBERAL) == "1"
 
 
-def test_nothing_is_touched_when_the_settings_say_so(proc: Path, record: HostRecord) -> None:
-    host = HostNet(load_settings(flags={"manage_sysctls": False, "vip_device": ""}), record, proc)
-    assert prepare(host, [Family.IPV4]) == ()
+async def nothing_amiss(*_: object) -> bool:
+    """In place of the checks that run iptables."""
+    return False
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of which nothing but kernel settings is looked at."""
+    monkeypatch.setattr(HostChecks, "look", nothing_amiss)
+
+
+def looked(host: HostNet) -> bool:
+    """Whether a look at the host asks for another step."""
+    return asyncio.run(host.look())
+
+
+@pytest.mark.usefixtures("still")
+@pytest.mark.parametrize("name", [IPV4, LIBERAL])
+def test_what_somebody_turns_off_is_seen_and_turned_on_again_with_a_warning(
+    proc: Path, record: HostRecord, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    host = HostNet(SETTINGS.model_copy(update={"host_addresses": ("192.0.2.1",)}), record, proc)
+    looked(host)
+    prepare(host, [Family.IPV4])
+    assert not looked(host)
+    (proc / name).write_text("0\n")
+    assert looked(host)
+    prepare(host, [Family.IPV4])
+    assert value(proc, name) == "1"
+    assert not looked(host)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [name.replace("/", ".") in warning for warning in warnings] == [True]
+
+
+@pytest.mark.usefixtures("still")
+def test_a_setting_that_appears_later_was_turned_off_by_nobody(
+    proc: Path, record: HostRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    (proc / LIBERAL).unlink()
+    host = HostNet(SETTINGS.model_copy(update={"host_addresses": ("192.0.2.1",)}), record, proc)
+    looked(host)
+    prepare(host, [Family.IPV4])
+    (proc / LIBERAL).write_text("0\n")
+    assert looked(host)
+    prepare(host, [Family.IPV4])
+    assert value(proc, LIBERAL) == "1"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.usefixtures("still")
+def test_settings_that_vipd_leaves_alone_are_warned_of_while_they_are_off(
+    proc: Path, record: HostRecord
+) -> None:
+    flags = {"manage_sysctls": False, "vip_device": "", "host_addresses": ["192.0.2.1"]}
+    host = HostNet(load_settings(flags=flags), record, proc)
+    looked(host)
+    (warning,) = prepare(host, [Family.IPV4])
+    assert warning.startswith("net.ipv4.ip_forward is 0, and manage_sysctls is false: ")
     assert value(proc, IPV4) == "0"
+    assert not looked(host)
+    (proc / IPV4).write_text("1\n")
+    assert looked(host)
+    assert prepare(host, [Family.IPV4]) == ()
+    (proc / IPV4).write_text("0\n")
+    assert looked(host)
+    assert value(proc, IPV4) == "0"
+    assert record.read().sysctls == {}
 
 
 def test_a_missing_setting_is_a_warning_and_does_not_hold_back_the_other(

@@ -79,6 +79,13 @@ def test_every_problem_of_a_service_is_told_at_once() -> None:
     assert len(refused(lambda: operations.add({}, {}, spec)).problems) == 3
 
 
+def test_one_problem_of_a_request_is_the_whole_message_and_names_no_file() -> None:
+    error = refused(lambda: operations.add({}, {}, {**DNS, "colour": "red"}))
+    assert error.what == 'unknown key "colour"'
+    assert error.hint.startswith("known: ")
+    assert [str(problem) for problem in error.problems] == [f"{error.what}; {error.hint}"]
+
+
 @pytest.mark.parametrize("target", ["dns", "10.96.0.10:53/udp"])
 def test_a_service_is_found_by_name_and_by_frontend(target: str) -> None:
     assert operations.find(world()[0], target).name == "dns"

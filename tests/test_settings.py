@@ -61,6 +61,31 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     assert str(tmp_path / "vipd.yaml") in told
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("log_level: loud\n", 'log_level: must be one of debug, info, warning, error, not "loud"'),
+        (
+            "log_level: warn\n",
+            'log_level: must be one of debug, info, warning, error, not "warn"; hint: did you mean warning?',
+        ),
+        ("manage_sysctls: maybe\n", 'manage_sysctls: must be true or false, not "maybe"'),
+        ("mark_bit: often\n", 'mark_bit: must be a whole number, not "often"'),
+        ("mark_bit: 32\n", "mark_bit: must be at most 31, not 32"),
+        ("mark_bit: -1\n", "mark_bit: must be at least 0, not -1"),
+        ("zone: 7\n", "zone: must be text, not 7"),
+        ("zone:\n", "zone: must be text, not nothing"),
+        ("services_dir: [a]\n", "services_dir: must be a path, not a list"),
+        ("cluster_cidrs: 7\n", "cluster_cidrs: must be a list, not 7"),
+        ("chain_prefix: v\n", 'chain_prefix: "v" is not in the form wanted; hint: man vipd.yaml'),
+        ("markbit: 3\n", "markbit: unknown setting; hint: did you mean mark_bit?"),
+        ("weather: fair\n", "weather: unknown setting; hint: man vipd.yaml tells them all"),
+    ],
+)
+def test_wrong_values_are_told_in_our_own_words(tmp_path: Path, text: str, said: str) -> None:
+    assert problems(text=text, tmp_path=tmp_path) == f"{tmp_path}/vipd.yaml: {said}"
+
+
 def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     (tmp_path / "vipd.yaml").write_text("log_level: info\n")
     with pytest.raises(SettingsError) as caught:

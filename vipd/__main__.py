@@ -28,6 +28,10 @@ EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: a restart would not help."""
 
 
+LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
+"""What these tell below a warning is for those who write them."""
+
+
 def main() -> None:
     """Run the daemon until it is told to stop. Exit codes: 0 stopped, 1 failed, 77 not permitted,
     78 unusable settings."""
@@ -103,8 +107,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def _log_to_stderr(settings: Settings) -> None:
     """One line an event; under systemd as the journal wants it, and with no time of its own."""
     handler = stderr_handler(os.environ, "vipd")
+    handler.setLevel(settings.log_level.upper())  # of its own: events are told to others at any level
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    handler.addFilter(_concerns_us)
+
+
+def _concerns_us(record: logging.LogRecord) -> bool:
+    # No level of their loggers: pyroute2 sets its own when it is imported.
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in LIBRARIES
 
 
 if __name__ == "__main__":

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from vipd.declaration.conflicts import claim_problem
 from vipd.declaration.problems import Declaration, Problem
-from vipd.model import Service
+from vipd.model import Frontend, Service
 
 NOTHING = Declaration()
+
+Claim = Frontend | str
+"""What only one service can have: a frontend, or a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,12 @@ def merge(units: Mapping[str, Unit], claims: Claims | None = None) -> Merged:
     judge = _Judge(units)
     while conflicts := sorted(_conflicts(chosen, claims), key=lambda conflict: str(conflict.claim)):
         losers = [judge.loser(conflict, chosen) for conflict in conflicts]
-        for loser, conflict in zip(losers, conflicts, strict=True):
-            problems.setdefault(loser, []).append(conflict.problem_of(loser))
+        lost = [(loser, conflict) for loser, conflict in zip(losers, conflicts, strict=True)]
+        # A service without a name of its own is called by its frontend, whose conflict tells it all.
+        told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
+        for loser, conflict in lost:
+            if not (isinstance(conflict.claim, str) and (loser, conflict.claim) in told):
+                problems.setdefault(loser, []).append(conflict.problem_of(loser))
         for loser in set(losers):
             mine = [conflict for of, conflict in zip(losers, conflicts, strict=True) if of == loser]
             chosen[loser] = judge.lesser(loser, chosen[loser], mine)
@@ -65,7 +73,7 @@ def merge(units: Mapping[str, Unit], claims: Claims | None = None) -> Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    claim: object
+    claim: Claim
     first: tuple[str, Service]
     second: tuple[str, Service]
 
@@ -76,31 +84,22 @@ class _Conflict:
     def problem_of(self, loser: str) -> Problem:
         """The conflict as a fault of one of the two units."""
         mine, other = (self.first, self.second) if loser == self.first[0] else (self.second, self.first)
-        origin, taken = mine[1].origin, other[1]
-        if isinstance(self.claim, str):
-            what, hint = f"name {self.claim} is taken", "names are unique across all files and the store"
-        else:
-            what, hint = f"{self.claim} is served by {taken.name} already", "remove one of the two"
-        return Problem(origin.path or loser, origin.line, "", f"{what} ({_place(taken)})", hint)
-
-
-def _place(service: Service) -> str:
-    return str(service.origin) if service.origin.path else "added by vipctl"
+        return claim_problem(mine[1], self.claim, other[1])
 
 
 class Claims:
     """What versions of units claim, worked out once for each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, list[tuple[Declaration, dict[object, tuple[str, Service]]]]] = {}
+        self._known: dict[str, list[tuple[Declaration, dict[Claim, tuple[str, Service]]]]] = {}
 
-    def of(self, unit: str, declaration: Declaration) -> dict[object, tuple[str, Service]]:
+    def of(self, unit: str, declaration: Declaration) -> dict[Claim, tuple[str, Service]]:
         """Every name and frontend that a version claims, each with the unit and the service."""
         known = self._known.setdefault(unit, [])
         for version, claims in known:
             if version is declaration:
                 return claims
-        found: dict[object, tuple[str, Service]] = {}
+        found: dict[Claim, tuple[str, Service]] = {}
         for service in declaration.services:
             holder = (unit, service)
             found[service.name] = holder
@@ -117,7 +116,7 @@ class Claims:
 
 def _conflicts(chosen: Mapping[str, Declaration], claims: Claims) -> Iterator[_Conflict]:
     """Claims made by two units. Within one unit the parser has looked already."""
-    seen: dict[object, tuple[str, Service]] = {}
+    seen: dict[Claim, tuple[str, Service]] = {}
     for unit, declaration in chosen.items():
         mine = claims.of(unit, declaration)
         contested = {claim: seen[claim] for claim in mine.keys() & seen.keys()}
@@ -132,7 +131,7 @@ class _Judge:
 
     def __init__(self, units: Mapping[str, Unit]) -> None:
         self._units = units
-        self._claims: dict[str, frozenset[object]] = {}
+        self._claims: dict[str, frozenset[Claim]] = {}
 
     def loser(self, conflict: _Conflict, chosen: Mapping[str, Declaration]) -> str:
         """The unit that gives way: a newcomer, and of two newcomers the one that sorts later."""
@@ -158,8 +157,9 @@ class _Judge:
         unit = self._units[name]
         return chosen[name] is unit.candidate and unit.candidate is not unit.accepted
 
-    def _accepted_claims(self, name: str) -> frozenset[object]:
+    def _accepted_claims(self, name: str) -> frozenset[Claim]:
         if name not in self._claims:
             services = self._units[name].accepted.services
-            self._claims[name] = frozenset(c for s in services for c in (s.name, *s.frontends()))
+            claims: set[Claim] = {service.name for service in services}
+            self._claims[name] = frozenset(claims.union(*(service.frontends() for service in services)))
         return self._claims[name]

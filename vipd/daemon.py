@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -35,14 +36,19 @@ from vipd.health.door import Health
 from vipd.health.targets import Target
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
+from vipd.observe.counters.door import Numbers
+from vipd.observe.events.log_handler import recording
+from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
-from vipd.overrides import Subject
+from vipd.observe.observers import Observed, Observers
+from vipd.overrides import AllOrders, Lapsing, Subject
 from vipd.process import LIMIT_SECONDS, Finished, Runner, run
 from vipd.pulse import Pulse
 from vipd.reconciler import Reconciler
 from vipd.reload import reload
 from vipd.settings import Settings
+from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
@@ -51,6 +57,9 @@ from vipd.systemd.fields import Event, fields
 from vipd.systemd.notify import Notifier
 from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
 from vipd.upkeep import keep_conntrack, sweep, watch_files, watch_host, watch_rules, watch_time
+
+if TYPE_CHECKING:
+    from vipd.fleet.door import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +81,13 @@ class Parts:
     overrides: OverrideStore
     health: Health
     fitness: Fitness
+    fleet: Fleet | None
+    numbers: Numbers
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All that declare services."""
+        return (self.files, self.store, *((self.fleet.source,) if self.fleet else ()))
 
     async def rescan(self) -> None:
         """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
@@ -94,7 +110,8 @@ def check(settings: Settings) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:
-        print(f"ok: {len(merged.services)} services")  # noqa: T201
+        number = len(merged.services)
+        print(f"ok: {number} service" + ("" if number == 1 else "s"))  # noqa: T201
     return 1 if problems else 0
 
 
@@ -102,8 +119,9 @@ async def once(settings: Settings) -> int:
     """Apply the declarations once. 1 when that failed, or when a declaration has problems."""
     with state_lock(settings):
         parts = await wire(settings)
-        applied = await parts.reconciler.step()
-        faults = [fault for source in (parts.files, parts.store) for fault in source.faults()]
+        async with _following(parts):
+            applied = await parts.reconciler.step()
+        faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
 
@@ -113,13 +131,14 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     # Until there is something to reload: by default this signal would end the process.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     notifier.send("STATUS=reading declarations")
-    with state_lock(settings):
+    with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
         parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
         reporter = Reporter(notifier, parts.reconciler, ready_backends)
-        stop = asyncio.Event()
-        listeners = _health(parts)
-        async with _listening(parts, listeners), asyncio.TaskGroup() as tasks:
+        stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+        observers = Observers(_observed(parts, recorder))
+        listeners = (*_health(parts), *observers.listeners)
+        async with _listening(parts, listeners, recorder, observers), asyncio.TaskGroup() as tasks:
             work = [
                 # Before the first write, so that nothing done to our rules goes unseen.
                 tasks.create_task(_watch_rules(parts), name="watch rules"),
@@ -130,16 +149,24 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
                 tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
                 tasks.create_task(_watch_time(parts), name="watch time"),
                 tasks.create_task(parts.health.run(), name="check backends"),
-                *(tasks.create_task(each.run(), name="answer health checks") for each in listeners),
+                tasks.create_task(parts.numbers.counting.run(), name="count flows"),
+                *(tasks.create_task(each.run(), name="answer over TCP") for each in listeners),
+                tasks.create_task(observers.run(), name="observe"),
             ]
             _on_signals(parts, reporter, stop, tasks)
+            if parts.fleet:
+                work.append(tasks.create_task(parts.fleet.run(parts.reconciler), name="follow etcd"))
+                await parts.fleet.first_word()
             parts.reconciler.wake()
-            log.info("vipd %s serves %s", __version__, settings.socket, extra=fields(Event.STARTED))
-            await stop.wait()
+            started = fields(Event.STARTED, reason=f"vipd {__version__}")
+            log.info("vipd %s serves %s", __version__, settings.socket, extra=started)
+            cause = f"signal {(await stop).name}"
             reporter.stopping()
+            await parts.numbers.counting.close()
             for task in work:
                 task.cancel()
-        log.info("stopped; the rules stay in the kernel", extra=fields(Event.STOPPED))
+        stopped = fields(Event.STOPPED, cause=cause, reason="the rules stay in the kernel")
+        log.info("stopped; the rules stay in the kernel", extra=stopped)
         return 0
 
 
@@ -156,8 +183,6 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     pulse = pulse or Pulse()
     files, store = sources(settings)
     await asyncio.to_thread(files.scan)
-    for fault in (*files.faults(), *store.faults()):
-        log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
     record = HostRecord(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
     programs = partial(run, started=own.running, limit=limit)
@@ -168,8 +193,11 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     for fault in overrides.faults():
         log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
     health = Health(settings.state_dir / "health.json")
-    fitness = Fitness((overrides,), health, health.clock)
-    reconciler = Reconciler((files, store), dataplane, surroundings, now, fitness)
+    fleet = await _fleet(settings)
+    fitness = Fitness((overrides, *((fleet.orders,) if fleet else ())), health, health.clock)
+    declaring = (files, store, *((fleet.source,) if fleet else ()))
+    registrations = fleet.registrations if fleet else dict
+    reconciler = Reconciler(declaring, dataplane, surroundings, now, fitness, registrations)
     reconciler.pulse = pulse
     peace = Peace(settings.chain_prefix)
     return Parts(
@@ -184,7 +212,35 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
         overrides=overrides,
         health=health,
         fitness=fitness,
+        fleet=fleet,
+        numbers=Numbers.of(dataplane.counter, reconciler, settings.state_dir / "counters.json"),
     )
+
+
+async def _fleet(settings: Settings) -> Fleet | None:
+    """What an earlier run has known of etcd, if that is configured; else nothing of it is even imported."""
+    if settings.etcd is None:
+        return None
+    from vipd.fleet.door import Fleet
+
+    fleet = Fleet(settings, settings.etcd, now)
+    await asyncio.to_thread(fleet.load)
+    return fleet
+
+
+@contextlib.asynccontextmanager
+async def _following(parts: Parts) -> AsyncIterator[None]:
+    """Listening to etcd, where there is one, for a step that is the only one."""
+    if parts.fleet is None:
+        yield
+        return
+    following = asyncio.create_task(parts.fleet.run(parts.reconciler, report=False), name="follow etcd")
+    try:
+        await parts.fleet.first_word()
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 def now() -> datetime:
@@ -209,7 +265,9 @@ def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
     names = Names(parts.settings.chain_prefix)
 
     def open_watch() -> Watch:
-        return Watch(parts.dataplane.watched(), names, parts.own)
+        watch = Watch(parts.dataplane.watched(), names, parts.own)
+        watch.hear = parts.dataplane.counter.hear
+        return watch
 
     return watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
 
@@ -227,9 +285,13 @@ def _watch_time(parts: Parts) -> Coroutine[None, None, None]:
         parts.reconciler.wake()
 
     parts.overrides.changed = orders_changed
+    books: tuple[Lapsing, ...] = (parts.overrides,)
+    if parts.fleet:
+        parts.fleet.orders.changed = orders_changed
+        books = (parts.fleet.orders, parts.overrides)
     parts.health.listeners.append(verdicts_changed)
     parts.reconciler.after_step.append(changed.set)
-    return watch_time(parts.overrides, parts.fitness, parts.reconciler, changed)
+    return watch_time(AllOrders(books), parts.fitness, parts.reconciler, changed)
 
 
 def _after_step(parts: Parts) -> asyncio.Event:
@@ -254,8 +316,15 @@ def _health(parts: Parts) -> tuple[Listeners, ...]:
     return ports.listeners, healthz_listener(parts.reconciler, Place(*place) if place else None)
 
 
+def _observed(parts: Parts, recorder: Recorder) -> Observed:
+    """What metrics and the status page look at."""
+    return Observed(parts.settings, parts.reconciler, parts.dataplane, parts.sources, parts.numbers, recorder)
+
+
 @contextlib.asynccontextmanager
-async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncIterator[None]:
+async def _listening(
+    parts: Parts, listeners: Sequence[Listeners], recorder: Recorder, observers: Observers
+) -> AsyncIterator[None]:
     """The API's socket, answering."""
     settings = parts.settings
     about = {
@@ -267,7 +336,7 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
     served = Served(
         parts.reconciler,
         parts.dataplane,
-        (parts.files, parts.store),
+        parts.sources,
         parts.store,
         parts.overrides,
         parts.rescan,
@@ -276,9 +345,16 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
             *parts.peace.warnings(asyncio.get_running_loop().time()),
+            *(parts.fleet.warnings() if parts.fleet else ()),
         ],
         claims=parts.surroundings.claims,
+        events=recorder,
+        numbers=parts.numbers,
+        fleet=parts.fleet,
+        default_store=settings.store,
+        metrics=observers.metrics,
     )
+    observers.warnings = served.warnings
     try:
         listener = bind_socket(settings.socket, settings.socket_group)
     except OSError as error:
@@ -288,20 +364,28 @@ async def _listening(parts: Parts, listeners: Sequence[Listeners]) -> AsyncItera
     await runner.setup()
     try:
         await web.SockSite(runner, listener, shutdown_timeout=STOP_SECONDS).start()
-        yield
+        with observers.tally.counting():
+            yield
     finally:
         await runner.cleanup()
         settings.socket.unlink(missing_ok=True)
 
 
-def _on_signals(parts: Parts, reporter: Reporter, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+def _on_signals(
+    parts: Parts, reporter: Reporter, stop: asyncio.Future[signal.Signals], tasks: asyncio.TaskGroup
+) -> None:
     """SIGTERM and SIGINT stop; SIGHUP reads everything anew and looks at the kernel again."""
 
     async def reload_and_tell() -> None:
         async with reporter.reloading():
-            await reload(parts.rescan, parts.dataplane, parts.reconciler, (parts.files, parts.store))
+            cause = "signal SIGHUP"
+            await reload(parts.rescan, parts.dataplane, parts.reconciler, parts.sources, cause=cause)
+
+    def end(number: signal.Signals) -> None:
+        if not stop.done():
+            stop.set_result(number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, lambda: tasks.create_task(reload_and_tell(), name="reload"))

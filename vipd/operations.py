@@ -6,7 +6,7 @@ Every function takes the snapshot (all services) and what is stored, and returns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -211,8 +211,17 @@ def _parse_all(specs: list[object], source: str) -> list[Service]:
         if service is not None:
             services.append(service)
     if found or len(services) != len(specs):
-        raise RefusedError("invalid", "the service is not valid", "", "", found)
+        raise invalid(found)
     return services
+
+
+def invalid(found: Sequence[Problem]) -> RefusedError:
+    """What is wrong with services that somebody asks for. One problem is the whole message."""
+    problems = [replace(problem, file="", line=0) for problem in found]
+    if len(problems) != 1:
+        return RefusedError("invalid", "the service is not valid", problems=problems)
+    what = replace(problems[0], hint="")
+    return RefusedError("invalid", str(what), "", problems[0].hint, problems)
 
 
 def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
@@ -252,6 +261,4 @@ def _check_frontends(snapshot: Services, service: Service) -> None:
             continue
         for frontend in claimed.intersection(other.frontends()):
             hint = f"vipctl describe {other.name}"
-            raise RefusedError(
-                "conflict", f"{frontend} is served by {other.name} already", _owner(other), hint
-            )
+            raise RefusedError("conflict", f"{frontend} already belongs to {other.name}", _owner(other), hint)

@@ -7,10 +7,10 @@ why, and may end by itself.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from vipd.model import MAX_WEIGHT, Backend, Service
 from vipd.standing import Admin
@@ -106,6 +106,32 @@ def next_lapse(overrides: Overrides) -> datetime | None:
     return min(times, default=None)
 
 
+class Lapsing(Protocol):
+    """Orders, some of which end by themselves."""
+
+    def due(self) -> datetime | None:
+        """When the next one ends."""
+
+    def tick(self) -> None:
+        """Let those end whose time has come."""
+
+
+class AllOrders:
+    """Several books, for whoever keeps the time for them."""
+
+    def __init__(self, books: Sequence[Lapsing]) -> None:
+        self._books = books
+
+    def due(self) -> datetime | None:
+        """When the next order of any book ends."""
+        return min((due for book in self._books if (due := book.due()) is not None), default=None)
+
+    def tick(self) -> None:
+        """Let orders end whose time has come. Raises what a book raises; those behind it then wait."""
+        for book in self._books:
+            book.tick()
+
+
 def merged(before: Override | None, order: Override) -> Override:
     """An order given beside an earlier one about the same: a weight keeps the state, a state the weight."""
     if before is None:
@@ -116,6 +142,15 @@ def merged(before: Override | None, order: Override) -> Override:
         kept = (before.until, before.pins_until)
         return replace(order, admin=before.admin, until=order.until or kept[0], pins_until=kept[1])
     return order
+
+
+def describe(override: Override) -> str:
+    """An order in a few words: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
+    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words += [] if override.weight is None else [f"weight {override.weight}"]
+    until = f" until {override.until.isoformat(timespec='seconds')}" if override.until else ""
+    why = f" ({override.reason})" if override.reason else ""
+    return ", ".join(words) + until + why
 
 
 def to_json(override: Override) -> dict[str, object]:

@@ -145,7 +145,7 @@ class Reconciler:
         self.causes = Causes()
         """Whoever lets a source hold something else notes here who asked for it."""
         self._claims = Claims()
-        self._source_faults: tuple[str, ...] = ()
+        self._source_faults: Mapping[str, tuple[str, ...]] = {}
         self._host_warnings: tuple[str, ...] = ()
         self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
@@ -268,7 +268,7 @@ class Reconciler:
         """Tell the sources which of their versions serve, and the log what is wrong."""
         for source in self._sources:
             source.accepted(merged.chosen)
-        faults = tuple(fault for source in self._sources for fault in source.faults())
+        faults = {source.location: source.faults() for source in self._sources}
         tell_problems(self.problems, merged.problems)
         tell_faults(self._source_faults, faults)
         self.problems, self._source_faults = merged.problems, faults
@@ -318,7 +318,7 @@ class Reconciler:
             progress.applies += wrote
             tell_applied(len(self.services), progress.last_seconds, first=not progress.done)
         if progress.fault:
-            tell_recovered(progress.failures, progress.fault)
+            tell_recovered(progress.fault)
         quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
         tell_readmitted(progress.quarantined, quarantined, self.services)
         progress.quarantined = quarantined

@@ -11,6 +11,13 @@ Registrations = Mapping[str, tuple[Backend, ...]]
 """Registered backends by the name of their service. What has not changed is the same object."""
 
 
+def declared(service: Service) -> Service:
+    """The service without the backends that registered themselves."""
+    if not any(backend.registered for backend in service.backends):
+        return service
+    return replace(service, backends=tuple(b for b in service.backends if not b.registered))
+
+
 class Registrar:
     """Adds registered backends; a service for which nothing has changed stays the same object."""
 

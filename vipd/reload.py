@@ -45,8 +45,12 @@ async def reload(
     reconciler: Reconciler,
     sources: Sequence[Source],
     patience: float = PATIENCE_SECONDS,
+    cause: str = "",
 ) -> Reloaded:
-    """Read every source and the kernel anew, and wait until a step has taken that up."""
+    """Read every source and the kernel anew, and wait until a step has taken that up.
+
+    `cause` is who asked for it, as in `vipd.systemd.fields`.
+    """
     before = reconciler.services
     await rescan()
     dataplane.forget()
@@ -63,12 +67,14 @@ async def reload(
         known = before.get(name)
         if known != service:
             reloaded.actions[name] = "changed" if known else "created"
-    _tell(reloaded)
+    _tell(reloaded, cause)
     return reloaded
 
 
-def _tell(reloaded: Reloaded) -> None:
-    extra = fields(Event.RELOADED)
+def _tell(reloaded: Reloaded, cause: str) -> None:
+    more = f"; problems: {len(reloaded.problems)}" if reloaded.problems else ""
+    more += f"; not all of it is in the kernel: {reloaded.fault}" if reloaded.fault else ""
+    extra = fields(Event.RELOADED, cause=cause, reason=f"{reloaded}{more}")
     if reloaded.problems:
         named = reloaded.problems[:PROBLEMS_LOGGED]
         what = "reloaded: %s; problems: %d, the last good versions go on serving:\n%s"

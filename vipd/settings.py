@@ -64,6 +64,12 @@ def _listen_address(value: object) -> str:
     return socket_text(frontend.address, frontend.port)
 
 
+def _local_listen_address(value: object) -> str:
+    """A port alone is one of this host's loopback address: what is not said to be open is not."""
+    text = str(value)
+    return _listen_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
+
+
 def _mapping(value: object) -> object:
     """A mapping that stands in the environment is text there."""
     found = read_settings_text(value, "the text") if isinstance(value, str) else value
@@ -81,6 +87,7 @@ Address = Annotated[str, BeforeValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
 
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
+LocalListenAddress = Annotated[str, BeforeValidator(_local_listen_address)]
 
 
 class Settings(BaseSettings):
@@ -166,6 +173,14 @@ class Settings(BaseSettings):
     """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
+    metrics_address: LocalListenAddress | None = None
+    """Where `GET /metrics` is answered over TCP, too, for Prometheus; a port alone: on 127.0.0.1; unset:
+    nowhere.
+    """
+    status_page: LocalListenAddress | None = None
+    """Where the status page is served, to everybody who can connect; a port alone: on 127.0.0.1; unset:
+    nowhere.
+    """
     etcd: Etcd = None
     """The etcd that feeds a fleet of hosts; unset: none does."""
     store: Literal["file", "etcd"] = "file"
@@ -207,10 +222,15 @@ class Settings(BaseSettings):
 
     def health_place(self) -> tuple[str, int] | None:
         """Address and port of `health_address`; None when it is unset."""
-        if not self.health_address:
-            return None
-        frontend = parse_frontend(self.health_address)
-        return frontend.address, frontend.port
+        return _place(self.health_address)
+
+    def metrics_place(self) -> tuple[str, int] | None:
+        """Address and port of `metrics_address`; None when it is unset."""
+        return _place(self.metrics_address)
+
+    def page_place(self) -> tuple[str, int] | None:
+        """Address and port of `status_page`; None when it is unset."""
+        return _place(self.status_page)
 
     def node_addresses(self, family: Family, host_addresses: frozenset[str]) -> tuple[str, ...] | None:
         """The host's addresses that answer on node ports; None for all.
@@ -326,6 +346,13 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX)
     source.env_vars = {name.lower(): value for name, value in environment.items() if value}
     return dict(source())
+
+
+def _place(listen_address: str | None) -> tuple[str, int] | None:
+    if not listen_address:
+        return None
+    frontend = parse_frontend(listen_address)
+    return frontend.address, frontend.port
 
 
 def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int, int]:

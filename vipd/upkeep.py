@@ -14,7 +14,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.disturbance import Disturbance
+from vipd.dataplane.iptables.watch.disturbance import Disturbance, named
 from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.model import Family
@@ -32,6 +32,7 @@ SHORTEST_PAUSE_SECONDS = 0.01
 SWEEP_AFTER_SECONDS = 1.0
 WATCH_AGAIN_SECONDS = 5.0
 REPAIR_SECONDS = 60.0
+DEEDS_TOLD = 5
 
 
 class Looking(Protocol):
@@ -52,9 +53,10 @@ class Doubting(Protocol):
 
 
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
-    """Wake the reconciler whenever a file's content has changed."""
+    """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back."""
     async for _ in files.changes():
-        if await asyncio.to_thread(files.scan):
+        faults = files.faults()
+        if await asyncio.to_thread(files.scan) or files.faults() != faults:
             reconciler.wake()
 
 
@@ -161,9 +163,14 @@ async def _repair(
     repaired = reconciler.progress.applies > written
     peace.repaired(repaired, asyncio.get_running_loop().time())
     if repaired:
-        what = "; ".join(dict.fromkeys(map(str, seen)))
-        extra = fields(Event.RULES_REPAIRED)
-        log.warning("rules repaired; what had happened: %s", what, extra=extra)
+        actors = named(actor for disturbance in seen for actor in disturbance.actors)
+        done = list(dict.fromkeys(disturbance.deed for disturbance in seen))
+        more = f"; and {len(done) - DEEDS_TOLD} more" if len(done) > DEEDS_TOLD else ""
+        deeds = "; ".join(done[:DEEDS_TOLD]) + more
+        cause = ", ".join(f"process {actor}" for actor in actors)
+        extra = fields(Event.RULES_REPAIRED, cause=cause, reason=deeds)
+        who = ", ".join(actors) or "somebody"
+        log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
 async def keep_conntrack(

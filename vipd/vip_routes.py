@@ -127,7 +127,8 @@ class VipRoutes:
         new = {vip: source for vip, source in wanted.items() if routing.ours.get(vip) != source}
         if new:
             problem = await self._add_all(netlink, await self._device_up(netlink, routing.device), new)
-            log.info("%d VIPs have no other route and are routed to %s", len(new), self._device)
+            told = "1 VIP has" if len(new) == 1 else f"{len(new)} VIPs have"
+            log.info("%s no other route; routed to %s from now on", told, self._device)
         for name in self._record.read().devices:
             if not wanted or name != self._device:
                 await _give_back(netlink, name, self._record)
@@ -214,7 +215,8 @@ async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]
             ours = (await read_routing(netlink, "")).ours
             for vip in () if dry_run else ours:
                 await _delete(netlink, vip)
-            done += [f"{len(ours)} routes to VIPs"] if ours else []
+            number = "1 route" if len(ours) == 1 else f"{len(ours)} routes"
+            done += [f"{number} to VIPs"] if ours else []
             for name, state in record.read().devices.items():
                 done += [f"the device {name}"] if state == "made" else []
                 if not dry_run:

@@ -105,7 +105,8 @@ def test_once_with_a_broken_store_is_no_success(node: Host) -> None:
 
 def test_check_prints_every_problem_and_touches_nothing(node: Host) -> None:
     good = node.vipd("--check")
-    assert (good.returncode, good.stdout) == (0, "ok: 1 services\n")
+    assert (good.returncode, good.stdout) == (0, "ok: 1 service\n")
+    assert node.vipd("--check", "--log-level", "debug").stderr == ""
     node.declare("bad.yaml", "  - {address: 10.96.0.300}\n")
     node.declare("twin.yaml", block("10.96.0.10", "twin", "10.244.0.6"))
     bad = node.vipd("--check")

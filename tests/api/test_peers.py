@@ -150,6 +150,7 @@ def test_a_peer_that_is_neither_root_nor_admin_may_read_but_not_change() -> None
         assert [code for code, _ in changes] == [403, 403, 403]
         error = changes[0][1]["error"]
         assert error["kind"] == "forbidden"
+        assert "usermod -aG" in error["hint"]
         assert "root" in error["why"]
         assert api.stored() == {"web"}
 

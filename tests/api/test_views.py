@@ -81,8 +81,13 @@ def test_a_fallback_at_rest_is_not_said_to_have_weight_zero() -> None:
     (spare,) = [e for e in view["forwardings"][0]["endpoints"] if e["address"] == "10.244.9.9"]
     assert not spare["ready"]
     assert spare["weight"] == 1
-    assert spare["reason"]
-    assert spare["reason"] != "weight 0"
+    assert spare["reason"] == "fallback, waiting"
+
+
+def test_a_backup_at_rest_is_said_to_wait() -> None:
+    view = view_of({"backends": ["10.244.0.5", {"address": "10.244.0.6", "backup": True}]})
+    reasons = {e["address"]: e["reason"] for e in view["forwardings"][0]["endpoints"]}
+    assert reasons == {"10.244.0.5": "", "10.244.0.6": "backup, waiting"}
 
 
 def test_a_serving_fallback_does_not_count_as_a_ready_backend() -> None:

@@ -50,7 +50,9 @@ def vipctl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Vipctl:
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        *arguments: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environment: str
+    ) -> subprocess.Popen[bytes]:
         inherited = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
         process = subprocess.Popen(
             [sys.executable, "-m", "vipd.cli.main", *arguments],
@@ -59,7 +61,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
             | environment,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
         )
         started.append(process)
         return process

@@ -41,8 +41,8 @@ Rules, after the fork those on the way to 10.244.2.21:53:
     PREROUTING                       vipd services
     VIPD-PREROUTING                  flow marked as vipd's
     VIPD-PREROUTING                  on to VIPD-SERVICES
-    VIPD-SERVICES                    dns cluster IP
-    VIPD-SVC-KKDJTG42DQ3TVSVW        dns cluster IP
+    VIPD-SERVICES                    virtual IP of dns
+    VIPD-SVC-KKDJTG42DQ3TVSVW        to be masqueraded
     VIPD-MARK-MASQ                   marked for masquerade
     VIPD-SVC-KKDJTG42DQ3TVSVW  33.3  dns -> 10.244.0.5:53
     VIPD-SVC-KKDJTG42DQ3TVSVW  66.7  dns -> 10.244.2.21:53
@@ -59,12 +59,22 @@ def test_a_packet_is_followed_through_files(vipctl: Vipctl, declared: str) -> No
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
+def test_jumps_to_chains_where_nothing_matched_are_left_out(vipctl: Vipctl, declared: str) -> None:
+    question = ("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp")
+    lines = vipctl(*question).out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.split()[:1] == ["FORWARD"]] == [
+        "vipd translated flows"
+    ]
+    answered = json.loads(vipctl(*question, "-o", "json").out)["explanation"]["outcomes"][0]["rules"]
+    assert sum(rule["chain"] == "FORWARD" for rule in answered) > 1
+
+
 def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
     ended = vipctl("explain", "-f", declared, *HOST, "--from", "local", "dead")
     assert ended.code == 0
     assert ended.out.splitlines()[:3] == [
-        "192.0.2.1 -> 10.96.0.30:80/tcp is refused: dead has no endpoints",
-        "refused with ICMP port unreachable: TCP clients see connection refused",
+        "192.0.2.1 -> 10.96.0.30:80/tcp is refused: no backend of dead is ready",
+        "refused by a TCP reset: clients see connection refused",
         "note: 192.0.2.1 is assumed as the source; --from ADDRESS tells another",
     ]
     assert ended.out.splitlines()[-1].split() == [
@@ -73,7 +83,7 @@ def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
         "dead",
         "has",
         "no",
-        "endpoints",
+        "backends",
     ]
 
 

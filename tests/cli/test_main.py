@@ -225,11 +225,11 @@ def test_interrupt_has_no_traceback(tmp_path: Path, spawn: Spawn) -> None:
     assert err.strip() == b"vipctl: interrupted"
 
 
-def on_terminal(spawn: Spawn, *words: str, **environment: str) -> str:
-    """What a command line prints on a terminal of 80 columns."""
+def on_terminal(spawn: Spawn, *words: str, errors: bool = False, **environment: str) -> str:
+    """What a command line prints on a terminal of 80 columns; `errors`: on stderr."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = spawn(*words, stdout=terminal, **environment)
+    process = spawn(*words, **{"stderr" if errors else "stdout": terminal}, **environment)
     os.close(terminal)
     printed = b""
     try:
@@ -250,6 +250,30 @@ def test_a_terminal_of_80_columns_holds_the_list(daemon: FakeDaemon, spawn: Spaw
     assert max(map(len, lines)) <= 80
     assert "10.96.0.10:53/udp +1" in lines[2]
     assert len(lines[2].split()[0]) >= 16
+
+
+LONG = "affinity of web, shop and mail: each backend's list remembers 100 clients, then forgets; hint: " * 2
+
+
+def test_prose_is_wrapped_on_a_terminal_and_nowhere_else(
+    daemon: FakeDaemon, spawn: Spawn, vipctl: Vipctl
+) -> None:
+    problem = f"/etc/vipd/services.d/{'x' * 80}.yaml:3: {LONG.strip()}"
+    source = STATUS["sources"][0] | {"problems": [problem]}
+    daemon.answer("GET /v1/status", STATUS | {"warnings": [LONG.strip()], "sources": [source]})
+    lines = on_terminal(spawn, "status", NO_COLOR="").splitlines()
+    assert [len(line) > 80 for line in lines].count(True) == 1, "a path is never broken"
+    assert "".join("".join(lines).split()).count("".join(LONG.split())) == 2
+    assert any(line.startswith("    ") for line in lines), "further lines are indented"
+    assert f"  {LONG.strip()}\n" in vipctl("status").out
+
+
+def test_errors_are_wrapped_on_a_terminal(daemon: FakeDaemon, spawn: Spawn) -> None:
+    daemon.refuse("GET /v1/services/web", 404, "not-found", "no service web", hint=LONG.strip())
+    lines = on_terminal(spawn, "describe", "web", errors=True).splitlines()
+    assert lines[0].startswith("vipctl: no service web; hint: affinity of web")
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_poor_locale_ends_no_table(daemon: FakeDaemon, spawn: Spawn) -> None:

@@ -165,8 +165,11 @@ def test_set_needs_one_thing_to_set(vipctl: Vipctl, daemon: FakeDaemon, words: l
 def test_set_sends_only_what_was_named(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("PATCH /v1/services/kube-system/kube-dns", changed(("changed", "kube-system/kube-dns")))
     ended = vipctl("set", "kube-system/kube-dns", "--affinity", "none", "--masquerade", "auto")
-    assert ended.out == f"changed kube-system/kube-dns (affinity, masquerade){STORED}\n"
+    assert ended.out == f"changed kube-system/kube-dns (affinity none, masquerade auto){STORED}\n"
     assert daemon.last.body == {"service": {"affinity": None, "masquerade": None}}
+    fallback = ("--fallback", "10.0.0.1", "--fallback", "10.0.0.2")
+    told = vipctl("set", "kube-system/kube-dns", "--affinity", "10m", *fallback).out
+    assert "(affinity 10m, fallback 10.0.0.1 10.0.0.2)" in told
 
 
 def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -174,7 +177,8 @@ def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> N
     daemon.answer("DELETE /v1/services/10.0.0.1:80/tcp", changed(("removed", "10.0.0.1:80/tcp")))
     ended = vipctl("remove", "a", "nope", "10.0.0.1:80/tcp")
     assert ended.code == 3
-    assert ended.out == f"removed a{STORED}\nremoved 10.0.0.1:80/tcp{STORED}\n"
+    gone = STORED.replace("stored in", "no longer in").replace("; survives reboot", "")
+    assert ended.out == f"removed a{gone}\nremoved 10.0.0.1:80/tcp{gone}\n"
     assert ended.err == "vipctl: no service nope; hint: vipctl list shows them\n"
 
 
@@ -199,6 +203,16 @@ def test_add_and_remove_backends(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     assert ended.out == f"changed dns (without 10.244.3.9:53, [fd00::5]:53){STORED}\n"
     assert daemon.last.body == {"backends": ["10.244.3.9:53", "[fd00::5]:53"]}
     assert vipctl("remove-backend", "dns", "10.244.3.9@2").code == 2
+
+
+def test_the_only_problem_of_a_request_is_said_once(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    what, hint = "web: 10.10.0.1 is an address of this host itself", "choose another"
+    daemon.refuse("POST /v1/services", 422, "invalid", what, hint=hint, problems=[f"{what}; {hint}"])
+    ended = vipctl("add", "10.10.0.1:80/tcp", "10.0.0.1", "--name", "web")
+    assert ended == (1, "", f"vipctl: {what}; hint: {hint}\n")
+    daemon.refuse("POST /v1/services", 422, "invalid", "the service is not valid", problems=["a", "b"])
+    ended = vipctl("add", "10.10.0.1:80/tcp", "10.0.0.1", "--name", "web")
+    assert ended == (1, "", "a\nb\nvipctl: the service is not valid\n")
 
 
 def test_quiet_prints_nothing(vipctl: Vipctl, daemon: FakeDaemon) -> None:

@@ -142,6 +142,11 @@ def test_status_in_sync(vipctl: Vipctl) -> None:
     assert f"Warnings\n  {warning}\n" in ended.out
 
 
+def test_status_after_a_start_that_had_nothing_to_write(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/status", STATUS | {"applies": 0})
+    assert "\nLast apply   none needed; the first comparison took 31 ms\n" in vipctl("status").out
+
+
 @pytest.mark.parametrize("state", ["starting", "pending", "failed", "other"])
 def test_status_out_of_sync_exits_1(vipctl: Vipctl, daemon: FakeDaemon, state: str) -> None:
     document = STATUS | {

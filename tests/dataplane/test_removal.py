@@ -126,8 +126,11 @@ def test_tables_made_by_the_first_write_go_when_empty(run: Runner, tmp_path: Pat
     tables = HostRecord(tmp_path).read().tables
     assert sorted(tables) == ["ipv4 filter", "ipv4 nat", "ipv6 filter", "ipv6 nat"]
     assert asyncio.run(remove_empty_tables(tables, run)) == []
+    foretold = asyncio.run(remove_empty_tables(tables, run, foretold=["VIPD"]))
+    assert "*nat" in saved(run)["iptables-nft"]
     assert clean(run, "VIPD") == 2
     gone = asyncio.run(remove_empty_tables(tables, run))
+    assert sorted(foretold) == sorted(gone)
     assert sorted(gone) == ["ip filter", "ip nat", "ip6 filter", "ip6 nat"]
     assert not any(saved(run).values())
     assert asyncio.run(remove_empty_tables(tables, run)) == []
@@ -145,8 +148,10 @@ def test_tables_made_by_the_first_write_go_when_empty(run: Runner, tmp_path: Pat
 def test_tables_that_others_use_since_stay(by_another: str, run: Runner, tmp_path: Path) -> None:
     Machine(run, tmp_path, iptables_variant="nft").become([numbered(1, "10.244.0.1")])
     ended(run, "iptables-nft-restore", by_another)
+    tables = HostRecord(tmp_path).read().tables
+    assert asyncio.run(remove_empty_tables(tables, run, foretold=["VIPD"])) == ["ip nat"]
     clean(run, "VIPD")
-    assert asyncio.run(remove_empty_tables(HostRecord(tmp_path).read().tables, run)) == ["ip nat"]
+    assert asyncio.run(remove_empty_tables(tables, run)) == ["ip nat"]
     assert "*filter" in saved(run)["iptables-nft"]
 
 

@@ -17,9 +17,10 @@ from vipd.api.server import HTTP_STATUS, Served, application
 from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
 from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
 from vipd.declaration.native import DOCUMENT_KEYS
-from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS, UNSUPPORTED_KEYS
+from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS
 from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import SERVICE_KEYS
+from vipd.manual.settings_reference import etcd_options
 from vipd.model import Masquerade
 from vipd.settings import ENVIRONMENT_PREFIX, Settings
 
@@ -81,6 +82,11 @@ def test_a_setting_is_described_as_it_is(name: str) -> None:
     assert meaning
 
 
+def test_every_key_of_etcd_is_described_as_the_manual_does() -> None:
+    described = {coded(name)[0]: rest for name, *rest in rows(DOCS / "settings.md", "etcd")}
+    assert described == {each.name: [each.values, each.default, each.meaning] for each in etcd_options()}
+
+
 def keys_under(heading: str) -> set[str]:
     return {key for first, *_ in rows(LANGUAGE, heading) for key in coded(first)}
 
@@ -105,7 +111,7 @@ def test_the_keys_of_the_language_are_described_and_no_others(heading: str, keys
 
 def test_words_that_no_table_holds_are_described() -> None:
     text = LANGUAGE.read_text(encoding="utf-8")
-    words: Iterable[str] = [*STATES, *UNSUPPORTED_KEYS, *DEFAULTS_KEYS]
+    words: Iterable[str] = [*STATES, *DEFAULTS_KEYS]
     assert [word for word in words if f"`{word}`" not in text] == []
 
 

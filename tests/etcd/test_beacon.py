@@ -71,6 +71,7 @@ def test_a_report_is_written_when_it_is_different(etcd: Cluster) -> None:
                 "revision": 7,
                 "problems": 0,
                 "version": "0.1.0",
+                "services": 0,
                 "time": "2030-01-02T00:00:00Z",
             }
             await asyncio.sleep(0.3)

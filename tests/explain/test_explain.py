@@ -76,9 +76,9 @@ def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "verdict", "words"),
     [
-        ({}, "rejected", "is refused: dead has no endpoints"),
-        ({"refusal": Refusal.DROP}, "dropped", "is dropped: dead has no endpoints"),
-        ({"served": True}, "dropped", "is dropped: dead has no endpoints on this host"),
+        ({}, "rejected", "is refused: no backend of dead is ready"),
+        ({"refusal": Refusal.DROP}, "dropped", "is dropped: no backend of dead is ready"),
+        ({"served": True}, "dropped", "is dropped: dead has no backends on this host"),
     ],
 )
 def test_refusals(changes: dict[str, Any], verdict: str, words: str) -> None:
@@ -89,6 +89,24 @@ def test_refusals(changes: dict[str, Any], verdict: str, words: str) -> None:
     rules = found.view()["outcomes"][0]["rules"]  # type: ignore[index]
     assert rules[-1]["chain"] == "VIPD-SERVICES"
     assert "dead has no" in rules[-1]["meaning"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "prefix", "words"),
+    [
+        (Protocol.TCP, "VIPD", "refused by a TCP reset"),
+        (Protocol.UDP, "VIPD", "refused by an ICMP error"),
+        (Protocol.TCP, "KUBE", "refused by an ICMP error"),
+    ],
+)
+def test_how_a_client_is_refused_is_told_as_the_rule_does_it(
+    protocol: Protocol, prefix: str, words: str
+) -> None:
+    dead = forwarding("dead", "10.96.0.30")
+    dead = replace(dead, key=dead.key._replace(protocol=protocol))
+    found = told("10.10.0.9", f"10.96.0.30:80/{protocol}", dead, prefix=prefix)
+    assert found.reason.startswith(words)
+    assert ("tcp-reset" in found.trace.outcomes[0].steps[-1].rule) == ("TCP reset" in words)
 
 
 def test_a_source_that_may_not() -> None:
@@ -152,7 +170,8 @@ def test_a_backend_that_is_the_address_of_a_dead_service() -> None:
     found = told("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
     assert found.verdict == "mixed"
     assert [(r.endpoint, r.share) for r in found.backends()] == [("10.244.1.10:80", 0.5)]
-    assert "in 50.0% is translated to 10.96.0.30:80, then refused: dead has no endpoints" in found.summary
+    told_of_dead = "in 50.0% is translated to 10.96.0.30:80, then refused: no backend of dead is ready"
+    assert told_of_dead in found.summary
 
 
 def test_forwardings_left_out_change_nothing() -> None:

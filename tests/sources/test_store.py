@@ -86,6 +86,18 @@ def test_a_broken_file_is_never_written_over(tmp_path: Path, content: bytes) -> 
     assert dict(store.services) == {}
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_broken_file_is_one_problem_that_says_what_serves(tmp_path: Path, saved: bool) -> None:
+    path = tmp_path / "services.yaml"
+    if saved:
+        loaded(path).save({"a": service("a", "10.96.0.10")})
+    path.write_text("nonsense")
+    store = loaded(path)
+    (fault,) = store.faults()
+    assert fault.endswith("its last good copy goes on serving" if saved else "there is no good copy of it")
+    assert set(store.services) == ({"a"} if saved else set())
+
+
 def test_a_mended_file_is_read_at_the_next_reload(tmp_path: Path) -> None:
     path = tmp_path / "services.yaml"
     path.write_text("nonsense")

@@ -32,6 +32,8 @@ def test_a_line_for_each_that_comes_or_goes(caplog: pytest.LogCaptureFixture) ->
         "VIPD_EVENT": ("service-added",),
         "VIPD_SERVICE": ("filed",),
         "VIPD_UNIT": ("file:/etc/vipd/x.yaml",),
+        "VIPD_CAUSE": ("file /etc/vipd/x.yaml:7",),
+        "VIPD_REASON": ("2 backends",),
     }
 
 
@@ -59,7 +61,7 @@ def test_of_the_first_load_the_number_alone_is_told(caplog: pytest.LogCaptureFix
 
     async def story(world: World) -> None:
         await world.fulfilled(world.reconciler.wake())
-        assert [line.split(" after")[0] for line in caplog.messages] == ["1 services in the kernel"]
+        assert [line.split(" after")[0] for line in caplog.messages] == ["1 service in the kernel"]
         world.source.candidate = declared(DNS, WEB)
         await world.fulfilled(world.reconciler.wake())
         assert "service web added: 1 backend; by cli" in caplog.messages

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -90,6 +90,21 @@ class Client:
             raise RefusedError(status, error if isinstance(error, dict) else {})
         return answer
 
+    def stream(self, path: str) -> Iterator[Json]:
+        """The JSON objects, a line each, that are answered to `GET path` as they come, until the answer ends.
+
+        Raises as `request` does; UnreachableError also when the connection breaks or falls silent.
+        """
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(self.timeout)
+                connection.connect(self.socket_path)
+                connection.sendall(_request_bytes("GET", path, None), socket.MSG_NOSIGNAL)
+                with connection.makefile("rb") as stream:
+                    yield from _streamed(stream)
+        except OSError as err:
+            raise UnreachableError(self.socket_path, err) from err
+
     def _exchange(self, request: bytes) -> tuple[int, bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout)
@@ -113,21 +128,44 @@ def _request_bytes(method: str, path: str, body: Json | None) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
+def _streamed(stream: BinaryIO) -> Iterator[Json]:
+    status, headers = _read_head(stream)
+    if headers.get("transfer-encoding", "").lower() != "chunked" or status != 200:
+        content = _read_body(stream, status, headers)
+        error = _json_object(content, status).get("error")
+        raise RefusedError(status, error if isinstance(error, dict) else {})
+    line = b""
+    while size := _chunk_size(_read_line(stream)):
+        line += _read_exactly(stream, size)
+        _read_line(stream)
+        *whole, line = line.split(b"\n")
+        yield from (_json_object(each, status) for each in whole)
+
+
 def _read_response(stream: BinaryIO) -> tuple[int, bytes]:
+    status, headers = _read_head(stream)
+    return status, _read_body(stream, status, headers)
+
+
+def _read_head(stream: BinaryIO) -> tuple[int, dict[str, str]]:
     status = 100
     while status < 200:  # interim responses precede the real one
         status = _read_status(stream)
         headers = _read_headers(stream)
+    return status, headers
+
+
+def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> bytes:
     if status in _NO_BODY:
-        return status, b""
+        return b""
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        return status, _read_chunks(stream)
+        return _read_chunks(stream)
     length = headers.get("content-length")
     if length is None:
-        return status, stream.read()
+        return stream.read()
     if not length.isdecimal():
         raise BadAnswerError(f"Content-Length is {length!r}")
-    return status, _read_exactly(stream, int(length))
+    return _read_exactly(stream, int(length))
 
 
 def _read_status(stream: BinaryIO) -> int:

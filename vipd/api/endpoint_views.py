@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
-from vipd.model import Endpoint, Forwarding, Frontend, Refusal, Service, port_names
+from vipd.model import Backend, Endpoint, Forwarding, Frontend, Refusal, Service, port_names
 from vipd.standing import GOOD, Standing, Standings
 
 Place = tuple[str, int]
 """A backend's address and port."""
+
+NONE_WAIT: Mapping[Place, str] = MappingProxyType({})
 
 
 def standings_by_place(
     service: Service, forwarding: Forwarding, standings: Standings
 ) -> Mapping[Place, Standing]:
     """How backends stand, by where the forwarding reaches them."""
+    places = _places(service, forwarding) if standings else {}
+    return {place: standings[str(b)] for place, b in places.items() if str(b) in standings}
+
+
+def waiting_by_place(service: Service, forwarding: Forwarding) -> Mapping[Place, str]:
+    """Why backends that could serve take no new flows: the backups and the fallback's."""
+    if not (service.fallback or any(backend.backup for backend in service.backends)):
+        return {}
+    return {
+        place: "backup, waiting" if backend.backup else "fallback, waiting"
+        for place, backend in _places(service, forwarding).items()
+        if backend.backup or backend in service.fallback
+    }
+
+
+def _places(service: Service, forwarding: Forwarding) -> dict[Place, Backend]:
+    """Every backend of a service, by where one of its forwardings reaches it."""
     key = forwarding.key
     names = zip(service.ports, port_names(service.ports), strict=True)
     port = next((p for p, name in names if (p.protocol, name) == (key.protocol, key.port_name)), None)
-    if port is None or not standings:
+    if port is None:
         return {}
     return {
-        (backend.address, number): standings[str(backend)]
+        (backend.address, number): backend
         for backend in (*service.fallback, *service.backends)
-        if str(backend) in standings and (number := backend.port_for(port))
+        if (number := backend.port_for(port))
     }
 
 
 def forwarding_view(
-    forwarding: Forwarding, dataplane: Dataplane, standings: Mapping[Place, Standing]
+    forwarding: Forwarding,
+    dataplane: Dataplane,
+    standings: Mapping[Place, Standing],
+    waiting: Mapping[Place, str] = NONE_WAIT,
 ) -> Json:
     """A ForwardingView of docs/api.md."""
     chain, _ = dataplane.chains_of(forwarding)
@@ -48,12 +71,15 @@ def forwarding_view(
         "affinity_seconds": forwarding.affinity_timeout,
         "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
         "chain": chain if forwarding.reachable() else "",
-        "endpoints": list(_endpoint_views(forwarding, dataplane, standings)),
+        "endpoints": list(_endpoint_views(forwarding, dataplane, standings, waiting)),
     }
 
 
 def _endpoint_views(
-    forwarding: Forwarding, dataplane: Dataplane, standings: Mapping[Place, Standing]
+    forwarding: Forwarding,
+    dataplane: Dataplane,
+    standings: Mapping[Place, Standing],
+    waiting: Mapping[Place, str],
 ) -> Iterator[Json]:
     _, chains = dataplane.chains_of(forwarding)
     shares = forwarding.shares()
@@ -64,7 +90,7 @@ def _endpoint_views(
         standing = standings.get(endpoint[:2], GOOD)
         yield _endpoint_view(endpoint, standing) | {
             "ready": False,
-            "reason": standing.reason or _why_idle(endpoint, forwarding),
+            "reason": standing.reason or _why_idle(endpoint, forwarding, waiting),
         }
 
 
@@ -83,7 +109,7 @@ def _endpoint_view(endpoint: Endpoint, standing: Standing, share: float = 0.0, c
     }
 
 
-def _why_idle(endpoint: Endpoint, forwarding: Forwarding) -> str:
+def _why_idle(endpoint: Endpoint, forwarding: Forwarding, waiting: Mapping[Place, str]) -> str:
     if endpoint in forwarding.down:
         return "declared down"
-    return "not in use now" if endpoint.weight else "weight 0"
+    return waiting.get(endpoint[:2], "not in use now") if endpoint.weight else "weight 0"

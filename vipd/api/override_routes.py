@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from vipd.api.messages import Json, answer, body_of, flag_of
+from vipd.api.order_books import Book, FleetBook, HostBook
 from vipd.api.peers import Peer, Permission
+from vipd.api.stores import without_etcd
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.model import Backend, Service
 from vipd.operations import RefusedError
 from vipd.orders import Ordered, order, subject_of
-from vipd.overrides import Override, Subject, describe, to_json
+from vipd.overrides import Override, Overrides, Subject, describe, to_json
 from vipd.reconciler import Reconciler
 from vipd.sources.override_store import OverrideStore
 from vipd.systemd.fields import Event, fields
+
+if TYPE_CHECKING:
+    from vipd.fleet.door import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +43,7 @@ class OverrideRoutes:
     store: OverrideStore
     permission: Permission
     settle: Settle
+    fleet: Callable[[], Fleet | None] = lambda: None
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -48,64 +55,94 @@ class OverrideRoutes:
         ]
 
     async def listed(self, _: web.Request) -> web.Response:
-        """Every order in force."""
-        return answer({"overrides": [to_json(o) for o in self.store.overrides.values()]})
+        """Every order in force, for this host and for the fleet."""
+        fleet = self.fleet()
+        books: list[Book] = [HostBook(self.store), *([FleetBook(fleet)] if fleet else [])]
+        return answer({"overrides": [_shown(o, book) for book in books for o in book.overrides.values()]})
 
     async def ordered(self, request: web.Request) -> web.Response:
         """An order: stored, in the kernel, answered."""
-        return answer(await self._order(request, await body_of(request)))
+        return answer(await self._order(request, await body_of(request), self._book(request)))
 
     async def order_weight(
         self, request: web.Request, service: str, backend: str, weight: object
     ) -> web.Response:
         """A weight for a backend that another owner declares, answered as a change of its service."""
-        told = await self._order(request, {"service": service, "backend": backend, "weight": weight})
+        wanted: Json = {"service": service, "backend": backend, "weight": weight}
+        told = await self._order(request, wanted, HostBook(self.store))
         action = "changed" if told["changed"] else "unchanged"
         told |= {"results": [{"name": service, "action": action}], "stored": self.store.location}
         return answer(told)
 
-    async def _order(self, request: web.Request, wanted: Json) -> Json:
+    async def _order(self, request: web.Request, wanted: Json, book: Book) -> Json:
         peer = self.permission.peer(request.transport)
-        found = order(
-            self.reconciler.services, self.store.overrides, wanted, str(peer), self.reconciler.clock()
-        )
-        known = self.store.overrides.get(found.override.subject)
+        by = str(peer) if book.scope == "host" else f"{peer} on {self._host()}"
+        found = order(self.reconciler.services, book.overrides, wanted, by, self.reconciler.clock())
+        known = book.overrides.get(found.override.subject)
         changed = known is None or not _same(known, found.override)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if changed:
-                self.store.put(found.override)
+                message = await book.put(found.override)
                 _tell_given(found, peer)
-            applied, message = await self.settle(_names(found.backends))
+            applied, message = await self._settled(changed and message, found.backends)
         return {
             "changed": changed,
             "applied": applied,
             "message": message,
-            "override": to_json(found.override),
+            "override": _shown(found.override, book),
             "backends": _listed(found.backends),
         }
 
     async def taken_back(self, request: web.Request) -> web.Response:
         """Orders about a backend, an address, or (`all`) about anything are taken back."""
-        body, known = await body_of(request), self.store.overrides
+        book = self._book(request)
+        body, known = await body_of(request), book.overrides
         subjects, backends = self._meant(body, known)
         gone = [subject for subject in subjects if subject in known]
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if gone:
-                self.store.take_back(*gone)
+                message = await book.take_back(gone)
                 peer = self.permission.peer(request.transport)
                 _tell_taken_back([known[subject] for subject in gone], backends, peer)
-            applied, message = await self.settle(_names(backends))
+            applied, message = await self._settled(gone and message, backends)
         return answer(
             {
                 "changed": bool(gone),
                 "applied": applied,
                 "message": message,
-                "overrides": [to_json(known[subject]) for subject in gone],
+                "overrides": [_shown(known[subject], book) for subject in gone],
+                "elsewhere": self._elsewhere(body, book),
                 "backends": _listed(backends),
             }
         )
+
+    async def _settled(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
+        """Whether the kernel has it, and why not; `fault`: why this host does not even know of it."""
+        return (False, str(fault)) if fault else await self.settle(_names(backends))
+
+    def _book(self, request: web.Request) -> Book:
+        """Where the orders of a request stand. Raises RefusedError."""
+        if not flag_of(request, "fleet"):
+            return HostBook(self.store)
+        fleet = self.fleet()
+        if fleet is None:
+            raise without_etcd()
+        return FleetBook(fleet)
+
+    def _elsewhere(self, body: Json, book: Book) -> list[Json]:
+        """Orders about the same that the other book holds, and that hold on."""
+        fleet = self.fleet()
+        if fleet is None:
+            return []
+        other: Book = HostBook(self.store) if book.scope == "fleet" else FleetBook(fleet)
+        subjects = other.overrides if body.get("all") is True else self._meant(body, other.overrides)[0]
+        return [_shown(other.overrides[s], other) for s in subjects if s in other.overrides]
+
+    def _host(self) -> str:
+        fleet = self.fleet()
+        return fleet.name if fleet else ""
 
     async def flows(self, request: web.Request) -> web.Response:
         """How many flows one backend, or one address in every service, still has."""
@@ -126,7 +163,7 @@ class OverrideRoutes:
         return answer({"flows": count})
 
     def _meant(
-        self, body: Json, known: Collection[Subject]
+        self, body: Json, known: Overrides
     ) -> tuple[Collection[Subject], tuple[tuple[Service, Backend], ...]]:
         services = self.reconciler.services
         if body.get("all") is True:
@@ -134,7 +171,7 @@ class OverrideRoutes:
                 (service, backend)
                 for service in services.values()
                 for backend in service.backends
-                if any(override.about(service.name, backend) for override in self.store.overrides.values())
+                if any(override.about(service.name, backend) for override in known.values())
             ]
             return list(known), tuple(about)
         subject, backends = subject_of(services, body, known)
@@ -165,6 +202,10 @@ def _tell_taken_back(gone: Sequence[Override], about: Iterable[tuple[Service, Ba
     )
     told = ", ".join(str(override.subject) for override in named) + (f" and {more} more" if more > 0 else "")
     log.info("%s: taken back by %s", told, peer, extra=extra)
+
+
+def _shown(override: Override, book: Book) -> Json:
+    return {**to_json(override), "scope": book.scope}
 
 
 def _same(one: Override, other: Override) -> bool:

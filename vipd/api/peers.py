@@ -26,7 +26,12 @@ class Peer:
     gid: int
 
     def __str__(self) -> str:
-        return f"{_user_name(self.uid)} (pid {self.pid})"
+        return f"{self.name} (pid {self.pid})"
+
+    @property
+    def name(self) -> str:
+        """The user's name; `uid N` without one."""
+        return _user_name(self.uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,12 @@ class Permission:
             return True
         group = group_id(self.admin_group)
         return group is not None and (group == peer.gid or group in _groups_of(peer))
+
+    def way_in(self, peer: Peer) -> str:
+        """How that user comes to be allowed to change services."""
+        join = f"usermod -aG {self.admin_group} {peer.name}, then log in anew"
+        missing = group_id(self.admin_group) is None
+        return f"groupadd --system {self.admin_group}; {join}" if missing else join
 
 
 def bind_socket(path: Path, group: str) -> socket.socket:

@@ -5,28 +5,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service
+from vipd.api.event_routes import EventRoutes
+from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.messages import Json, answer, body_of, flag_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
+from vipd.api.stats_routes import StatsRoutes
+from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
 from vipd.api.views import service_view, status_view
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.model import Service
+from vipd.observe.counters.door import Numbers
+from vipd.observe.events.recorder import Recorder
 from vipd.observe.explain import Compiled, explain
+from vipd.observe.metrics.scrape import PATH as METRICS_PATH
+from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.question import QuestionError, ask
-from vipd.operations import Outcome, RefusedError
+from vipd.operations import Outcome, RefusedError, invalid
 from vipd.reconciler import Reconciler
+from vipd.registrations import declared
 from vipd.reload import reload
 from vipd.sources.base import Source
 from vipd.sources.override_store import OverrideStore
-from vipd.sources.store import UNIT, StoreError, StoreSource
+from vipd.sources.store import StoreError, StoreSource
 from vipd.systemd.fields import Event, fields
+
+if TYPE_CHECKING:
+    from vipd.fleet.door import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +60,14 @@ HTTP_STATUS = {
     "internal": 500,
 }
 
-Change = Callable[[operations.Services, operations.Services], Outcome]
+
+class Change(Protocol):
+    """What a request wants, decided on all services and on those of the store that it is for."""
+
+    def __call__(
+        self, snapshot: operations.Services, stored: operations.Services, /, *, source: str
+    ) -> Outcome:
+        """Raises RefusedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +86,37 @@ class Served:
     """Which addresses services may claim."""
     warnings: Callable[[], Sequence[str]] = tuple
     """What is wrong now besides the reconciler's own warnings."""
+    events: Recorder | None = None
+    """Keeps what has happened."""
+    numbers: Numbers | None = None
+    """New flows, flows now, traffic."""
+    fleet: Fleet | None = None
+    """The fleet that this host is one of; None: no etcd is configured."""
+    metrics: Metrics | None = None
+    """What Prometheus asks for."""
+    default_store: str = "file"
+    """Where changes go that do not say: `file` or `etcd`."""
 
     def known(self) -> dict[str, Service]:
-        """Every service as it is now: files as last taken up, the store as it stands on disk.
+        """Every service as it is declared now: files as last taken up, etcd as last heard, the store as it
+        stands on disk; without backends that registered themselves.
 
         The reconciler's snapshot alone would be behind while a step is running.
         """
-        files = {n: s for n, s in self.reconciler.services.items() if s.origin.source != "cli"}
-        return {**files, **self.store.services}
+        changeable = (operations.CLI, "etcd")
+        services = self.reconciler.services
+        files = {n: declared(s) for n, s in services.items() if s.origin.source not in changeable}
+        fleet = self.fleet.store.services if self.fleet else {}
+        # A key in etcd whose name a file has already serves nobody.
+        return {**fleet, **files, **self.store.services}
 
 
 def application(served: Served, permission: Permission) -> web.Application:
     """The aiohttp application; `permission` decides on each connection's peer."""
     routes = _Routes(served, permission)
     app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
+    events = EventRoutes(lambda: served.events, lambda: served.reconciler.services)
+    app.on_shutdown.append(events.end)
     target = "/v1/services/{target}"
     app.add_routes(
         [
@@ -98,6 +136,10 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.post("/v1/apply", routes.apply),
             web.post("/v1/reload", routes.reload),
             *routes.overrides(),
+            *events.routes(),
+            *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
+            *routes.fleet(),
+            web.get(METRICS_PATH, routes.metrics),
             *healthz_routes(served.reconciler),
         ]
     )
@@ -108,14 +150,24 @@ class _Routes:
     def __init__(self, served: Served, permission: Permission) -> None:
         self._served = served
         self._permission = permission
-        self._overrides = OverrideRoutes(served.reconciler, served.overrides, permission, self._settle_moved)
+        self._overrides = OverrideRoutes(
+            served.reconciler, served.overrides, permission, self._settle_moved, lambda: served.fleet
+        )
+        self._fleet = FleetRoutes(lambda: served.fleet, permission, lambda: self._settle_moved(("",)))
 
     async def version(self, _: web.Request) -> web.Response:
         return answer({"version": __version__})
 
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._served.metrics is None:
+            raise RefusedError("internal", "no metrics are kept")
+        return await self._served.metrics.answer(request)
+
     async def status(self, _: web.Request) -> web.Response:
         s = self._served
         about = {**s.about, "warnings": s.warnings()}
+        if s.fleet is not None:
+            about["etcd"] = s.fleet.status()
         return answer(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def services(self, _: web.Request) -> web.Response:
@@ -130,7 +182,7 @@ class _Routes:
 
     async def export(self, _: web.Request) -> web.Response:
         services = sorted(self._served.reconciler.services.values(), key=lambda service: service.name)
-        return answer({"services": [operations.spec_of(service) for service in services]})
+        return answer({"services": [operations.spec_of(declared(service)) for service in services]})
 
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
@@ -153,50 +205,46 @@ class _Routes:
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await body_of(request)).get("service")
-        return await self._change(request, lambda all_, stored: operations.add(all_, stored, spec))
+        return await self._change(request, partial(operations.add, spec=spec))
 
     async def change(self, request: web.Request) -> web.Response:
         target, fields = request.match_info["target"], (await body_of(request)).get("service")
-        return await self._change(
-            request, lambda all_, stored: operations.change(all_, stored, target, fields)
-        )
+        return await self._change(request, partial(operations.change, target=target, fields=fields))
 
     async def remove(self, request: web.Request) -> web.Response:
         target = request.match_info["target"]
-        return await self._change(request, lambda all_, stored: operations.remove(all_, stored, target))
+        return await self._change(request, partial(operations.remove, target=target))
 
     async def add_backends(self, request: web.Request) -> web.Response:
         target, specs = request.match_info["target"], (await body_of(request)).get("backends")
-        return await self._change(
-            request, lambda all_, stored: operations.add_backends(all_, stored, target, specs)
-        )
+        return await self._change(request, partial(operations.add_backends, target=target, specs=specs))
 
     async def remove_backends(self, request: web.Request) -> web.Response:
         target, names = request.match_info["target"], (await body_of(request)).get("backends")
-        return await self._change(
-            request, lambda all_, stored: operations.remove_backends(all_, stored, target, names)
-        )
+        return await self._change(request, partial(operations.remove_backends, target=target, names=names))
 
     async def set_weight(self, request: web.Request) -> web.Response:
         target, backend = request.match_info["target"], request.match_info["backend"]
         weight = (await body_of(request)).get("weight")
         service = operations.find(self._served.known(), target)
-        if service.origin.source != "cli":  # its declaration is not ours to write: the weight is an order
+        # What another owner declares is not the store's to write: the weight is an order.
+        if service.origin.source != self._store_of(request).source:
             return await self._overrides.order_weight(request, service.name, backend, weight)
-        return await self._change(
-            request, lambda all_, stored: operations.set_weight(all_, stored, target, backend, weight)
-        )
+        change = partial(operations.set_weight, target=target, backend=backend, weight=weight)
+        return await self._change(request, change)
 
     async def apply(self, request: web.Request) -> web.Response:
         body = await body_of(request)
         specs, prune = body.get("services"), body.get("prune", False)
         if not isinstance(prune, bool):
             raise RefusedError("malformed", "prune must be true or false")
-        return await self._change(request, lambda all_, stored: operations.apply(all_, stored, specs, prune))
+        return await self._change(request, partial(operations.apply, specs=specs, prune=prune))
 
-    async def reload(self, _: web.Request) -> web.Response:
-        served = self._served
-        reloaded = await reload(served.rescan, served.dataplane, served.reconciler, served.sources)
+    async def reload(self, request: web.Request) -> web.Response:
+        served, cause = self._served, f"user {self._permission.peer(request.transport)}"
+        reloaded = await reload(
+            served.rescan, served.dataplane, served.reconciler, served.sources, cause=cause
+        )
         if reloaded.problems:
             why = "the last good versions go on serving"
             why += f", but not all of them: {reloaded.fault}" if reloaded.fault else ""
@@ -214,27 +262,51 @@ class _Routes:
 
     async def _change(self, request: web.Request, change: Change) -> web.Response:
         """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
-        served, peer = self._served, self._permission.peer(request.transport)
-        outcome = change(served.known(), served.store.services)
+        served, store = self._served, self._store_of(request)
+        outcome = change(served.known(), store.services, source=store.source)
         dry_run = flag_of(request, "dry_run")
-        applied, message = False, "dry run: nothing was changed"
+        applied, message, place = False, "dry run: nothing was changed", store.place
         self._admit(outcome)
+        store.check(outcome)
         if not dry_run:
             if outcome.changed:
-                served.store.save(outcome.stored)
-                names = tuple(name for name, action in outcome.results.items() if action != "unchanged")
-                extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=UNIT)
-                log.info("%s by %s", _told(outcome), peer, extra=extra)
-            applied, message = await self._settle(outcome)
+                served.reconciler.causes.note(outcome.results, self._cause(request))
+            saved = await store.save(outcome)
+            if outcome.changed:
+                self._tell_stored(outcome, store, request)
+            place, message = saved.place, saved.fault
+            if not message:
+                applied, message = await self._settle(outcome, saved.units)
         return answer(
             {
                 "changed": outcome.changed,
                 "applied": applied,
                 "message": message,
-                "stored": served.store.location,
+                "stored": place,
                 "results": _results(outcome.results),
             }
         )
+
+    def _store_of(self, request: web.Request) -> Store:
+        """The store that a request is for. Raises RefusedError."""
+        served = self._served
+        wanted = request.query.get("store", served.default_store)
+        if wanted not in STORES:
+            raise RefusedError("malformed", f"store={wanted}", "", f"store is {' or '.join(STORES)}")
+        if wanted == "file":
+            return HostStore(served.store)
+        if served.fleet is None:
+            raise without_etcd()
+        return FleetStore(served.fleet.store)
+
+    def _cause(self, request: web.Request) -> str:
+        return f"user {self._permission.peer(request.transport)}"
+
+    def _tell_stored(self, outcome: Outcome, store: Store, request: web.Request) -> None:
+        names = tuple(name for name, action in outcome.results.items() if action != "unchanged")
+        cause = self._cause(request)
+        extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=store.source, cause=cause)
+        log.info("%s by %s", _told(outcome), self._permission.peer(request.transport), extra=extra)
 
     def _admit(self, outcome: Outcome) -> None:
         """Refuse a service that claims an address which is not for services."""
@@ -242,20 +314,22 @@ class _Routes:
         fresh = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
         problems = [problem for service in fresh for problem in admit_service(service, policy)]
         if problems:
-            raise RefusedError(
-                "invalid", "the service claims an address that it may not have", problems=problems
-            )
+            raise invalid(problems)
 
     def overrides(self) -> list[web.RouteDef]:
         """The requests about orders."""
         return self._overrides.routes()
 
+    def fleet(self) -> list[web.RouteDef]:
+        """The requests about the fleet."""
+        return self._fleet.routes()
+
     async def _settle_moved(self, services: Collection[str]) -> tuple[bool, str]:
         """Wait until the kernel has how the backends of these services stand; whether it has, and why not."""
         return await self._settle(Outcome({}, dict.fromkeys(services, "changed")))
 
-    async def _settle(self, outcome: Outcome) -> tuple[bool, str]:
-        """Wait until the kernel has it; whether it has, and else why not."""
+    async def _settle(self, outcome: Outcome, units: Sequence[str] = ()) -> tuple[bool, str]:
+        """Wait until the kernel has it; whether it has, and why not. `units`: what must serve for that."""
         reconciler = self._served.reconciler
         wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
         if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
@@ -263,6 +337,7 @@ class _Routes:
             return False, reconciler.progress.fault or late
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
+        faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]
         return not faults, "; ".join(faults)
 
 
@@ -310,7 +385,7 @@ def _guard(permission: Permission) -> Middleware:
         peer = permission.peer(request.transport)
         if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why)
+            return _error("forbidden", f"{peer} may not change services", why, permission.way_in(peer))
         return await handler(request)
 
     return guard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from vipd.api.endpoint_views import forwarding_view, standings_by_place
+from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
 from vipd.model import Forwarding, Frontend, Refusal, Service
@@ -36,7 +36,10 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
         "spec": spec_of(service),
         "status": _service_status(service, forwardings, reconciler, standings),
         "forwardings": [
-            forwarding_view(f, dataplane, standings_by_place(service, f, standings)) for f in forwardings
+            forwarding_view(
+                f, dataplane, standings_by_place(service, f, standings), waiting_by_place(service, f)
+            )
+            for f in forwardings
         ],
     }
 

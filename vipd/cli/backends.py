@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vipd.cli.changes import change_options, tell
+from vipd.cli.changes import service_change_options, tell
 from vipd.cli.completion import BACKEND, OWN_TARGET
 from vipd.cli.connection import connect
 from vipd.cli.words import backend_names, backend_specs
@@ -15,7 +15,7 @@ from vipd.cli.words import backend_names, backend_specs
 @click.command("add-backend")
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
 @click.argument("backends", metavar="ADDR[:PORT][@WEIGHT]...", nargs=-1, required=True)
-@change_options
+@service_change_options
 def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
     """Add backends to a service. One that is there already stays as it is.
 
@@ -30,7 +30,7 @@ def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
 @click.command("remove-backend")
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
 @click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, required=True, type=BACKEND)
-@change_options
+@service_change_options
 def remove_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
     """Remove backends from a service. Established UDP flows to them end.
 

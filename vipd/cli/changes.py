@@ -9,7 +9,7 @@ import click
 
 from vipd.api.client import Json
 from vipd.cli.errors import OK, CliError
-from vipd.cli.output import document, output_option, socket_option
+from vipd.cli.output import document, output_option, socket_option, store_option
 
 ACTIONS = ("created", "changed", "removed", "unchanged")
 
@@ -19,6 +19,11 @@ def change_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")(command)
     command = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
     return socket_option(output_option("text", "json", "yaml")(command))
+
+
+def service_change_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The same for a verb that changes services, with `--store`."""
+    return store_option(change_options(command))
 
 
 def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
@@ -32,7 +37,7 @@ def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -
     elif not quiet and unapplied is None:
         for result in answer["results"]:
             more = f" ({details})" if details else ""
-            print(f"{result['action']} {result['name']}{more}{_kept(answer, dry_run)}")
+            print(f"{result['action']} {result['name']}{more}{_kept({**answer, **result}, dry_run)}")
     if unapplied is not None:
         raise unapplied
     return OK
@@ -59,7 +64,13 @@ def merged(answers: Sequence[Json]) -> Json:
         whole["changed"] |= answer["changed"]
         if not answer["applied"]:
             whole |= {"applied": False, "message": answer.get("message")}
-        whole["results"] = [*whole["results"], *answer["results"]]
+    # In etcd each has a place of its own.
+    apart = len({answer.get("stored") for answer in answers}) > 1
+    whole["results"] = [
+        {**result, "stored": answer["stored"]} if apart else result
+        for answer in answers
+        for result in answer["results"]
+    ]
     return whole
 
 
@@ -74,7 +85,11 @@ def _kept(answer: Json, dry_run: bool) -> str:
         return "; dry run: nothing was done"
     if not answer["changed"] or not answer.get("stored"):
         return ""
-    return f"; stored in {answer['stored']}; survives reboot"
+    if {result["action"] for result in answer["results"]} <= {"removed", "unchanged"}:
+        # What is gone survives nothing.
+        return f"; no longer in {answer['stored']}"
+    lasting = "for every host" if str(answer["stored"]).startswith("etcd ") else "survives reboot"
+    return f"; stored in {answer['stored']}; {lasting}"
 
 
 def _unapplied(answer: Json, dry_run: bool) -> CliError | None:

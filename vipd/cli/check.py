@@ -11,7 +11,7 @@ from vipd.cli.completion import DIRECTORY, FILE, SETTING
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, read_settings
-from vipd.cli.output import counted, document, output_option
+from vipd.cli.output import counted, document, output_option, prose, screen
 
 
 @click.command()
@@ -68,8 +68,9 @@ def check(
 
 def _print_text(inputs: Inputs, quiet: bool) -> None:
     if inputs.problems:
+        on = screen(sys.stderr)
         for problem in inputs.problems:
-            print(problem, file=sys.stderr)
+            print("\n".join(prose(str(problem), on)), file=sys.stderr)
         print(problem_count(inputs.problems), file=sys.stderr)
     elif not quiet:
         services = counted(len(inputs.services), "service")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import click
@@ -62,28 +63,38 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     for leftover in leftovers:
         print(_told(leftover, dry_run))
     if dry_run:
-        return await _foretell(record)
+        return await _foretell(prefixes, record)
     await remove(leftovers, run)
-    for table in await remove_empty_tables(record.read().tables, run):
-        print(f"removed the empty table {table}")
-    for thing in await restore_routes(record):
-        print(f"deleted {thing}")
-    for setting in restore_sysctls(record):
-        print(f"set {setting}")
+    found = bool(leftovers)
+    async for undone in _undo(record):
+        print(undone)
+        found = True
     record.clear()
     if await find_leftovers(prefixes, run):
         print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)
         return FAILED
-    print("nothing of vipd is left in the kernel" if leftovers else "there was nothing of vipd in the kernel")
+    print("nothing of vipd is left in the kernel" if found else "there was nothing of vipd in the kernel")
     return OK
 
 
-async def _foretell(record: HostRecord) -> int:
+async def _undo(record: HostRecord) -> AsyncIterator[str]:
+    """Undo what was done besides rules; what has been undone, each as it is."""
+    for table in await remove_empty_tables(record.read().tables, run):
+        yield f"removed the empty table {table}"
+    for thing in await restore_routes(record):
+        yield f"deleted {thing}"
+    for setting in restore_sysctls(record):
+        yield f"set {setting}"
+
+
+async def _foretell(prefixes: list[str], record: HostRecord) -> int:
     """Say what would be done besides the removal of rules."""
+    for table in await remove_empty_tables(record.read().tables, run, foretold=prefixes):
+        print(f"would remove the empty table {table}")
     for thing in await restore_routes(record, dry_run=True):
         print(f"would delete {thing}")
-    for name, change in record.read().sysctls.items():
-        print(f"would set {name.replace('/', '.')} = {change['was']}")
+    for setting in restore_sysctls(record, dry_run=True):
+        print(f"would set {setting}")
     return OK
 
 

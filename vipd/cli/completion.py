@@ -109,7 +109,7 @@ def _places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
 def _own_places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
     word, views = words[-1], daemon.get("services")["services"]
     # A weight may be ordered for a backend of any service; the rest is for those of vipctl.
-    yield from _named([view for view in views if view["owner"] == "cli"], word)
+    yield from _named([view for view in views if _is_own(view)], word)
     yield from ((place, told) for place, told in _placed(views, word) if "/" in word)
 
 
@@ -129,7 +129,12 @@ def _backends(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
 
 
 def _own(daemon: Daemon) -> list[Json]:
-    return [view for view in daemon.get("services")["services"] if view["owner"] == "cli"]
+    return [view for view in daemon.get("services")["services"] if _is_own(view)]
+
+
+def _is_own(view: Json) -> bool:
+    """Whether vipctl may change it, in one store or the other."""
+    return str(view["owner"]) == "cli" or str(view["owner"]).startswith("etcd:")
 
 
 def _named(views: Sequence[Json], word: str) -> Iterator[Suggestion]:

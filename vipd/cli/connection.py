@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 
 import click
 
@@ -23,6 +24,10 @@ from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
 _SOCKET = "vipd.socket"
 """Key in a click context's `meta`, which a verb shares with the group."""
 
+_STORE = "vipd.store"
+_STORED = ("services", "apply")
+"""Requests that change services, so that it matters which store they are for."""
+
 _CODES = {403: UNREACHABLE, 404: NOT_FOUND}
 
 
@@ -32,11 +37,18 @@ def choose_socket(ctx: click.Context, path: str | None) -> None:
         ctx.meta[_SOCKET] = path
 
 
+def choose_store(ctx: click.Context, store: str | None) -> None:
+    """Remember which store changes of services are for; None changes nothing."""
+    if store:
+        ctx.meta[_STORE] = store
+
+
 class Daemon:
     """Answers of the daemon; each method raises CliError when there is none."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, store: str = "") -> None:
+        """`store` is the one that changes of services are for; empty: as the daemon is set."""
+        self._client, self._store = client, store
 
     def get(self, *segments: str) -> Json:
         """The answer to a GET of `/v1/SEGMENTS`."""
@@ -46,9 +58,30 @@ class Daemon:
         """The answer to a GET of `/v1/SEGMENT?QUERY`."""
         return self._ask("GET", f"{url_path(segment)}?{query}", None)
 
-    def change(self, method: str, *segments: str, body: Json | None = None, dry_run: bool = False) -> Json:
-        """The answer to a change; with `dry_run` the daemon only says what it would answer."""
-        return self._ask(method, url_path(*segments) + ("?dry_run=1" if dry_run else ""), body)
+    def stream(self, segment: str, query: str) -> Iterator[Json]:
+        """The lines answered to a GET of `/v1/SEGMENT?QUERY`, as they come, until the answer ends."""
+        try:
+            yield from self._client.stream(f"{url_path(segment)}?{query}")
+        except ClientError as err:
+            raise _explained(err, self._client.socket_path) from err
+
+    def change(
+        self,
+        method: str,
+        *segments: str,
+        body: Json | None = None,
+        dry_run: bool = False,
+        fleet: bool = False,
+    ) -> Json:
+        """The answer to a change; with `dry_run` the daemon only says what it would answer.
+
+        `fleet`: for every host, and not for the daemon's alone.
+        """
+        flags = ["dry_run=1"] if dry_run else []
+        flags += ["fleet=1"] if fleet else []
+        flags += [f"store={self._store}"] if self._store and segments[0] in _STORED else []
+        query = f"?{'&'.join(flags)}" if flags else ""
+        return self._ask(method, url_path(*segments) + query, body)
 
     def _ask(self, method: str, path: str, body: Json | None) -> Json:
         try:
@@ -62,14 +95,16 @@ def connect(timeout: float = DEFAULT_TIMEOUT) -> Daemon:
 
     `timeout` is how many seconds of silence to bear.
     """
-    path = click.get_current_context().meta.get(_SOCKET, DEFAULT_SOCKET)
-    return Daemon(Client(path, timeout))
+    chosen = click.get_current_context().meta
+    return Daemon(Client(chosen.get(_SOCKET, DEFAULT_SOCKET), timeout), chosen.get(_STORE, ""))
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:
     if isinstance(err, RefusedError):
         code = _CODES.get(err.status, FAILED)
-        return CliError(err.what, err.why, err.hint, code=code, details=err.problems)
+        # The only problem of a request is what the message says already.
+        details = tuple(problem for problem in err.problems if not problem.startswith(err.what))
+        return CliError(err.what, err.why, err.hint, code=code, details=details)
     if isinstance(err, UnreachableError):
         why = err.cause.strerror or str(err.cause)
         return CliError(f"cannot reach vipd at {socket_path}", why, _way_to(err), code=UNREACHABLE)

@@ -9,12 +9,12 @@ import click
 import yaml
 
 from vipd.api.client import Json
-from vipd.cli.changes import change_options, summary, tell_all
+from vipd.cli.changes import service_change_options, summary, tell_all
 from vipd.cli.completion import FILE
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
-from vipd.cli.output import Screen, document, output_option, screen, socket_option
+from vipd.cli.output import Screen, document, output_option, screen, socket_option, store_option
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.model import Origin, Service
 
@@ -25,7 +25,7 @@ TROUBLE = 2
 
 def _file_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option(
-        "--prune", is_flag=True, help="Also remove what vipctl added and no FILE declares."
+        "--prune", is_flag=True, help="Also remove what the store holds and no FILE declares."
     )(command)
     command = click.option(
         "-f",
@@ -41,7 +41,7 @@ def _file_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command()
 @_file_options
-@change_options
+@service_change_options
 def apply(
     files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool, dry_run: bool
 ) -> int:
@@ -65,6 +65,7 @@ def apply(
 @output_option("text", "json", "yaml")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @socket_option
+@store_option
 def diff(files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool) -> int:
     """Show what `vipctl apply` of these files would change.
 

@@ -8,8 +8,9 @@ import click
 
 from vipd.api.client import Json
 from vipd.cli.completion import TARGET
-from vipd.cli.connection import connect
+from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
+from vipd.cli.events import last_events
 from vipd.cli.output import (
     Cell,
     Column,
@@ -17,6 +18,7 @@ from vipd.cli.output import (
     document,
     duration,
     output_option,
+    prose,
     screen,
     socket_option,
     table,
@@ -24,6 +26,8 @@ from vipd.cli.output import (
 from vipd.cli.show import STATE_COLOURS, fallback, places
 
 _LABEL = 13
+_MESSAGE = "  Message"
+"""The one fact that is prose."""
 
 HEALTH = Column("HEALTH")
 """Left out where no backend is checked."""
@@ -72,16 +76,20 @@ def describe(targets: tuple[str, ...], form: str) -> int:
         print(document({"service": views[0]} if len(views) == 1 else {"services": views}, form))
         return OK
     on = screen()
-    print("\n\n".join("\n".join(_lines(view, on)) for view in views))
+    print("\n\n".join("\n".join(_lines(view, daemon, on)) for view in views))
     return OK
 
 
-def _lines(view: Json, on: Screen) -> Iterator[str]:
+def _lines(view: Json, daemon: Daemon, on: Screen) -> Iterator[str]:
     for label, text in _facts(view, on):
-        yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
+        named = f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
+        lines = prose(text, on, " " * (_LABEL + 1)) if label == _MESSAGE else [f"{named}{text}"]
+        yield from (named + lines[0].lstrip(), *lines[1:]) if label == _MESSAGE else lines
     for forwarding in view["forwardings"]:
         yield ""
         yield from _forwarding_lines(forwarding, on)
+    events = list(last_events(daemon, view["name"], on))
+    yield from ("", *events) if events else ()
 
 
 def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
@@ -100,7 +108,7 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:
-        yield "  Message", status["message"]
+        yield _MESSAGE, status["message"]
 
 
 def _state(state: str, ready: int) -> str:

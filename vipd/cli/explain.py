@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from urllib.parse import urlencode
 
 import click
@@ -12,7 +12,17 @@ from vipd.api.client import Json, RefusedError, url_path
 from vipd.cli.completion import FILE, SETTING, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
-from vipd.cli.output import Cell, Column, Screen, document, output_option, screen, socket_option, table
+from vipd.cli.output import (
+    Cell,
+    Column,
+    Screen,
+    document,
+    output_option,
+    prose,
+    screen,
+    socket_option,
+    table,
+)
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))
@@ -105,13 +115,14 @@ def _asked(source: str, target: str) -> Json:
 
 
 def _lines(view: Json, on: Screen) -> Iterator[str]:
-    yield on.paint(view["summary"], _COLOURS.get(view["verdict"], "bold"))
+    colour = _COLOURS.get(view["verdict"], "bold")
+    yield from (on.paint(line, colour) for line in prose(view["summary"], on))
     if view["reason"]:
-        yield view["reason"]
+        yield from prose(view["reason"], on)
     if view["hint"]:
-        yield f"hint: {view['hint']}"
+        yield from prose(f"hint: {view['hint']}", on)
     for note in view["notes"]:
-        yield f"note: {note}"
+        yield from prose(f"note: {note}", on)
     if view["backends"]:
         yield ""
         yield from table(BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], on)
@@ -128,10 +139,10 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
     likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
     path = likeliest["rules"]
     fork = _fork(outcomes) if len(outcomes) > 1 else len(path)
-    rows = [(rule["table"], _rule_row(rule)) for rule in path[:fork]]
+    rows = [(rule["table"], _rule_row(rule)) for rule in _telling(path[:fork], path)]
     if fork < len(path):
         rows += [(path[fork]["table"], row) for row in _branch_rows(outcomes, fork)]
-        rows += [(rule["table"], _rule_row(rule)) for rule in path[fork + 1 :]]
+        rows += [(rule["table"], _rule_row(rule)) for rule in _telling(path[fork + 1 :], path)]
     if rows and fork + 1 < len(path):
         yield ""
         yield f"Rules, after the fork those on the way to {likeliest['backend'] or likeliest['verdict']}:"
@@ -144,6 +155,17 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
         # All groups get columns of the same width, so that they read as one table.
         cells = [[chain.ljust(widths[0]), share.rjust(widths[1]), told] for _, (chain, share, told) in group]
         yield from table(RULE_COLUMNS, cells, on, headers=False, indent="    ")
+
+
+def _telling(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
+    """Rules without jumps to chains of which no rule matched. `rules` are a part of the path."""
+    following = {id(rule): after for rule, after in pairwise(path)}
+    for rule in rules:
+        chain = str(rule["rule"]).rpartition(" -j ")[2].partition(" ")[0]
+        after = following.get(id(rule))
+        # Only names of chains have a hyphen; targets such as ACCEPT do something by themselves.
+        if "-" not in chain or (after is not None and after["chain"] == chain):
+            yield rule
 
 
 def _fork(outcomes: Sequence[Json]) -> int:

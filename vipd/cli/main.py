@@ -13,8 +13,9 @@ from typing import NamedTuple, NoReturn
 import click
 
 from vipd.cli.completion import FILE
-from vipd.cli.connection import choose_socket
+from vipd.cli.connection import choose_socket, choose_store
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, CliError
+from vipd.cli.output import STORES
 
 
 class Verb(NamedTuple):
@@ -38,12 +39,18 @@ FAMILIES: dict[str, dict[str, Verb]] = {
         "disable": Verb("overrides", "disable", "Take a backend out, its flows too"),
         "resume": Verb("overrides", "resume", "Take a drain, a disable or a weight back"),
         "overrides": Verb("overrides", "overrides", "List the orders in force"),
+        "register": Verb("register", "register", "Have a backend take part while this runs; needs no daemon"),
     },
     "Look": {
         "list": Verb("show", "list_services", "List services"),
         "describe": Verb("describe", "describe", "Show all about a service"),
         "explain": Verb("explain", "explain", "Show what the rules do to one packet, and why"),
+        "stats": Verb("stats", "stats", "Show numbers: new flows, flows now, traffic"),
+        "top": Verb("top", "top", "Show which services are busy, live"),
+        "flows": Verb("flows", "flows", "Show the flows of a service, one by one"),
         "status": Verb("status", "status", "Show how the daemon is doing"),
+        "doctor": Verb("doctor", "doctor", "Find what is wrong on this host, and how to mend it"),
+        "events": Verb("events", "events", "Show what has happened, why, and by whom"),
         "export": Verb("show", "export", "Print every service as a declaration"),
     },
     "Declarations": {
@@ -52,6 +59,10 @@ FAMILIES: dict[str, dict[str, Verb]] = {
         "apply": Verb("declare", "apply", "Make the daemon hold the services of files"),
         "convert": Verb("convert", "convert", "Print Kubernetes objects as declarations; needs no daemon"),
         "render": Verb("render", "render", "Print the rules that files compile to; needs no daemon"),
+    },
+    "Fleet": {
+        "fleet": Verb("fleet", "fleet", "Show how all hosts of the same etcd are doing"),
+        "accept-removal": Verb("fleet", "accept_removal", "Let go of services that vanished from etcd"),
     },
     "Daemon": {
         "reload": Verb("status", "reload", "Make the daemon read its files again"),
@@ -135,7 +146,7 @@ def _resembling(word: str) -> str:
     subcommand_metavar="VERB ...",
     epilog="A TARGET is a service's name, or one of its frontends: 10.96.0.10:53/udp, [fd00::10]:53/udp. "
     "Exit codes: 0 done or nothing to do, 1 failed or refused, 2 usage, 3 not found, "
-    "4 daemon unreachable or permission denied.",
+    "4 daemon unreachable or permission denied, 5 what was waited for did not come in time.",
 )
 @click.option(
     "--socket",
@@ -144,10 +155,16 @@ def _resembling(word: str) -> str:
     type=FILE,
     help="The daemon's socket; default: $VIPD_SOCKET, else /run/vipd/vipd.sock.",
 )
+@click.option(
+    "--store",
+    type=click.Choice(STORES),
+    help="Where services are kept: on this host, or for all; default: as the daemon's setting says.",
+)
 @click.pass_context
-def cli(ctx: click.Context, socket: str | None) -> None:
+def cli(ctx: click.Context, socket: str | None, store: str | None) -> None:
     """Look at and change what vipd balances."""
     choose_socket(ctx, socket)
+    choose_store(ctx, store)
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
 
@@ -181,6 +198,11 @@ def _usage_text(err: click.ClickException) -> str:
 
 
 def _complain(line: str) -> None:
+    if sys.stderr.isatty():
+        # Imported here because only a person at a terminal needs it.
+        from vipd.cli.output import prose, screen
+
+        line = "\n".join(prose(line, screen(sys.stderr)))
     print(line, file=sys.stderr)
 
 

@@ -7,13 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import click
 
 from vipd.api.client import Json
 
 API_VERSION = "vipd/v1"
+
+STORES = ("file", "etcd")
+
+LEAST_PROSE = 40
+"""Sentences are not broken into lines shorter than this, however narrow the terminal."""
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
@@ -44,15 +49,33 @@ class Screen(NamedTuple):
         return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and colour and text else text
 
 
-def screen() -> Screen:
-    """Standard output: it has a width and colours only when it is a terminal."""
-    if not sys.stdout.isatty():
+def screen(stream: TextIO | None = None) -> Screen:
+    """Standard output, or another stream: it has a width and colours only when it is a terminal."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
         return Screen(None, False)
     try:
-        width = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns
+        width = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         width = 80
     return Screen(width or 80, "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb")
+
+
+def prose(text: str, on: Screen, indent: str = "") -> list[str]:
+    """The lines of a sentence: one, unless the screen is too narrow for it; further ones are indented."""
+    if on.width is None or len(indent) + len(text) <= on.width:
+        return [indent + text]
+    # Imported here because only what does not fit a terminal needs it.
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        max(on.width, LEAST_PROSE),
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,  # an address or a path cut in two is none any more
+        break_on_hyphens=False,
+    )
 
 
 def table(
@@ -163,5 +186,22 @@ def socket_option(command: Callable[..., int]) -> Callable[..., int]:
         expose_value=False,
         callback=remember,
         help="The daemon's socket.",
+    )
+    return option(command)
+
+
+def store_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Let `--store` stand after the verb, too."""
+    from vipd.cli.connection import choose_store
+
+    def remember(ctx: click.Context, _: click.Parameter, store: str | None) -> None:
+        choose_store(ctx, store)
+
+    option = click.option(
+        "--store",
+        type=click.Choice(STORES),
+        expose_value=False,
+        callback=remember,
+        help="Where services are kept: on this host, or for all.",
     )
     return option(command)

@@ -26,13 +26,16 @@ TELL_SECONDS = 10.0
 COLUMNS = (
     Column("BACKEND", least=24),
     Column("ORDER"),
-    Column("BY"),
+    Column("FOR"),
+    Column("BY", least=8),
     Column("SINCE"),
     Column("UNTIL"),
     Column("REASON"),
 )
 
 Subject = dict[str, str]
+
+HOST = "host"
 
 
 def _subject_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -47,8 +50,15 @@ def _order_options(command: Callable[..., int]) -> Callable[..., int]:
     return click.option("--reason", metavar="TEXT", help="Why; shown with the backend.")(command)
 
 
+def _fleet_option(command: Callable[..., int]) -> Callable[..., int]:
+    return click.option("--fleet", is_flag=True, help="For every host of the same etcd, not this one alone.")(
+        command
+    )
+
+
 @click.command()
 @_subject_options
+@_fleet_option
 @click.option(
     "--wait", is_flag=True, help="Wait until no flow is left; exit code 5 when --timeout comes first."
 )
@@ -65,6 +75,7 @@ def drain(
     *,
     backends: tuple[str, ...],
     address: str | None,
+    fleet: bool,
     wait: bool,
     timeout: str | None,
     pins: str | None,
@@ -84,7 +95,7 @@ def drain(
     order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
     subjects = _subjects(backends, address)
     daemon = connect()
-    _give(daemon, subjects, order, telling)
+    _give(daemon, subjects, order, telling, fleet=fleet)
     if wait and not telling["dry_run"]:
         _wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
     return OK
@@ -92,10 +103,17 @@ def drain(
 
 @click.command()
 @_subject_options
+@_fleet_option
 @_order_options
 @change_options
 def disable(
-    *, backends: tuple[str, ...], address: str | None, reason: str | None, lasting: str | None, **telling: Any
+    *,
+    backends: tuple[str, ...],
+    address: str | None,
+    fleet: bool,
+    reason: str | None,
+    lasting: str | None,
+    **telling: Any,
 ) -> int:
     """Take a backend out: no new flows, and those it has end as if it were removed.
 
@@ -103,15 +121,18 @@ def disable(
     vipctl disable web/10.244.2.21 --reason "disk failure"
     """
     order: Json = {"admin": "disabled", "reason": reason, "for": _seconds(lasting)}
-    _give(connect(), _subjects(backends, address), order, telling)
+    _give(connect(), _subjects(backends, address), order, telling, fleet=fleet)
     return OK
 
 
 @click.command()
 @_subject_options
+@_fleet_option
 @click.option("--all", "everything", is_flag=True, help="Take every order back.")
 @change_options
-def resume(*, backends: tuple[str, ...], address: str | None, everything: bool, **telling: Any) -> int:
+def resume(
+    *, backends: tuple[str, ...], address: str | None, fleet: bool, everything: bool, **telling: Any
+) -> int:
     """Take orders about a backend back: drain, disable and weight.
 
     \b
@@ -123,7 +144,9 @@ def resume(*, backends: tuple[str, ...], address: str | None, everything: bool, 
     subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address)]
     daemon, answers = connect(), []
     for subject in subjects:
-        answers.append(daemon.change("DELETE", "overrides", body=subject, dry_run=telling["dry_run"]))
+        answers.append(
+            daemon.change("DELETE", "overrides", body=subject, dry_run=telling["dry_run"], fleet=fleet)
+        )
     _tell_resumed(answers, telling)
     return OK
 
@@ -156,6 +179,7 @@ def _row(override: Json) -> list[str]:
     return [
         str(place),
         order_text(override),
+        "fleet" if _of_fleet(override) else "this host",
         str(override["by"]),
         f"{_away(override['at'])} ago",
         f"in {_away(until)}" if until else "resumed",
@@ -182,13 +206,15 @@ def _seconds(word: str | None) -> int | None:
     return None if word is None else seconds(word)
 
 
-def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Json) -> None:
+def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Json, *, fleet: bool) -> None:
     """Give an order about each subject; one that is refused does not keep the others."""
     answers, failures = [], []
     for subject in subjects:
         body = {**subject, **{key: value for key, value in order.items() if value is not None}}
         try:
-            answers.append(daemon.change("POST", "overrides", body=body, dry_run=telling["dry_run"]))
+            answers.append(
+                daemon.change("POST", "overrides", body=body, dry_run=telling["dry_run"], fleet=fleet)
+            )
         except CliError as err:
             failures.append(err)
     for answer in answers:
@@ -204,9 +230,11 @@ def _tell_given(answer: Json, telling: Json) -> None:
         override = answer["override"]
         state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
         about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
-        end = f"in {_away(override['until'])}" if override.get("until") else "by vipctl resume"
+        resume = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
+        end = f"in {_away(override['until'])}" if override.get("until") else f"by {resume}"
         dry = "; dry run: nothing was done" if telling["dry_run"] else f"; ends {end}"
-        print(f"{state} {_place(override)}{about}{dry}")
+        where = " on every host" if _of_fleet(override) else ""
+        print(f"{state} {_place(override)}{about}{where}{dry}")
     _raise_unapplied(answer, telling)
 
 
@@ -221,8 +249,15 @@ def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
             print(f"resumed {_place(override)} (was {order_text(override)}){dry}")
         if not taken:
             print("unchanged: there was no such order")
+        for override in (override for answer in answers for override in answer.get("elsewhere", ())):
+            way = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
+            print(f"{_place(override)} is still {order_text(override)}; hint: {way} takes that back, too")
     for answer in answers:
         _raise_unapplied(answer, telling)
+
+
+def _of_fleet(override: Json) -> bool:
+    return str(override.get("scope", HOST)) != HOST
 
 
 def _place(override: Json) -> str:

@@ -15,9 +15,11 @@ from vipd.cli.errors import FAILED, OK, CliError
 from vipd.cli.output import (
     Column,
     Screen,
+    counted,
     document,
     duration,
     output_option,
+    prose,
     screen,
     socket_option,
     table,
@@ -26,6 +28,7 @@ from vipd.cli.output import (
 IN_SYNC = "in-sync"
 
 _LABEL = 12
+KEYS_SHOWN = 10
 _STATES = {
     IN_SYNC: ("in sync: the kernel has every rule", "green"),
     "starting": ("starting: waiting for the first answer of every source", "yellow"),
@@ -50,9 +53,14 @@ def status(form: str) -> int:
 
 def _lines(answer: Json, on: Screen) -> Iterator[str]:
     for label, text in _facts(answer, on):
-        yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
+        if label:
+            yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
+        else:
+            yield from prose(text, on, " " * (_LABEL + 1))
     yield ""
     yield from _source_lines(answer["sources"], on)
+    if answer.get("etcd"):
+        yield from _section("etcd", list(_etcd_lines(answer["etcd"])), "bold", on)
     problems = [problem for source in answer["sources"] for problem in source["problems"]]
     if problems:
         yield from _section("Problems (the last good version of the file serves on)", problems, "red", on)
@@ -83,8 +91,10 @@ def _last_apply(answer: Json) -> str:
     if not answer["last_apply"]:
         return "none yet"
     seconds = answer.get("last_apply_seconds")
-    took = f", took {1000 * seconds:.0f} ms" if seconds is not None else ""
-    return _when(answer["last_apply"]) + took
+    took = f"took {1000 * seconds:.0f} ms" if seconds is not None else ""
+    if not answer["applies"]:
+        return f"none needed; the first comparison {took}" if took else "none needed"
+    return ", ".join(filter(None, (_when(answer["last_apply"]), took)))
 
 
 def _when(moment: str) -> str:
@@ -104,11 +114,25 @@ def _source_lines(sources: Sequence[Json], on: Screen) -> list[str]:
     return table(columns, rows, on)
 
 
+def _etcd_lines(etcd: Json) -> Iterator[str]:
+    place = f"following {etcd['endpoint']}" if etcd["connected"] else "not connected"
+    heard = "no contact yet" if etcd["lag"] is None else f"last contact {duration(etcd['lag'])} ago"
+    known = f"revision {etcd['applied_revision'] or etcd['last_change']}"
+    yield f"{place}, {known}, {heard}"
+    below = f"{counted(etcd['keys'], 'key')} below {etcd['prefix']}"
+    yield f"{below}; newest change at revision {etcd['last_change']}"
+    for label, keys in (("rejected", etcd["rejected"]), ("held", etcd["held"])):
+        if keys:
+            more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+            yield f"{len(keys)} {label}:{more}"
+            yield from (f"  {key}" for key in keys[:KEYS_SHOWN])
+
+
 def _section(title: str, lines: Sequence[str], colour: str, on: Screen) -> Iterator[str]:
     yield ""
     yield on.paint(title, colour)
     for line in lines:
-        yield f"  {line}"
+        yield from prose(line, on, "  ")
 
 
 @click.command()

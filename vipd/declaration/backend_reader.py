@@ -9,6 +9,7 @@ from vipd.declaration.fields import (
     Placed,
     Report,
     known_keys,
+    misspelt,
     one_or_more,
     read_choice,
     read_integer,
@@ -65,7 +66,8 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     port, weight, ports = _read_reach(report, values, path)
     state, where, zones = _read_circumstances(report, values, path)
     if "address" not in values:
-        report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
+        if "address" not in misspelt(node, BACKEND_KEYS):
+            report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
         return None
     address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:

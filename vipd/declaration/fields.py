@@ -72,8 +72,17 @@ def _cut(text: str) -> str:
 
 def did_you_mean(text: str, known: Collection[str]) -> str:
     """A hint at the nearest known word, else at all of them."""
-    close = difflib.get_close_matches(text.lower()[:64], known, 1)
-    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
+    close = _nearest(text, known)
+    return f'did you mean "{close}"?' if close else f"known: {', '.join(known)}"
+
+
+def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
+    """The known keys that are nearest to a mapping's unknown ones: they were written, though wrong."""
+    return {_nearest(key, known) for key in node.items if key not in known}
+
+
+def _nearest(text: str, known: Collection[str]) -> str:
+    return next(iter(difflib.get_close_matches(text.lower()[:64], known, 1)), "")
 
 
 def known_keys(report: Report, node: Node, path: str, known: Collection[str]) -> Iterator[tuple[str, Node]]:
@@ -143,8 +152,8 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
 
 
 def _choice_hint(text: str, choices: Collection[str]) -> str:
-    close = difflib.get_close_matches(text.lower()[:64], choices, 1)
-    return f'did you mean "{close[0]}"?' if close else ""
+    close = _nearest(text, choices)
+    return f'did you mean "{close}"?' if close else ""
 
 
 def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | None:

@@ -13,6 +13,7 @@ class Problem:
     """One fault. Its text is `file:line: path: what; hint`."""
 
     file: str
+    """Empty for what came by a request instead of a file."""
     line: int
     """1-based; 0 when the whole file is meant."""
     path: str
@@ -22,8 +23,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        parts = [place, self.path, self.what] if self.path else [place, self.what]
-        text = ": ".join(parts)
+        text = ": ".join(part for part in (place, self.path, self.what) if part)
         return f"{text}; {self.hint}" if self.hint else text
 
 

@@ -22,6 +22,7 @@ from vipd.declaration.fields import (
     Placed,
     Report,
     known_keys,
+    misspelt,
     one_or_more,
     read_choice,
     read_integer,
@@ -87,9 +88,10 @@ def read_service(
     prefix = f"{path}." if path else ""
     for key, value in known_keys(report, node, path, SERVICE_KEYS):
         SERVICE_KEYS[key](report, draft, value, prefix + key)
-    if not _ADDRESS_KEYS & node.items.keys():
+    written = node.items.keys() | misspelt(node, SERVICE_KEYS)
+    if not _ADDRESS_KEYS & written:
         report.add(node.line, path, "address is missing", "every service needs address")
-    if "ports" not in node.items:
+    if "ports" not in written:
         report.add(node.line, path, "ports is missing", "every service needs ports")
     claimed = draft.claimed()
     if not claimed or not draft.ports:

@@ -15,6 +15,8 @@ from vipd.etcd.errors import EtcdError, RejectedError
 log = logging.getLogger(__name__)
 
 TTL_SECONDS = 30
+LAST_WORD_SECONDS = 1.0
+"""How long the end of the daemon may wait for etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class HostReport:
     store's own revision, which every report of every host moves."""
     problems: int
     version: str
+    services: int = 0
 
 
 class HostBeacon:
@@ -98,9 +101,11 @@ class HostBeacon:
         lease, self._lease = self._lease, 0
         if lease:
             try:
-                await self._client.revoke_lease(lease)
-            except EtcdError as error:
-                log.info("the report of this host stays for up to %d s: %s", self._ttl, error)
+                async with asyncio.timeout(LAST_WORD_SECONDS):
+                    await self._client.revoke_lease(lease)
+            except (EtcdError, TimeoutError) as error:
+                why = str(error) or "no answer"
+                log.info("the report of this host stays for up to %d s: %s", self._ttl, why)
 
     def _failed(self, error: EtcdError) -> None:
         fault = f"this host's report cannot be published: {error}"

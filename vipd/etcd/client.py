@@ -113,15 +113,16 @@ class EtcdClient:
         answer = await self.connection.call("/v3/kv/deleterange", body, f"write of {keys}")
         return int(answer.get("deleted", 0))
 
-    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> bool:
-        """Do all of `then` if every condition holds; whether they held. Compare and swap is one of each.
+    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
+        """Do all of `then` if every condition holds; the revision of that, 0: they did not hold. Compare and
+        swap is one of each.
 
         After UnreachableError it may or may not have been done: read before trying again.
         """
         body = txn_request(conditions, then)
         keys = ", ".join(str(op.keys if isinstance(op, Delete) else KeyRange(op.key)) for op in then)
         answer = await self.connection.call("/v3/kv/txn", body, f"write of {keys}", repeatable=False)
-        return bool(answer.get("succeeded"))
+        return read_header(answer).revision if answer.get("succeeded") else 0
 
     async def grant_lease(self, seconds: int) -> int:
         """A new lease; its id."""
@@ -131,6 +132,11 @@ class EtcdClient:
         """Renew a lease; the seconds it has from now on. 0: it is no more."""
         answer = await self.connection.call("/v3/lease/keepalive", {"ID": str(lease)}, "a lease")
         return int(answer.get("result", {}).get("TTL", 0))
+
+    async def lease_times(self, lease: int) -> tuple[int, int]:
+        """Seconds that a lease was granted for, and those that are left; none are left of one that is no more."""
+        answer = await self.connection.call("/v3/lease/timetolive", {"ID": str(lease)}, "a lease")
+        return int(answer.get("grantedTTL", 0)), max(0, int(answer.get("TTL", 0)))
 
     async def revoke_lease(self, lease: int) -> None:
         """End a lease, and with it its keys; nothing happens if it is no more."""

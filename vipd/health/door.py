@@ -78,7 +78,7 @@ class Health:
         self._unscheduled: set[Target] = set()
         self._changed: set[Target] = set()
         self._scheduler: Scheduler | None = None
-        self._log = VerdictLog()
+        self._log = VerdictLog(self._services_of)
         self.listeners: list[Callable[[frozenset[Target]], None]] = []
         """Called soon after verdicts or said weights changed, with those targets, many at once."""
 
@@ -206,6 +206,9 @@ class Health:
         self._log.tell(((target, self._records[target]) for target in changed), now)
         for listener in self.listeners:
             listener(changed)
+
+    def _services_of(self, target: Target) -> list[str]:
+        return [name for name, targets in self._followed.items() if target in targets]
 
     def _known(self) -> list[Remembered]:
         """All that is worth remembering, as of now."""

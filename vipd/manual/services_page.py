@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from vipd.declaration.backend_reader import STATES
 from vipd.declaration.meanings import GROUPS, MASQUERADE_MODES, Key
-from vipd.declaration.policy_reader import UNSUPPORTED_KEYS
 from vipd.manual.pages import Block, Example, Page, Paragraph, Section, Subsection, entry
 
 INTRODUCTIONS = {
@@ -98,9 +97,6 @@ def _keys() -> Iterator[Block]:
             yield Paragraph(INTRODUCTIONS[group.title])
         for name, key in group.described():
             yield entry(f"`{name}:` {key.form}", _told(key))
-        if group.title == "A service" and UNSUPPORTED_KEYS:
-            words = " and ".join(f"`{word}`" for word in UNSUPPORTED_KEYS)
-            yield Paragraph(f"Kept for later, and a problem in this version: {words}.")
         if group.title == "A backend":
             yield Paragraph(f"Other words for states: {_other_words()}.")
 

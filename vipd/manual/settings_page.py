@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.manual.pages import Block, Example, Page, Paragraph, Section, entry
-from vipd.manual.settings_reference import settings
+from vipd.manual.settings_reference import etcd_options, settings
 from vipd.settings import DEFAULT_CONFIG, ENVIRONMENT_PREFIX
 
 
@@ -19,6 +19,7 @@ def settings_page() -> Page:
             Section("SYNOPSIS", (Paragraph(f"`{DEFAULT_CONFIG}`"),)),
             Section("DESCRIPTION", _description()),
             Section("OPTIONS", tuple(_settings())),
+            Section("ETCD", tuple(_etcd())),
             Section(
                 "FILES", (entry(f"`{DEFAULT_CONFIG}`", "Read when `vipd` is started without `--config`."),)
             ),
@@ -53,6 +54,12 @@ def _description() -> tuple[Block, ...]:
 
 def _settings() -> Iterator[Block]:
     for name, _, values, default, meaning in settings():
+        yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
+
+
+def _etcd() -> Iterator[Block]:
+    yield Paragraph("The keys of `etcd`:")
+    for name, _, values, default, meaning in etcd_options():
         yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
 
 

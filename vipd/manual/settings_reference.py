@@ -10,9 +10,11 @@ from textwrap import dedent
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from vipd.settings import ENVIRONMENT_PREFIX, Address, ListenAddress, Network, Settings
+from vipd.etcd_options import ENDPOINTS, PERCENT, PERIOD, EtcdOptions
+from vipd.settings import ENVIRONMENT_PREFIX, Address, ListenAddress, LocalListenAddress, Network, Settings
 
 TYPES: Mapping[object, str] = {
     bool: "`true` or `false`",
@@ -23,11 +25,16 @@ TYPES: Mapping[object, str] = {
     Network: "a network",
     Address: "an address",
     ListenAddress: "`ADDR:PORT` or `[IPV6]:PORT`",
+    LocalListenAddress: "`PORT`, `ADDR:PORT` or `[IPV6]:PORT`",
     tuple[str, ...]: "a list of texts",
     tuple[Network, ...]: "a list of networks",
     tuple[Address, ...]: "a list of addresses",
+    EtcdOptions: "a mapping",
+    ENDPOINTS: "a list of URLs",
+    PERIOD: "a duration",
+    PERCENT: "a share of 100%",
 }
-"""What a field of a type takes. A new type needs a line here."""
+"""What a field of a type, or with a validator, takes. A new type needs a line here."""
 
 
 class Setting(NamedTuple):
@@ -42,15 +49,24 @@ class Setting(NamedTuple):
 
 def settings() -> tuple[Setting, ...]:
     """Every setting, in the model's order. Raises LookupError for one that the model says too little of."""
-    below = docstrings(Settings)
+    return _described(Settings)
+
+
+def etcd_options() -> tuple[Setting, ...]:
+    """Every key of the setting `etcd`. Raises LookupError as `settings` does."""
+    return _described(EtcdOptions)
+
+
+def _described(model: type[BaseModel]) -> tuple[Setting, ...]:
+    below = docstrings(model)
     found = []
-    for name, field in Settings.model_fields.items():
+    for name, field in model.model_fields.items():
         meaning = field.description or below.get(name)
         if not meaning:
             raise LookupError(
                 f"setting {name} has no docstring below it; hint: write one in vipd/settings.py"
             )
-        environment = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+        environment = f"{ENVIRONMENT_PREFIX}{name.upper()}" if model is Settings else ""
         found.append(Setting(name, environment, _values(name, field), _default(field), meaning))
     return tuple(found)
 
@@ -78,6 +94,9 @@ def _is_string(node: ast.stmt) -> bool:
 
 def _values(name: str, field: FieldInfo) -> str:
     wanted = _required(field.annotation)
+    for each in field.metadata:
+        if isinstance(each, BeforeValidator) and each in TYPES:
+            return TYPES[each]
     limits = [getattr(each, end) for each in field.metadata for end in ("ge", "le") if hasattr(each, end)]
     if len(limits) == 2:
         return f"{limits[0]} to {limits[1]}"
@@ -110,4 +129,5 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
-    return f"`{field.default}`" if str(field.default) else "empty"
+    default = field.examples[0] if field.examples else field.default
+    return f"`{default}`" if str(default) else "empty"

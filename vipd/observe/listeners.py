@@ -23,11 +23,20 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 CONNECTION_SECONDS = 10.0
-"""Longest life of a connection; whoever asks after health has given up long before."""
+"""Whoever asks after health has given up long before."""
 MOST_CONNECTIONS = 256
 BACKLOG = 64
 
-Answer = Callable[[web.BaseRequest], Awaitable[web.Response]]
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Limits(NamedTuple):
+    """What others can take of vipd."""
+
+    connections: int
+    """So many at a time; further ones are closed at once."""
+    seconds: float
+    """Longest life of a connection, unless it is prolonged."""
 
 
 class Place(NamedTuple):
@@ -43,8 +52,9 @@ class Place(NamedTuple):
 class Listeners:
     """Keeps the wanted places open while `run` runs, all answered by one function."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, answer: Answer, limits: Limits | None = None) -> None:
+        self._answer, self._limits = answer, limits or Limits(MOST_CONNECTIONS, CONNECTION_SECONDS)
+        self._ends: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self._wanted: Mapping[Place, str] = {}
         self._open: dict[Place, asyncio.Server] = {}
         self._faults: dict[Place, str] = {}
@@ -66,6 +76,13 @@ class Listeners:
             self._wanted = dict(places)
             self._woken.set()
 
+    def prolong(self, request: web.BaseRequest, seconds: float) -> None:
+        """Let the connection of a request that is being answered live so long from now on."""
+        connection = request.protocol
+        if connection in self._ends:  # else it ends already
+            self._ends[connection].cancel()
+            self._end_after(connection, seconds)
+
     async def run(self) -> None:
         """Open and close as wanted, for ever; whatever is open is closed when this is cancelled."""
         server = web.Server(self._answer_once, access_log=None)
@@ -86,7 +103,7 @@ class Listeners:
             self._open.pop(place).close()
         for place in wanted.keys() - self._open.keys():
             try:
-                self._open[place] = await _listen(place, server)
+                self._open[place] = await self._listen(place, server)
             except OSError as error:
                 what = f"{wanted[place]} cannot listen on {place}: {os.strerror(error.errno or 0)}"
                 who = "ss -ltnp shows who does, and " if error.errno == errno.EADDRINUSE else ""
@@ -95,10 +112,32 @@ class Listeners:
                     log.warning("%s", faults[place])
         self._faults = faults
 
-    async def _answer_once(self, request: web.BaseRequest) -> web.Response:
+    async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._answer(request)
         response.force_close()  # a kept connection would outlive its port
         return response
+
+    async def _listen(self, place: Place, server: web.Server) -> asyncio.Server:
+        def accept() -> asyncio.BaseProtocol:
+            if len(server.connections) >= self._limits.connections:
+                return _Refused()
+            connection = server()
+            self._end_after(connection, self._limits.seconds)
+            return connection
+
+        listener = _bind(place)
+        try:
+            return await asyncio.get_running_loop().create_server(accept, sock=listener, backlog=BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+
+    def _end_after(self, connection: web.RequestHandler, seconds: float) -> None:
+        def end() -> None:
+            del self._ends[connection]
+            connection.force_close()
+
+        self._ends[connection] = asyncio.get_running_loop().call_later(seconds, end)
 
 
 def supported(family: Family) -> bool:
@@ -118,24 +157,6 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
-
-
-async def _listen(place: Place, server: web.Server) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-
-    def accept() -> asyncio.BaseProtocol:
-        if len(server.connections) >= MOST_CONNECTIONS:
-            return _Refused()
-        connection = server()
-        loop.call_later(CONNECTION_SECONDS, connection.force_close)
-        return connection
-
-    listener = _bind(place)
-    try:
-        return await loop.create_server(accept, sock=listener, backlog=BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
 
 
 def _bind(place: Place) -> socket.socket:

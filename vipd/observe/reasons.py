@@ -24,10 +24,8 @@ _TARGETS = {
     "RETURN": "nothing more to do here",
 }
 
-_REASONS = {
-    Verdict.REJECTED: "refused with ICMP port unreachable: TCP clients see connection refused",
-    Verdict.DROPPED: "its fallback is drop: clients wait until they give up",
-}
+_CLUSTER_IP = " cluster IP"
+"""How kube-proxy's comments call a service's own address, after its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,10 @@ def fate(outcome: Outcome, situation: Situation) -> Fate:
     refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
     if owner is None and last.comment == UNUSED_PORTS:
-        return Fate(f"{does}: no service has this address and port", "the setting reject_unused_ports")
+        return Fate(
+            f"{does}: no service has this address and port",
+            "by the setting reject_unused_ports a virtual IP refuses every other port at once",
+        )
     if owner is None:
         return Fate(f"{does} by {last.chain}", last.comment or last.rule)
     name = owner.key.service_port
@@ -77,10 +78,19 @@ def fate(outcome: Outcome, situation: Situation) -> Fate:
         return Fate(f"{does}: this source may not use {name}", _allowed(owner, situation))
     if owner.served:
         return Fate(
-            f"{does}: {name} has no endpoints on this host",
+            f"{does}: {name} has no backends on this host",
             "its traffic policy is local; a client behind a load balancer tries another host",
         )
-    return Fate(f"{does}: {name} has no endpoints", _REASONS[outcome.verdict])
+    return Fate(f"{does}: no backend of {name} is ready", _refusal(outcome))
+
+
+def _refusal(outcome: Outcome) -> str:
+    """What a client sees of a service without backends."""
+    if outcome.verdict is Verdict.DROPPED:
+        return "its fallback is drop: clients wait until they give up"
+    if "tcp-reset" in outcome.steps[-1].rule:
+        return "refused by a TCP reset: clients see connection refused"
+    return "refused by an ICMP error, port unreachable: clients see connection refused"
 
 
 def hint(situation: Situation) -> str:
@@ -111,7 +121,7 @@ def notes(question: Question, owner: Forwarding | None, *, several: bool) -> tup
 
 
 def meaning(step: Step) -> str:
-    """What a rule does, in a few words; for a jump its comment, or where it leads."""
+    """What a rule does, in a few words; for a jump what it is for, or where it leads."""
     # Comments stand before the target in every rule that vipd writes.
     _, jumps, target = step.rule.rpartition(" -j ")
     if not jumps:
@@ -126,8 +136,17 @@ def meaning(step: Step) -> str:
             value = argument.removeprefix("--set-xmark ")
             return "flow is not vipd's after all" if value.startswith("0x0/") else "flow marked as vipd's"
     if name in ("DROP", "REJECT") and step.comment:
-        return f"{_TARGETS[name]}: {step.comment}"
-    return _TARGETS.get(name) or step.comment or f"on to {target}"
+        return f"{_TARGETS[name]}: {step.comment.replace('endpoints', 'backends')}"
+    return _TARGETS.get(name) or _purpose(name, step.comment)
+
+
+def _purpose(chain: str, comment: str) -> str:
+    """What a jump to a chain is for."""
+    if chain.endswith("-MARK-MASQ"):
+        return "to be masqueraded"
+    if comment.endswith(_CLUSTER_IP):
+        return f"virtual IP of {comment.removesuffix(_CLUSTER_IP)}"
+    return comment or f"on to {chain}"
 
 
 def _left_alone(situation: Situation) -> str:

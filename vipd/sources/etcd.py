@@ -134,6 +134,11 @@ class EtcdSource:
         """Values below `overrides/` by the rest of their key, unread."""
         return self._keys.overrides()
 
+    def mod_revision(self, key: str) -> int:
+        """Revision at which a key was last written, as far as is known; 0: it is not in the store."""
+        kept = self._keys.kept.get(key)
+        return 0 if kept is None or kept.held else kept.mod_revision
+
     @property
     def connected(self) -> bool:
         """Whether etcd is followed now, as far as is known."""

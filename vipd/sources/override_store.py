@@ -6,6 +6,7 @@ Every order is on disk, synced, before it is answered (guarantee G4).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,12 +17,16 @@ from vipd.overrides import (
     Override,
     Overrides,
     Subject,
+    describe,
     from_json,
     lapsed,
     next_lapse,
     to_json,
 )
 from vipd.sources.store import StoreError
+from vipd.systemd.fields import Event, fields
+
+log = logging.getLogger(__name__)
 
 
 class OverrideStore:
@@ -101,7 +106,10 @@ class OverrideStore:
         if changes:
             wanted = {**self._overrides, **changes}
             kept = {subject: override for subject, override in wanted.items() if override is not None}
+            before = self._overrides
             self._save(kept, frozenset(changes))
+            for subject, changed in changes.items():
+                _tell_ended(before[subject], pins_alone=changed is not None)
 
     def _save(self, wanted: dict[Subject, Override], subjects: frozenset[Subject]) -> None:
         if self._faults:
@@ -114,6 +122,22 @@ class OverrideStore:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
         self._overrides = wanted
         self.changed(subjects)
+
+
+def _tell_ended(override: Override, pins_alone: bool) -> None:
+    subject = override.subject
+    what = f"the pins of {subject} have ended" if pins_alone else f"the order for {subject} has ended"
+    reason = (
+        f"clients with affinity move now; {describe(override)}" if pins_alone else f"was {describe(override)}"
+    )
+    extra = fields(
+        Event.OVERRIDE_ENDED,
+        service=subject.service,
+        backend=subject.backend,
+        cause="time limit",
+        reason=reason,
+    )
+    log.info("%s: %s", what, reason, extra=extra)
 
 
 def _items(data: bytes) -> list[object]:

@@ -59,7 +59,11 @@ class StoreSource:
             return
         last_good, unusable = _read(self._copy)
         self._declaration = Declaration() if unusable else last_good
-        self._faults += ("its last good copy goes on serving",) if last_good.services else ()
+        serving = (
+            "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
+        )
+        *first, last = self._faults
+        self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
     def save(self, services: Mapping[str, Service]) -> None:
         """Make these the stored services, on disk first. Raises StoreError; then nothing has changed."""

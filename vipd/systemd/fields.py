@@ -26,16 +26,30 @@ class Event(StrEnum):
     SERVICE_ADDED = "service-added"
     SERVICE_CHANGED = "service-changed"
     SERVICE_REMOVED = "service-removed"
+    SERVICES_LOADED = "services-loaded"
+    """The first step after a start is done: all services at once."""
+    SERVICES_CHANGED = "services-changed"
+    """Many came, changed or went in one step."""
     SERVICE_QUARANTINED = "service-quarantined"
+    SERVICE_READMITTED = "service-readmitted"
+    """The kernel takes the rules of a service that was quarantined."""
+    BACKEND_HEALTH = "backend-health"
+    """Checks say otherwise of a backend than before."""
+    OVERRIDE_GIVEN = "override-given"
+    OVERRIDE_TAKEN_BACK = "override-taken-back"
+    OVERRIDE_ENDED = "override-ended"
+    """Its time, or that of its pins, was over."""
     CHANGE_STORED = "change-stored"
     """A change by vipctl is on disk."""
     DECLARATION_REFUSED = "declaration-refused"
     DECLARATION_ACCEPTED = "declaration-accepted"
     """What was refused before is in order again."""
     SOURCE_FAILED = "source-failed"
+    SOURCE_MENDED = "source-mended"
     RULES_APPLIED = "rules-applied"
     RULES_REPAIRED = "rules-repaired"
     APPLY_FAILED = "apply-failed"
+    APPLY_RECOVERED = "apply-recovered"
     FLOWS_ENDED = "flows-ended"
 
 
@@ -45,13 +59,22 @@ def fields(
     service: str | Collection[str] = (),
     backend: str | Collection[str] = (),
     unit: str = "",
+    cause: str = "",
+    reason: str = "",
 ) -> dict[str, object]:
-    """A log call's `extra`. `unit` is a file as `file:PATH`, or `cli`, as in a service's owner."""
+    """A log call's `extra`. `unit` is a file as `file:PATH`, or `cli`, as in a service's owner.
+
+    `cause` is who or what brought it about: its kind, and which, as `file PATH:LINE`, `user root (pid 812)`,
+    `process iptables (pid 812)`, `check tcp`, `etcd revision 17`, `signal SIGHUP`, `kernel`, `time limit`.
+    `reason` says why or what in a line, without the names that stand in the other fields.
+    """
     named: dict[str, tuple[str, ...]] = {
         "VIPD_EVENT": (event.value,),
         "VIPD_SERVICE": _several(service),
         "VIPD_BACKEND": _several(backend),
         "VIPD_UNIT": _several(unit),
+        "VIPD_CAUSE": _several(cause),
+        "VIPD_REASON": _several(reason),
     }
     return {ATTRIBUTE: {name: values for name, values in named.items() if values}}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.dataplane.watch.recorded import datagrams
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope, named
 from vipd.dataplane.iptables.watch.gathering import (
     CHAINS_LIMIT,
     LONGEST_SECONDS,
@@ -196,6 +196,19 @@ def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
 )
 def test_who_is_behind_it(actor: Actor, culprit: tuple[str, int]) -> None:
     assert actor.culprit == culprit
+
+
+def test_a_program_that_ran_often_is_named_once() -> None:
+    docker = [Actor("iptables", pid, "dockerd", 5) for pid in (8, 9, 9, 10)]
+    others = [Actor("nft", 11), Actor("iptables", 12, "bash", 4)]
+    assert named([*docker, *others, *docker]) == [
+        "iptables (3 processes) of dockerd (pid 5)",
+        "nft (pid 11)",
+        "iptables (pid 12) of bash (pid 4)",
+    ]
+    chains = frozenset({(Family.IPV4, SEP)})
+    disturbance = Disturbance(frozenset({Family.IPV4}), chains, frozenset({Deed.RULE_ADDED}), tuple(docker))
+    assert str(disturbance).startswith("iptables (3 processes) of dockerd (pid 5): rule added in ")
 
 
 def test_a_disturbance_in_words() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,6 +30,9 @@ ADDRESS_FAMILIES = {Family.IPV4: 2, Family.IPV6: 10}
 
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_PROTOINFO, CTA_TIMEOUT, CTA_MARK = 1, 2, 3, 4, 7, 8
 CTA_ID, CTA_ZONE = 12, 18
+CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY, CTA_TIMESTAMP = 9, 10, 20
+CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES = 1, 2
+CTA_TIMESTAMP_START = 1
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_PROTOINFO_TCP = CTA_PROTOINFO_TCP_STATE = 1
@@ -47,12 +50,22 @@ ATTRIBUTE_HEAD = struct.Struct("=HH")
 
 _TYPE = 0x3FFF
 _U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
 _FAMILIES = {number: family for family, number in ADDRESS_FAMILIES.items()}
 _PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
 
 
 class MalformedEntryError(ValueError):
     """A message from the kernel that does not hold together, or lacks what every entry has."""
+
+
+class Traffic(NamedTuple):
+    """What has passed in a flow: `in` from the client, `out` to it."""
+
+    packets_in: int
+    bytes_in: int
+    packets_out: int
+    bytes_out: int
 
 
 class Entry(NamedTuple):
@@ -75,6 +88,10 @@ class Entry(NamedTuple):
     mark: int
     identity: bytes
     """Attributes that name exactly this entry, also against a younger one between the same ends."""
+    traffic: Traffic | None = None
+    """None where the kernel did not count when the flow began (nf_conntrack_acct)."""
+    began: int | None = None
+    """Nanoseconds since 1970; None where the kernel did not note it (nf_conntrack_timestamp)."""
 
     @property
     def replied(self) -> bool:
@@ -130,6 +147,10 @@ def _parse(message: bytes) -> Entry | None:
         timeout=_number(message, rest.get(CTA_TIMEOUT)),
         mark=_number(message, rest.get(CTA_MARK)),
         identity=identity,
+        traffic=_traffic(message, rest) if CTA_COUNTERS_ORIG in rest else None,
+        began=_numbers(message, rest[CTA_TIMESTAMP]).get(CTA_TIMESTAMP_START)
+        if CTA_TIMESTAMP in rest
+        else None,
     )
 
 
@@ -226,6 +247,19 @@ def _tcp_state(message: bytes, start: int, end: int) -> int:
 def _number(message: bytes, place: tuple[int, int] | None) -> int:
     """A 32-bit value, 0 where the kernel left it out."""
     return int(_U32.unpack_from(message, place[0])[0]) if place else 0
+
+
+def _traffic(message: bytes, rest: Mapping[int, tuple[int, int]]) -> Traffic:
+    ways = (_numbers(message, rest.get(kind)) for kind in (CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY))
+    return Traffic(*(way.get(of, 0) for way in ways for of in (CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES)))
+
+
+def _numbers(message: bytes, place: tuple[int, int] | None) -> dict[int, int]:
+    """The 64-bit values in an attribute that holds attributes, by their type."""
+    if place is None:
+        return {}
+    found = attributes(message, *place)
+    return {kind: int(_U64.unpack_from(message, at)[0]) for kind, at, end in found if end - at == _U64.size}
 
 
 def _padded(length: int) -> int:

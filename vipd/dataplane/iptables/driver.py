@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
-from vipd.dataplane.iptables.tools import Tools, find_tools
+from vipd.dataplane.iptables.tools import Tools, find_tools, save
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
@@ -36,9 +38,11 @@ class IptablesPlan:
 class IptablesDataplane:
     """Implements `vipd.dataplane.base.Dataplane`. Make it with `start`."""
 
-    def __init__(self, families: Mapping[Family, FamilyRules], names: Names) -> None:
+    def __init__(self, families: Mapping[Family, FamilyRules], names: Names, counter: RuleCounter) -> None:
         self._families = families
         self._names = names
+        self.counter = counter
+        """Counts new flows. Its `hear` wants the kernel's notifications of nf_tables rules."""
         self._host_addresses: frozenset[str] = frozenset()
 
     @classmethod
@@ -52,12 +56,14 @@ class IptablesDataplane:
             except ApplyError as error:
                 tools = error
             families[family] = FamilyRules(family, tools, settings, record, run)
-        return cls(families, Names(settings.chain_prefix))
+        names = Names(settings.chain_prefix)
+        return cls(families, names, _counter(families, names, run))
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():
             self._families[key.family].update(key, forwarding)
+        self.counter.update(changes)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
@@ -91,7 +97,9 @@ class IptablesDataplane:
         errors = list(plan.errors)
         for family, part in plan.plans.items():
             try:
+                await self.counter.before(family, part.changes)
                 await self._families[family].apply(part)
+                self.counter.written(family, part.changes)
             except ApplyError as error:
                 errors.append(error)
         if errors:
@@ -133,3 +141,11 @@ class IptablesDataplane:
             str(family): rules.tools.version_text if isinstance(rules.tools, Tools) else str(rules.tools)
             for family, rules in self._families.items()
         }
+
+
+def _counter(families: Mapping[Family, FamilyRules], names: Names, run: Runner) -> RuleCounter:
+    usable = {family: rules.tools for family, rules in families.items() if isinstance(rules.tools, Tools)}
+    legacy = {
+        family: partial(save, tools, run, counters=True) for family, tools in usable.items() if tools.legacy
+    }
+    return RuleCounter(names, usable, legacy)

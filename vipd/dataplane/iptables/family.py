@@ -293,7 +293,9 @@ class FamilyRules:
             if len(suspects) == 1:
                 self._quarantine[suspects[0][0]] = (suspects[0][1], error.why)
                 key = suspects[0][0]
-                extra = fields(Event.SERVICE_QUARANTINED, service=key.service)
+                extra = fields(
+                    Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=error.why
+                )
                 log.error("%s is quarantined: %s", key.service_port, error.why, extra=extra)
                 return
             middle = len(suspects) // 2

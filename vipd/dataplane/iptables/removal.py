@@ -5,7 +5,7 @@ Needs no daemon, settings or store: our chains are known by their names alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
@@ -53,10 +53,13 @@ async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
             await restore(leftover.tools, text, run)
 
 
-async def remove_empty_tables(tables: Iterable[str], run: Runner) -> list[str]:
+async def remove_empty_tables(
+    tables: Iterable[str], run: Runner, *, foretold: Collection[str] | None = None
+) -> list[str]:
     """Delete nft tables (`FAMILY TABLE`) that vipd's first write made, if nobody else put a rule in since.
 
-    Without the nft program they stay: empty base chains that do nothing. Returns those deleted.
+    Without the nft program they stay: empty base chains that do nothing. Returns those deleted. Given the
+    chain prefixes that are still to be removed, deletes nothing: returns those that will be empty then.
     """
     deleted: list[str] = []
     for name in tables:
@@ -66,9 +69,11 @@ async def remove_empty_tables(tables: Iterable[str], run: Runner) -> list[str]:
             listed = await run(["nft", "list", "table", kind, table], "")
         except FileNotFoundError:
             return deleted
-        if listed.code == 0 and _only_empty_base_chains(listed.output):
-            finished = await run(["nft", "delete", "table", kind, table], "")
-            deleted += [f"{kind} {table}"] if finished.code == 0 else []
+        if listed.code != 0 or not _only_empty_base_chains(listed.output, foretold or ()):
+            continue
+        if foretold is None and (await run(["nft", "delete", "table", kind, table], "")).code != 0:
+            continue
+        deleted.append(f"{kind} {table}")
     return deleted
 
 
@@ -78,10 +83,19 @@ def _removal(saved: str, prefix: str, family: Family) -> Plan:
     return make_plan(Ruleset(RuleOptions(family, prefix)).whole(installed.chains), installed, names)
 
 
-def _only_empty_base_chains(listing: str) -> bool:
-    """Whether a listed table holds nothing but built-in chains that accept everything."""
-    bodies = [line.strip() for line in listing.splitlines() if line.startswith("\t\t")]
-    chains = [line for line in listing.splitlines() if line.startswith("\tchain ")]
-    return len(bodies) == len(chains) and all(
+def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:
+    """Whether a listed table holds nothing but built-in chains that accept everything.
+
+    `ignored` are prefixes of chains that do not count, nor the jumps to them.
+    """
+    own = tuple(f"{prefix}-" for prefix in ignored)
+    chains, bodies, chain = 0, [], ""
+    for line in listing.splitlines():
+        if line.startswith("\tchain "):
+            chain = line.split()[1]
+            chains += not chain.startswith(own)
+        elif line.startswith("\t\t") and not (chain.startswith(own) or line.split()[-1].startswith(own)):
+            bodies.append(line.strip())
+    return len(bodies) == chains and all(
         body.startswith("type ") and body.endswith("policy accept;") for body in bodies
     )

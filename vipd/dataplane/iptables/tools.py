@@ -59,13 +59,13 @@ async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
     return Tools(f"{base}-restore", f"{base}-save", said.output.strip(), version)
 
 
-async def save(tools: Tools, run: Runner) -> str:
-    """The rules of every table that exists, as text. Raises ApplyError.
+async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
+    """The rules of every table that exists, as text, each after its counters if wanted. Raises ApplyError.
 
     Without `-t` because with it iptables-nft-save shows a table that does not exist, and
     iptables-legacy-save brings one into being.
     """
-    finished = await _finish([tools.save], "", run)
+    finished = await _finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
     return finished.output
 

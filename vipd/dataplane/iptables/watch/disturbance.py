@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,6 +64,23 @@ class Actor:
         return f"{text} of {self.parent} (pid {self.parent_pid})" if self.parent else text
 
 
+def named(actors: Iterable[Actor]) -> list[str]:
+    """Each program once: `iptables (pid 812) of bash (pid 5)`, or, where it ran more than once, `iptables (14
+    processes) of dockerd (pid 5)`. In order of their first change."""
+    several: dict[tuple[str, str, int], dict[Actor, None]] = {}
+    for actor in actors:
+        several.setdefault((actor.name, actor.parent, actor.parent_pid), {})[actor] = None
+    return [_counted(list(same)) for same in several.values()]
+
+
+def _counted(same: Sequence[Actor]) -> str:
+    first = same[0]
+    if len(same) == 1:
+        return str(first)
+    behind = f" of {first.parent} (pid {first.parent_pid})" if first.parent else ""
+    return f"{first.name} ({len(same)} processes){behind}"
+
+
 @dataclass(frozen=True, slots=True)
 class Disturbance:
     """One burst of foreign changes that concern us."""
@@ -78,9 +96,13 @@ class Disturbance:
 
     def __str__(self) -> str:
         """`iptables (pid 812): rule deleted in ipv4 nat VIPD-SERVICES`."""
-        who = ", ".join(map(str, self.actors)) or "somebody"
-        what = ", ".join(sorted(self.deeds))
-        return f"{who}: {what} in {self._where()}"
+        who = ", ".join(named(self.actors)) or "somebody"
+        return f"{who}: {self.deed}"
+
+    @property
+    def deed(self) -> str:
+        """`rule deleted in ipv4 nat VIPD-SERVICES`."""
+        return f"{', '.join(sorted(self.deeds))} in {self._where()}"
 
     def _where(self) -> str:
         families = ", ".join(map(str, sorted(self.families)))

@@ -49,6 +49,8 @@ class Watch:
     ) -> None:
         self._families, self._names, self._own, self._interval = tuple(families), names, own, interval
         self._open_events, self._open_tables = open_events, open_tables
+        self.hear: Callable[[bytes], None] | None = None
+        """Gets the kernel's notifications as they come, our own changes too. Set it before entry."""
         self._found: asyncio.Queue[Disturbance | BaseException] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
@@ -96,7 +98,8 @@ class Watch:
             return
         clock = asyncio.get_running_loop().time
         self.ways |= dict.fromkeys(told, "events")
-        self._start(RuleEvents(listening, Scope(self._names, told), self._own, clock), "rule events")
+        scope = Scope(self._names, told)
+        self._start(RuleEvents(listening, scope, self._own, clock, self.hear), "rule events")
 
     def _poll(self, watched: WatchedFamily) -> RulePoll:
         tables = None

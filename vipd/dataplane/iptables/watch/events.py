@@ -48,9 +48,15 @@ class RuleEvents:
     """Tells of foreign changes as the kernel reports them. Closes the socket that it is given."""
 
     def __init__(
-        self, listening: socket.socket, scope: Scope, own: OwnProcesses, clock: Callable[[], float]
+        self,
+        listening: socket.socket,
+        scope: Scope,
+        own: OwnProcesses,
+        clock: Callable[[], float],
+        hear: Callable[[bytes], None] | None = None,
     ) -> None:
-        self._socket, self._own, self._clock = listening, own, clock
+        """`hear` gets every datagram first, our own changes too."""
+        self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
         self._gathering = Gathering(scope)
         self._read_some = asyncio.Event()
 
@@ -103,6 +109,8 @@ class RuleEvents:
 
     def _take(self, datagram: bytes) -> None:
         port, ends = opening(datagram)
+        if self._hear and not ends:
+            self._hear(datagram)
         if not ends and self._own.known(port):
             self._gathering.skip(port)
             return

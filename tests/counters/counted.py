@@ -1,0 +1,51 @@
+"""What a daemon says of numbers, for tests."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.lab.daemon import Daemon
+
+WEB = """\
+- name: web
+  address: [10.96.0.10, "fd00:96::10"]
+  ports: [80/tcp, 80/udp]
+  backends: [10.244.0.11, 10.244.0.12, "fd00:244::11"]
+"""
+
+
+def service(daemon: Daemon, name: str = "web") -> dict[str, Any]:
+    """One service's numbers, as `GET /v1/stats` has them."""
+    answer = daemon.get(f"stats?service={name}")
+    assert "services" in answer, answer
+    (found,) = answer["services"]
+    assert sum(backend["new_flows"] for backend in found["backends"]) <= found["new_flows"]
+    return dict(found)
+
+
+def new_flows(daemon: Daemon, name: str = "web") -> int:
+    return int(service(daemon, name)["new_flows"])
+
+
+def backends(daemon: Daemon, name: str = "web") -> dict[str, int]:
+    """New flows by `ENDPOINT/PROTOCOL`, those without any left out."""
+    found = service(daemon, name)["backends"]
+    return {f"{b['endpoint']}/{b['protocol']}": b["new_flows"] for b in found if b["new_flows"]}
+
+
+def wait_for(daemon: Daemon, expected: int, name: str = "web") -> None:
+    """Until the number is this one; one that is greater is wrong at once."""
+    end, before = time.monotonic() + 5.0, 0
+    while (found := new_flows(daemon, name)) != expected:
+        assert before <= found <= expected, f"{found} flows after {before}, expected {expected}"
+        assert time.monotonic() < end, f"{found} flows, not {expected}; the log:\n{daemon.log}"
+        before = found
+        time.sleep(0.1)
+
+
+def vipctl_json(daemon: Daemon, *arguments: str) -> dict[str, Any]:
+    """What vipctl prints with `-o json`."""
+    found: dict[str, Any] = json.loads(daemon.vipctl(*arguments, "-o", "json").stdout)
+    return found

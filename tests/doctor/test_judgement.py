@@ -1,0 +1,431 @@
+"""What each check makes of facts, first of all of those that a test cannot bring about in a real host."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, judged, well
+from vipd import __version__
+from vipd.model import Family, Protocol
+from vipd.observe import doctor
+from vipd.observe.doctor.diagnosis import CHECKS, diagnose
+from vipd.observe.doctor.facts import (
+    Assigned,
+    Daemon,
+    Facts,
+    Feature,
+    Kernel,
+    Link,
+    Listener,
+    Program,
+    SocketFile,
+    StateDir,
+    Way,
+)
+from vipd.observe.doctor.rules import Fate, NftForward, Ruleset
+from vipd.settings import Settings
+
+DOCTOR = Path(doctor.__file__).parent
+ALLOWED = {
+    "__future__",
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "ipaddress",
+    "itertools",
+    "re",
+    "textwrap",
+    "typing",
+    "vipd.model",
+}
+
+
+def kernel(counters: dict[str, int] | None = None, limit: int = 4095, **settings: int) -> Kernel:
+    changed = {name.replace("__", "/"): str(value) for name, value in settings.items()}
+    return Kernel(KERNEL | changed, counters or {}, affinity_limit=limit)
+
+
+def status(**different: Any) -> Daemon:
+    return Daemon(STATUS | different, holder=True, vipctl=__version__)
+
+
+CASES: dict[str, tuple[Facts, dict[str, str]]] = {
+    "all is well": (well(), {}),
+    "a table that is 80% full": (
+        well(kernel=kernel(net__netfilter__nf_conntrack_count=800)),
+        {"conntrack-room": "warning"},
+    ),
+    "a table that is 79% full": (well(kernel=kernel(net__netfilter__nf_conntrack_count=799)), {}),
+    "a table that is 95% full": (
+        well(kernel=kernel(net__netfilter__nf_conntrack_count=950)),
+        {"conntrack-room": "problem"},
+    ),
+    "dropped packets": (well(kernel=kernel({"drop": 1})), {"conntrack-drops": "warning"}),
+    "early drops": (well(kernel=kernel({"early_drop": 3})), {"conntrack-drops": "warning"}),
+    "lost races": (well(kernel=kernel({"insert_failed": 2})), {"conntrack-races": "warning"}),
+    "a kernel that cannot list flows": (
+        well(kernel=Kernel(KERNEL, conntrack_fault="cannot read: Invalid argument", affinity_limit=4095)),
+        {"conntrack-netlink": "problem"},
+    ),
+    "short affinity lists": (well(kernel=kernel(limit=100)), {"affinity-limit": "warning"}),
+    "short lists that nobody uses": (
+        well(kernel=kernel(limit=100), services=(replace(WEB, affinity=False),)),
+        {},
+    ),
+    "no clock": (
+        well(kernel=Kernel(KERNEL, affinity_limit=4095, clock_synchronised=False)),
+        {"clock": "warning"},
+    ),
+    "an older daemon": (well(daemon=status(version="0.0.1")), {"daemon-version": "warning"}),
+    "a daemon that failed": (well(daemon=status(state="failed")), {"daemon-state": "problem"}),
+    "a daemon that takes long": (well(daemon=status(state="pending")), {"daemon-state": "warning"}),
+    "a warning of the daemon": (
+        well(daemon=status(warnings=["health port 1 is taken"])),
+        {"daemon-warnings": "warning"},
+    ),
+    "a warning that a check tells better": (
+        well(daemon=status(warnings=["affinity of web: each backend's list remembers 100 clients"])),
+        {},
+    ),
+    "a daemon that does not let us in": (
+        well(daemon=Daemon(fault="permission denied", holder=True)),
+        {"daemon-running": "warning"},
+    ),
+    "settings that cannot be used": (well(settings_faults=("loud: unknown",)), {"settings": "problem"}),
+    "no state directory": (well(state=StateDir("/x", exists=False)), {"state-dir": "problem"}),
+    "a read-only state directory": (well(state=StateDir("/x", read_only=True)), {"state-dir": "problem"}),
+    "a locked state directory": (well(state=StateDir("/x", writable=False)), {"state-dir": "problem"}),
+    "a disk that is nearly full": (well(state=StateDir("/x", free=2 << 20)), {"state-dir-space": "warning"}),
+    "a full disk": (well(state=StateDir("/x", free=4096)), {"state-dir-space": "problem"}),
+    "no inodes": (well(state=StateDir("/x", free_inodes=0)), {"state-dir-space": "problem"}),
+    "no iptables": (
+        well(
+            programs=replace(
+                PROGRAMS, iptables=(Program(Family.IPV4, "", fault="no such program", mend="apt"),)
+            )
+        ),
+        {"iptables": "problem"},
+    ),
+    "no ip6tables, and no need of it": (
+        well(programs=replace(PROGRAMS, iptables=(PROGRAMS.iptables[0], Program(Family.IPV6, "")))),
+        {},
+    ),
+    "no nft": (
+        well(programs=replace(PROGRAMS, nft=""), forward_chains=None),
+        {"nft": "unchecked", "forward-chains": "unchecked"},
+    ),
+    "no xt_recent, with affinity": (
+        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "affinity", False),))),
+        {"kernel-features": "problem"},
+    ),
+    "no xt_REDIRECT": (
+        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "ping", False),))),
+        {"kernel-features": "warning"},
+    ),
+    "no feature that this check has heard of": (
+        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "new_thing", False),))),
+        {"kernel-features": "warning"},
+    ),
+    "no namespaces to try rules in": (
+        well(programs=replace(PROGRAMS, probe_fault="Operation not permitted")),
+        {"kernel-features": "unchecked"},
+    ),
+    "rules that could not be read": (
+        well(rulesets=(), rules_fault="iptables-save failed"),
+        dict.fromkeys(
+            (
+                "rules-readable",
+                "mixed-variants",
+                "rules-twice",
+                "forward-policy",
+                "firewalls",
+                "kube-proxy",
+                "other-vipd",
+                "foreign-claims",
+                "tcp-be-liberal",
+            ),
+            "unchecked",
+        ),
+    ),
+    "no program ip": (
+        well(network=replace(NETWORK, links=(), addresses=(), ways={}, fault="no ip")),
+        dict.fromkeys(
+            (
+                "network-readable",
+                "vip-owned",
+                "vip-in-subnet",
+                "vip-route",
+                "backend-route",
+                "local-backend",
+                "rp-filter",
+                "bridge-hairpin",
+                "bridge-replies",
+            ),
+            "unchecked",
+        ),
+    ),
+    "accept_forwarded off, policy DROP": (
+        well(
+            settings=Settings(accept_forwarded=False),
+            rulesets=(Ruleset.of(Family.IPV4, "nft", SAVED.replace("-j ACCEPT", "-j RETURN")),),
+        ),
+        {"forward-policy": "problem"},
+    ),
+    "no rules yet, policy DROP": (
+        well(rulesets=(Ruleset.of(Family.IPV4, "nft", "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"),)),
+        {},
+    ),
+    "no route to a backend": (
+        well(network=replace(NETWORK, ways={"10.96.0.10": Way("eth1"), "10.244.0.11": Way()})),
+        {"backend-route": "problem"},
+    ),
+    "no route to a virtual IP": (
+        well(network=replace(NETWORK, ways={"10.96.0.10": Way(), "10.244.0.11": Way("eth1")})),
+        {"vip-route": "problem"},
+    ),
+    "a virtual IP that may be the host's": (
+        well(
+            settings=Settings(compat="kube-proxy"),
+            network=replace(NETWORK, addresses=(Assigned("10.96.0.10", 32, "lo"),)),
+        ),
+        {},
+    ),
+    "a listener on another address": (
+        well(network=replace(NETWORK, listeners=(Listener(Protocol.TCP, "127.0.0.1", 30081),))),
+        {},
+    ),
+    "a listener of another protocol": (
+        well(network=replace(NETWORK, listeners=(Listener(Protocol.UDP, "0.0.0.0", 30080),))),
+        {},
+    ),
+    "a unit on a node port": (
+        well(network=replace(NETWORK, listeners=(Listener(Protocol.TCP, "::", 30080, "x", 7, "x.service"),))),
+        {"node-port-taken": "warning"},
+    ),
+    "rp_filter for all devices": (
+        well(
+            kernel=kernel(net__ipv4__conf__all__rp_filter=1, net__ipv4__conf__eth1__rp_filter=0),
+        ),
+        {"rp-filter": "warning"},
+    ),
+    "a loose rp_filter under a strict one for all": (
+        well(kernel=kernel(net__ipv4__conf__all__rp_filter=1)),
+        {},
+    ),
+    "no forwarding before the first start": (
+        well(
+            daemon=Daemon(fault="no such file"),
+            rulesets=(),
+            kernel=kernel(net__ipv4__ip_forward=0),
+        ),
+        {"daemon-running": "problem"},
+    ),
+    "no forwarding, and vipd is not to set it": (
+        well(settings=Settings(manage_sysctls=False), kernel=kernel(net__ipv4__ip_forward=0)),
+        {"ip-forward": "problem"},
+    ),
+    "a socket for all": (
+        well(socket=SocketFile("/s", 0o666, "vipd", "vipd")),
+        {"socket-permissions": "warning"},
+    ),
+    "a socket of root, and no group": (well(socket=SocketFile("/s", 0o660, "root", "")), {}),
+    "a kube-proxy at work": (
+        well(
+            rulesets=(
+                *well().rulesets,
+                Ruleset.of(Family.IPV6, "nft", "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"),
+            ),
+            programs_running=frozenset({"kube-proxy"}),
+        ),
+        {"kube-proxy": "warning"},
+    ),
+    "a kube-proxy under our prefix": (
+        well(
+            settings=Settings(chain_prefix="KUBE"),
+            rulesets=(
+                Ruleset.of(
+                    Family.IPV4,
+                    "nft",
+                    "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n" + SAVED.replace("VIPD", "KUBE"),
+                ),
+            ),
+        ),
+        {"kube-proxy": "problem"},
+    ),
+    "our own rules under the prefix KUBE": (
+        well(
+            settings=Settings(chain_prefix="KUBE"),
+            rulesets=(Ruleset.of(Family.IPV4, "nft", SAVED.replace("VIPD", "KUBE")),),
+        ),
+        {},
+    ),
+    "a virtual IP in the network of a device": (
+        well(network=replace(NETWORK, addresses=(Assigned("10.96.0.1", 16, "eth1"),))),
+        {"vip-in-subnet": "warning"},
+    ),
+    "a virtual IP that a device has": (
+        well(network=replace(NETWORK, addresses=(Assigned("10.96.0.10", 16, "eth1"),))),
+        {"vip-owned": "problem"},
+    ),
+    "a virtual IP in a tunnel's network": (
+        well(
+            network=replace(
+                NETWORK,
+                links=(Link("eth1", asks=False),),
+                addresses=(Assigned("10.96.0.1", 16, "eth1"), Assigned("10.96.0.2", 32, "eth0")),
+            )
+        ),
+        {},
+    ),
+    "a table of the other dataplane": (well(tables=frozenset({Family.IPV4})), {"rules-twice": "problem"}),
+    "chains of the other dataplane": (
+        well(dataplane="nftables", tables=frozenset({Family.IPV4})),
+        {"rules-twice": "problem"},
+    ),
+    "the dataplane nftables beside a FORWARD policy DROP": (
+        well(
+            dataplane="nftables",
+            tables=frozenset({Family.IPV4}),
+            rulesets=(Ruleset.of(Family.IPV4, "nft", "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"),),
+        ),
+        {"forward-policy": "problem"},
+    ),
+    "the dataplane nftables, all well, lists and iptables being no matter": (
+        well(
+            dataplane="nftables",
+            tables=frozenset({Family.IPV4}),
+            rulesets=(),
+            kernel=kernel(limit=100),
+            programs=replace(PROGRAMS, iptables=(Program(Family.IPV4, "", fault="none"),)),
+        ),
+        {},
+    ),
+    "a bridge without hairpin": (
+        well(
+            kernel=Kernel(KERNEL | {"net/bridge/bridge-nf-call-iptables": "1"}, affinity_limit=4095),
+            network=replace(
+                NETWORK,
+                links=(
+                    Link("eth1", kind="bridge"),
+                    Link("p1", kind="veth", master="eth1", hairpin=False),
+                    Link("nic", master="eth1", hairpin=False),
+                ),
+            ),
+        ),
+        {"bridge-hairpin": "warning"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "found"), CASES.values(), ids=CASES)
+def test_what_facts_mean(facts: Facts, found: dict[str, str]) -> None:
+    assert judged(facts) == found
+
+
+def test_a_unit_is_stopped_by_its_name_and_a_bridge_port_of_hardware_is_left_alone() -> None:
+    unit, bridge = CASES["a unit on a node port"][0], CASES["a bridge without hairpin"][0]
+    commands = [c for facts in (unit, bridge) for f in diagnose(facts).findings for c in f.judgement.mend]
+    assert commands == ["systemctl stop x.service", "ip link set p1 type bridge_slave hairpin on"]
+
+
+def test_a_user_learns_what_only_root_sees() -> None:
+    facts = well(root=False, rulesets=(), forward_chains=())
+    found = judged(facts)
+    assert set(found.values()) == {"unchecked"}
+    assert {"forward-policy", "mixed-variants", "kernel-features", "store", "vip-route"} <= found.keys()
+    assert "ip-forward" not in found
+    assert diagnose(facts).healthy
+
+
+def test_ids_are_unique_and_say_what_is_fine() -> None:
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+    assert all(check.id == check.id.lower() and " " not in check.id for check in CHECKS)
+
+
+def test_problems_come_first() -> None:
+    facts = well(daemon=status(version="0"), state=StateDir("/x", free=0))
+    assert [f.id for f in diagnose(facts).findings[:2]] == ["state-dir-space", "daemon-version"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "fate"),
+    [
+        ("-A FORWARD -j VIPD-FORWARD\n-A FORWARD -j DROP", Fate.PASSES),
+        ("-A FORWARD -j DROP\n-A FORWARD -j VIPD-FORWARD", Fate.BLOCKED),
+        ('-A FORWARD -m comment --comment "no -j ACCEPT here" -j REJECT --reject-with x', Fate.BLOCKED),
+        ("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", Fate.BLOCKED),
+        ("-A FORWARD -i eth0 -j ACCEPT", Fate.MAYBE),
+        ("-A FORWARD -i eth0 -j ACCEPT\n-A FORWARD -j DROP", Fate.MAYBE),
+        ("-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", Fate.PASSES),
+        ("-A FORWARD -j ACCEPT", Fate.PASSES),
+        ("-A FORWARD -i eth0 -j DROP", Fate.BLOCKED),
+        ("-A FORWARD -i eth0 -j DROP\n-A FORWARD -j VIPD-FORWARD", Fate.PASSES),
+    ],
+)
+def test_the_fate_of_a_flow_in_forward(rules: str, fate: Fate) -> None:
+    own = ":VIPD-FORWARD - [0:0]\n-A VIPD-FORWARD -m connmark --mark 0x2000/0x2000 -j ACCEPT"
+    saved = f"*filter\n:FORWARD DROP [0:0]\n{own}\n{rules}\nCOMMIT\n"
+    assert Ruleset.of(Family.IPV4, "nft", saved).forward_fate("VIPD") is fate
+
+
+DNAT = {"match": {"op": "in", "left": {"ct": {"key": "status"}}, "right": "dnat"}}
+OURS = {"match": {"op": "==", "left": {"&": [{"ct": {"key": "mark"}}, 0x2000]}, "right": 0x2000}}
+ETH0 = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
+LOOPBACK = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "lo"}}
+KNOWN = {
+    "match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": {"set": ["established", "related"]}}
+}
+ACCEPT, DROP, REJECT, COUNT = {"accept": None}, {"drop": None}, {"reject": None}, {"counter": {"packets": 0}}
+INTO, OVER = {"jump": {"target": "more"}}, {"goto": {"target": "more"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "more", "fate"),
+    [
+        ("drop", [], [], Fate.BLOCKED),
+        ("accept", [], [], Fate.PASSES),
+        ("drop", [[DNAT, COUNT, ACCEPT]], [], Fate.PASSES),
+        ("drop", [[OURS, ACCEPT]], [], Fate.PASSES),
+        ("drop", [[KNOWN, ACCEPT], [LOOPBACK, ACCEPT]], [], Fate.BLOCKED),
+        ("drop", [[ETH0, ACCEPT]], [], Fate.MAYBE),
+        ("accept", [[KNOWN, ACCEPT], [DNAT, ACCEPT], [REJECT]], [], Fate.PASSES),
+        ("accept", [[KNOWN, ACCEPT], [REJECT]], [], Fate.BLOCKED),
+        ("accept", [[COUNT, DROP], [DNAT, ACCEPT]], [], Fate.BLOCKED),
+        ("accept", [[ETH0, DROP]], [], Fate.PASSES),
+        ("drop", [[INTO]], [[DNAT, ACCEPT]], Fate.PASSES),
+        ("drop", [[INTO], [DNAT, ACCEPT]], [[ETH0, DROP]], Fate.PASSES),
+        ("drop", [[ETH0, INTO]], [[ACCEPT]], Fate.MAYBE),
+        ("accept", [[OVER], [ACCEPT]], [[DROP]], Fate.BLOCKED),
+        ("drop", [[OVER], [ACCEPT]], [], Fate.BLOCKED),
+        ("drop", [[INTO]], [[INTO]], Fate.BLOCKED),
+    ],
+)
+def test_the_fate_of_a_flow_in_an_nft_chain(
+    policy: str, rules: list[list[dict[str, Any]]], more: list[list[dict[str, Any]]], fate: Fate
+) -> None:
+    chains = {"forward": tuple(rules), "more": tuple(more)}
+    assert NftForward("inet", "filter", "forward", policy, chains).fate(0x2000) is fate
+
+
+def test_judging_touches_nothing() -> None:
+    """Of all vipd the judging part knows the model and itself, and no module with an effect."""
+    pure = [path for path in DOCTOR.rglob("*.py") if "looking" not in path.parts]
+    assert len(pure) > len(CHECKS) / 5
+    assert {name for path in pure for name in imports(path)} <= ALLOWED
+
+
+def imports(path: Path) -> set[str]:
+    """What a file imports when it runs: modules of others by their first name."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return {name for name in found if not name.startswith("vipd.observe.doctor.")}

@@ -1,0 +1,1 @@
+"""Tests of events: kept on disk, told to followers, shown by vipctl."""

@@ -1,0 +1,34 @@
+"""Occurrences and recorders as tests need them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from vipd.observe.events.occurrence import Occurrence
+from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.ring import Ring
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """Seconds since 1970 that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = START.timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def occurrence(number: float = 0, event: str = "backend-health", **more: Any) -> Occurrence:
+    """An event so many seconds after the start of the test's time."""
+    return Occurrence(id=0, at=START + timedelta(seconds=number), event=event, **more)
+
+
+def recorder(directory: Path, clock: Clock | None = None, segment_bytes: int = 1 << 20) -> Recorder:
+    """A recorder in a directory, in the running loop."""
+    return Recorder(Ring(directory, segment_bytes), asyncio.get_running_loop(), clock or Clock())

@@ -1,0 +1,173 @@
+"""What repeats itself is told as one, and followers hear of everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.events.made import Clock, occurrence, recorder
+from vipd.observe.events.folding import LONGEST, TOLD_APART, WINDOW, Folds
+from vipd.observe.events.follower import Follower
+from vipd.observe.events.log_handler import recording
+from vipd.observe.events.occurrence import LONGEST_TEXT, Occurrence, decode, encode
+from vipd.observe.events.recorder import Recorder
+from vipd.systemd.fields import Event, fields
+
+log = logging.getLogger("vipd.test_recorder")
+
+
+def lived(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) -> None:
+    """Run a story beside a recorder."""
+
+    async def run() -> None:
+        clock = Clock()
+        made = recorder(directory, clock)
+        try:
+            await story(made, clock)
+        finally:
+            made.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def is_over(follower: Follower) -> bool:
+    """Whether there is nothing more to read."""
+    return follower.over
+
+
+def flap(number: int) -> dict[str, Any]:
+    """What differs between one change of a flapping backend and the next."""
+    return {"reason": "unhealthy: refused" if number % 2 else "healthy: connected", "cause": "check tcp"}
+
+
+def test_a_flapping_backend_is_one_event_that_says_how_often_and_how_it_is_now(tmp_path: Path) -> None:
+    async def story(made: Recorder, clock: Clock) -> None:
+        for number in range(1, 18):
+            clock.now += 2
+            made.record(occurrence(2 * number, services=("web",), backends=("10.0.0.1:80",), **flap(number)))
+        made.record(occurrence(40, services=("web",), backends=("10.0.0.2:80",), **flap(1)))
+        one, other = made.read()
+        assert (one.count, one.reason, other.count) == (17, "unhealthy: refused", 1)
+        assert one.since == occurrence(2).at
+        assert one.at == occurrence(34).at
+
+    lived(story, tmp_path)
+
+
+def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(tmp_path: Path) -> None:
+    async def story(made: Recorder, clock: Clock) -> None:
+        with made.following() as follower:
+            for number in range(1000):
+                clock.now += 0.001
+                made.record(occurrence(number / 1000, services=("web",), **flap(number)))
+            clock.now += 5
+            told: list[Occurrence] = []
+            while not told or told[-1].count < 1000:
+                found = await follower.next(10)
+                assert found is not None
+                told.append(found)
+        assert len(told) <= 4
+        assert len({each.place for each in told}) == 1
+        assert [each.id for each in told] == sorted({each.id for each in told})
+
+    lived(story, tmp_path)
+
+
+def test_intended_changes_are_told_singly_until_they_are_many() -> None:
+    folds = Folds()
+    changes = [
+        occurrence(n, "service-changed", services=("web",), cause=f"user root (pid {n})") for n in range(20)
+    ]
+    counts = [folds.take_in(replace(each, id=n + 1)).count for n, each in enumerate(changes)]
+    assert counts[:TOLD_APART] == [1] * TOLD_APART
+    assert counts[TOLD_APART:] == list(range(2, 22 - TOLD_APART))
+    by_other = occurrence(20, "service-changed", services=("web",), cause="user alice (pid 7)")
+    assert folds.take_in(by_other).count == 1
+
+
+def test_repetition_ends_with_a_pause_and_after_an_hour() -> None:
+    folds = Folds()
+    assert folds.take_in(occurrence(0)).count == 1
+    assert folds.take_in(occurrence(WINDOW.total_seconds())).count == 2
+    assert folds.take_in(occurrence(2 * WINDOW.total_seconds() + 1)).count == 1
+    steps = range(200, 200 + int(LONGEST.total_seconds()) + 120, 30)
+    assert [n for n in steps if folds.take_in(occurrence(n)).count == 1][1:] == [200 + 3630]
+
+
+def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(tmp_path: Path) -> None:
+    async def story(made: Recorder, clock: Clock) -> None:
+        with made.following(limit=10) as idle, made.following() as reader:
+            for number in range(2000):
+                made.record(occurrence(number, services=(f"s{number}",), reason=str(number)))
+                found = await reader.next(5)
+                assert found is not None
+                assert found.reason == str(number)
+            assert idle.behind
+            assert not is_over(idle)
+            assert [(await idle.next(0)) is not None for _ in range(11)] == [True] * 10 + [False]
+            assert is_over(idle)
+        assert made.followers == 0
+
+    lived(story, tmp_path)
+
+
+def test_a_follower_waits_and_is_woken_by_the_end() -> None:
+    async def story() -> None:
+        follower = Follower()
+        waiting = asyncio.ensure_future(follower.next(20))
+        await asyncio.sleep(0)
+        follower.end()
+        assert await waiting is None
+        assert follower.over
+
+    asyncio.run(story())
+
+
+def test_the_log_is_where_events_come_from_whatever_its_level(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before = root.level
+
+    async def story() -> None:
+        with recording(tmp_path) as made:
+            more = fields(
+                Event.SERVICE_ADDED, service="dns", unit="cli", cause="user root (pid 1)", reason="1"
+            )
+            log.info("service dns added", extra=more)
+            log.info("not an event")
+            log.info("a step on the way", extra=fields(Event.RULES_APPLIED))
+            log.error("it is\n\x1b[31mred", extra=fields(Event.APPLY_FAILED))
+            log.error("long", extra=fields(Event.APPLY_FAILED, cause="x", reason="y" * 5000))
+            await asyncio.to_thread(log.warning, "of a thread", extra=fields(Event.BACKEND_HEALTH))
+            added, failed, long, threaded = made.read()
+        log.info("after the end", extra=fields(Event.STOPPED))
+        assert (added.event, added.services, added.cause, added.reason, added.level) == (
+            "service-added",
+            ("dns",),
+            "user root (pid 1)",
+            "1",
+            "info",
+        )
+        assert (failed.reason, failed.level) == ("it is \ufffd[31mred", "error")
+        assert len(long.reason) == LONGEST_TEXT
+        assert (threaded.reason, threaded.level) == ("of a thread", "warning")
+        assert [decode(encode(each)) for each in (added, failed)] == [
+            replace(each, first=each.id, since=each.at) for each in (added, failed)
+        ]
+
+    root.setLevel(logging.ERROR)
+    try:
+        asyncio.run(story())
+    finally:
+        root.setLevel(before)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"null", b'"x"', b"[1]", b"[" * 100_000])
+def test_what_is_no_event_is_refused(damage: bytes) -> None:
+    with pytest.raises(ValueError, match=r"no event|Expecting"):
+        decode(damage)

@@ -1,0 +1,115 @@
+"""Hosts on one network with an etcd: each a namespace, joined by a bridge in the namespace of the etcd.
+
+hub 10.77.0.254, etcd on 2379 ---- bridge ---- h1 10.77.0.1, h2 10.77.0.2, ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from tests.etcd.members import Cluster, Member, install
+from tests.lab.daemon import Daemon
+from tests.lab.node import Node
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+
+HUB = "10.77.0.254"
+CLONE_NEWNET = 0x40000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def entered(node: Node) -> Iterator[None]:
+    """This thread, and what it starts, is in the namespace of a node meanwhile."""
+    with contextlib.ExitStack() as stack:
+        own, other = (
+            stack.enter_context(Path(path).open("rb"))
+            for path in ("/proc/thread-self/ns/net", f"/var/run/netns/{node.namespace}")
+        )
+        _move(other.fileno())
+        try:
+            yield
+        finally:
+            _move(own.fileno())
+
+
+def _move(descriptor: int) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+class FleetLab:
+    """The namespaces, with one etcd running in the hub. A context manager; ended and deleted on exit."""
+
+    def __init__(self, root: Path, hosts: int) -> None:
+        prefix = f"vipd-{secrets.token_hex(3)}"
+        self.root = root
+        self.hub = Node(f"{prefix}-hub", "hub", HUB, "")
+        self.hosts = tuple(Node(f"{prefix}-h{n}", f"h{n}", f"10.77.0.{n}", "") for n in range(1, hosts + 1))
+        self.etcd = self.server("m0", 2379)
+
+    def server(self, name: str, port: int) -> Cluster:
+        """An etcd for the hub, not started."""
+        member = Member(self.root, name, (port, port + 1))
+        member.url = f"http://{HUB}:{port}"
+        return Cluster([member])
+
+    def daemon(self, host: Node, **more: object) -> Daemon:
+        """A daemon for a host that follows the etcd; not started. `more` are keys of its setting `etcd`."""
+        etcd = {"endpoints": list(self.etcd.urls), "timeout": "2s", **more}
+        return Daemon(host, node_name=host.name, log_level="info", etcd=etcd)
+
+    def put(self, key: str, value: str) -> int:
+        """Write a key below the prefix; the revision of that."""
+        with entered(self.hub):
+            return self.etcd.put(f"/vipd/v1/{key}", value)
+
+    def delete(self, key: str) -> int:
+        """Delete a key below the prefix, or with a final `*` all that begin so."""
+        with entered(self.hub):
+            return self.etcd.delete(f"/vipd/v1/{key}")
+
+    def __enter__(self) -> FleetLab:
+        install()
+        try:
+            self._wire()
+            with entered(self.hub):
+                self.etcd.start()
+        except BaseException:
+            self.delete_all()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete_all()
+
+    def delete_all(self) -> None:
+        """End etcd and what runs in the namespaces, and delete them."""
+        self.etcd.stop()
+        for node in (*self.hosts, self.hub):
+            node.kill()
+            with contextlib.suppress(RuntimeError):
+                ip("netns", "delete", node.namespace)
+
+    def _wire(self) -> None:
+        for node in (self.hub, *self.hosts):
+            ip("netns", "add", node.namespace)
+            node.run("sysctl", "-qw", *STARTING_SYSCTLS)
+            ip("-n", node.namespace, "link", "set", "lo", "up")
+        ip("-n", self.hub.namespace, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
+        add_addresses(self.hub.namespace, "bridge", f"{HUB}/24")
+        for host in self.hosts:
+            own, hub = host.namespace, self.hub.namespace
+            ip("-n", hub, "link", "add", host.name, "type", "veth", "peer", "name", "eth0", "netns", own)
+            ip("-n", hub, "link", "set", host.name, "master", "bridge", "up")
+            add_addresses(own, "eth0", f"{host.ipv4}/24")

@@ -1,0 +1,79 @@
+"""The setting `etcd` is read as strictly as the rest, and every problem is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vipd.etcd.settings import EtcdSettings
+from vipd.settings import Settings, SettingsError, load_settings
+
+URL = "http://10.0.0.1:2379"
+
+
+def problems(**etcd: object) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        load_settings(flags={"etcd": etcd})
+    return error.value.problems
+
+
+def options(settings: Settings) -> EtcdSettings:
+    assert settings.etcd is not None
+    return settings.etcd.settings()
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    file = tmp_path / "vipd.yaml"
+    file.write_text(
+        f"store: etcd\netcd: {{endpoints: [{URL}, 'https://[fd00::1]:2379'], prefix: /x/, ca: /ca, cert: /cert,\n"
+        "  key: /key, user: u, password_file: /pw, timeout: 500ms, max_removal: 30%, report_interval: 5s}\n"
+    )
+    settings = load_settings(file)
+    wanted = EtcdSettings(
+        (URL, "https://[fd00::1]:2379"),
+        "/x/",
+        Path("/ca"),
+        Path("/cert"),
+        Path("/key"),
+        "u",
+        Path("/pw"),
+        0.5,
+        30,
+    )
+    assert (options(settings), settings.store) == (wanted, "etcd")
+    assert settings.etcd
+    assert settings.etcd.report_interval == 5
+
+
+def test_little_need_be_said() -> None:
+    found = load_settings(environment={"VIPD_ETCD": f"{{endpoints: '{URL}, {URL}2'}}"})
+    assert options(found) == EtcdSettings((URL, f"{URL}2"))
+    assert (load_settings().etcd, load_settings().store) == (None, "file")
+
+
+def test_every_problem_is_told_by_its_key() -> None:
+    found = problems(endpoint=[URL], timeout="soon", max_removal="half", report_interval="1h", ca="relative")
+    keys = {problem.partition(": ")[0] for problem in found}
+    wanted = {"endpoint", "timeout", "max_removal", "report_interval", "ca"}
+    assert keys == {f"etcd.{key}" for key in wanted}, found
+    found = problems(
+        endpoints=["10.0.0.1:2379"], prefix="/", user="u", cert="/c", timeout="2m", max_removal=101
+    )
+    assert len(found) == 6, found
+    assert all(problem.startswith("etcd: ") for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"store": "etcd"}, "store: etcd needs etcd; hint: name its endpoints"),
+        ({"etcd": {}}, "etcd: endpoints: none; hint: name at least one"),
+        ({"etcd": [URL]}, "etcd: must be a mapping; hint: {endpoints:"),
+        ({"etcd": "{endpoints: [}"}, "etcd: the text: is not YAML"),
+    ],
+)
+def test_what_cannot_be_used_says_the_way_out(flags: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(flags=flags)
+    assert said in "\n".join(error.value.problems)

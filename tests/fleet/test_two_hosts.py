@@ -1,0 +1,355 @@
+"""Two hosts fed by one etcd, through vipctl: writes, conflicts, orders, registrations, no etcd."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.etcd.members import etcdctl
+from tests.fleet.network import FleetLab, entered
+from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.flow import Process
+
+pytestmark = pytest.mark.root
+
+WEB = "address: 10.96.0.80\nports: 80\nbackends: [10.244.0.11, 10.244.0.12]\n"
+ROUNDS = 30
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
+    with FleetLab(tmp_path_factory.mktemp("two"), 3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def both(lab: FleetLab) -> Iterator[tuple[Daemon, Daemon]]:
+    with lab.daemon(lab.hosts[0]) as first, lab.daemon(lab.hosts[1]) as second:
+        yield first, second
+
+
+def served(daemon: Daemon, vip: str) -> bool:
+    """Whether the kernel has rules for an address."""
+    return f"-d {vip}/32" in daemon.host.run("iptables-save", "-t", "nat").stdout
+
+
+def endpoints(daemon: Daemon, name: str) -> set[str]:
+    """The backends that take new flows."""
+    answer = daemon.get(f"services/{name}")
+    forwardings = answer["service"]["forwardings"] if "service" in answer else []
+    return {e["endpoint"] for f in forwardings for e in f["endpoints"] if e["ready"]}
+
+
+def on_all(
+    daemons: Sequence[Daemon], question: Callable[[Daemon], object], answer: object, timeout: float = 5.0
+) -> None:
+    """Wait until every daemon gives this answer."""
+    for daemon in daemons:
+        daemon.wait_until(partial(question, daemon), answer, timeout)
+
+
+def test_what_vipctl_writes_to_etcd_serves_on_every_host(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, second = both
+    words = ("10.96.0.10:53/udp", "10.244.0.5", "10.244.0.6@2", "--name", "shop/dns", "--affinity", "10m")
+    dry = first.vipctl("--store", "etcd", "add", *words, "--dry-run").stdout
+    assert dry.startswith("created shop/dns")
+    assert "dry run" in dry
+    assert second.get("services/shop%2Fdns").get("service") is None
+    told = first.vipctl("--store", "etcd", "add", *words).stdout
+    assert (found := re.search(r"stored in etcd /vipd/v1/services/shop/dns at revision (\d+)", told)), told
+    assert served(first, "10.96.0.10"), "applied before the answer"
+    second.wait_until(lambda: served(second, "10.96.0.10"), True)
+    with entered(lab.hub):
+        stored = etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/shop/dns", "--print-value-only")
+        written = json.loads(etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/shop/dns", "-w", "json"))
+    assert "name" not in stored
+    assert written["kvs"][0]["mod_revision"] == int(found[1])
+    assert first.vipctl("add", *words, "--store", "etcd").stdout.startswith("unchanged shop/dns")
+    # A host that has only just heard of it changes it as well.
+    second.vipctl("--store", "etcd", "add-backend", "shop/dns", "10.244.0.7")
+    second.vipctl("set", "shop/dns/10.244.0.7", "--weight", "3", "--store", "etcd")
+    second.vipctl("--store", "etcd", "remove-backend", "shop/dns", "10.244.0.5")
+    first.wait_until(lambda: endpoints(first, "shop%2Fdns"), {"10.244.0.6:53", "10.244.0.7:53"})
+    assert "weight: 3" in first.vipctl("describe", "shop/dns", "-o", "yaml").stdout
+    assert "no longer in etcd" in first.vipctl("--store", "etcd", "remove", "shop/dns").stdout
+    second.wait_until(lambda: served(second, "10.96.0.10"), False)
+
+
+def test_files_are_applied_to_etcd_all_or_none(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, second = both
+    file = first.directory / "apply.yaml"
+    service = "- {{name: a{0}, address: 10.96.1.{0}, ports: [80], backends: [10.244.0.1]}}\n"
+
+    def write(*numbers: int) -> None:
+        file.write_text("apiVersion: vipd/v1\nservices:\n" + "".join(map(service.format, numbers)))
+
+    write(1, 2, 3)
+    assert "3 created; stored in etcd" in first.vipctl("apply", str(file), "--store", "etcd").stdout
+    first.vipctl("add", "10.96.1.9:80/tcp", "10.244.0.1", "--name", "here")
+    write(2, 4)
+    told = first.vipctl("apply", str(file), "--store", "etcd", "--prune").stdout
+    assert "1 created, 2 removed, 1 unchanged" in told
+    names = {service["name"] for service in first.get("services")["services"]}
+    assert {"a2", "a4", "here"} <= names, "what is this host's own stays"
+    assert not {"a1", "a3"} & names
+    second.wait_until(lambda: served(second, "10.96.1.4") and not served(second, "10.96.1.1"), True)
+    write(*range(100, 230))
+    refused = first.vipctl("apply", str(file), "--store", "etcd", check=False)
+    assert refused.returncode == 1
+    assert "too many operations" in refused.stderr
+    assert "--max-txn-ops" in refused.stderr
+    assert "a100" not in {service["name"] for service in first.get("services")["services"]}
+    first.vipctl("remove", "here")
+
+
+def test_refusals_say_the_way_out(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, _ = both
+    lab.put("services/web", WEB)
+    first.wait_until(lambda: served(first, "10.96.0.80"), True)
+    own = first.vipctl("add-backend", "web", "10.244.0.13", check=False)
+    assert "owned by etcd:/vipd/v1/services/web; hint: vipctl --store etcd" in own.stderr
+    nameless = first.vipctl("--store", "etcd", "add", "10.96.0.11:80/tcp", "10.244.0.1", check=False)
+    assert nameless.returncode == 1
+    assert "hint: give --name" in nameless.stderr
+    taken = first.vipctl(
+        "add", "10.96.0.80:80/tcp", "10.244.0.1", "--store", "etcd", "--name", "x", check=False
+    )
+    assert taken.returncode == 1
+    assert "owned by etcd:/vipd/v1/services/web" in taken.stderr
+    # What another writes in the same moment, here by hand, makes a service that no host can serve.
+    lab.put("services/bad", "address: nonsense\nports: 80\n")
+    first.wait_until(lambda: first.status()["etcd"]["rejected"], ["/vipd/v1/services/bad"])
+    status = first.vipctl("status").stdout
+    assert "1 rejected" in status
+    assert "etcd:/vipd/v1/services/bad" in status
+    lab.delete("services/bad")
+
+
+def test_two_who_change_the_same_do_not_undo_each_other(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    lab.put("services/race", "address: 10.96.0.90\nports: 80\nbackends: [10.244.9.1]\n")
+    on_all(both, lambda daemon: served(daemon, "10.96.0.90"), True)
+    wanted, conflicts = {"10.244.9.1:80"}, 0
+
+    def add(daemon: Daemon, backend: str) -> tuple[int, str]:
+        connection = UnixConnection(daemon.socket)
+        body = json.dumps({"backends": [backend]})
+        connection.request("POST", "/v1/services/race/backends?store=etcd", body)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        connection.close()
+        return response.status, answer.get("error", {}).get("what", "")
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(ROUNDS):
+            backends = [f"10.244.{10 + side}.{number + 1}" for side in range(2)]
+            for backend, (status, what) in zip(backends, pool.map(add, both, backends), strict=True):
+                if status == 200:
+                    wanted.add(f"{backend}:80")
+                else:
+                    assert status == 409
+                    assert what == "/vipd/v1/services/race was changed by somebody else meanwhile"
+                    conflicts += 1
+            if conflicts > 2:
+                break
+    print(f"{conflicts} conflicts")
+    assert conflicts, "the changes never met"
+    on_all(both, lambda daemon: endpoints(daemon, "race"), wanted)
+
+
+def test_an_order_for_the_fleet_holds_on_every_host(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, second = both
+    lab.put("services/web", WEB)
+    on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2)
+    told = first.vipctl("drain", "web/10.244.0.11", "--fleet", "--reason", "kernel").stdout
+    assert "draining web/10.244.0.11 on every host" in told
+    on_all(both, lambda daemon: endpoints(daemon, "web"), {"10.244.0.12:80"})
+    second.vipctl("disable", "--address", "10.244.0.99", "--fleet", check=False)
+    listed = second.vipctl("overrides").stdout
+    assert re.search(r"web/10\.244\.0\.11 +draining +fleet +root \(pid \d+\) on h1 .*kernel", listed), listed
+    kept = second.vipctl("resume", "web/10.244.0.11").stdout
+    assert "there was no such order" in kept
+    assert "hint: vipctl resume --fleet" in kept
+    assert "resumed web/10.244.0.11" in second.vipctl("resume", "--fleet", "web/10.244.0.11").stdout
+    first.wait_until(lambda: len(endpoints(first, "web")), 2)
+    first.vipctl("disable", "web/10.244.0.12", "--fleet", "--for", "2s")
+    second.wait_until(lambda: endpoints(second, "web"), {"10.244.0.11:80"})
+    on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2, 8)
+    with entered(lab.hub):
+        second.wait_until(lambda: etcdctl(lab.etcd.urls[0], "get", "--prefix", "/vipd/v1/overrides/"), "", 8)
+
+
+def registering(daemon: Daemon, lab: FleetLab, *words: str, notify: str = "") -> Process:
+    """`vipctl register` on a host, what it says in a file in the daemon's directory."""
+    argv = (
+        "env",
+        f"NOTIFY_SOCKET={notify}",
+        sys.executable,
+        "-m",
+        "vipd.cli.main",
+        "register",
+        *words,
+        "--endpoint",
+        lab.etcd.urls[0],
+    )
+    with (daemon.directory / "register").open("w") as log:
+        return daemon.host.start(*argv, stderr=log)
+
+
+def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, second = both
+    lab.put("services/web", WEB)
+    notify = str(first.directory / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(notify)
+        manager.settimeout(10)
+        process = registering(first, lab, "web", "10.244.0.20:8080@4", "--ttl", "2s", notify=notify)
+        assert manager.recv(4096).decode().splitlines() == [
+            "READY=1",
+            "STATUS=/vipd/v1/backends/web/10.244.0.20:8080: registered",
+        ]
+    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), True, 8)
+    assert "registered" in (first.directory / "register").read_text()
+    lab.delete("backends/web/10.244.0.20:8080")
+    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), False)
+    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), True)  # put again
+    # It is no part of the service that vipctl changes.
+    second.vipctl("--store", "etcd", "set", "web", "--affinity", "10m")
+    with entered(lab.hub):
+        assert "10.244.0.20" not in etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/web")
+    process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), False, 10)
+    print(f"gone {time.monotonic() - killed:.1f} s after SIGKILL with a TTL of 2 s")
+    process = registering(first, lab, "web", "10.244.0.21", "--ttl", "60s")
+    second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), True, 8)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+    second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), False)
+    wrong = first.host.run(
+        sys.executable,
+        "-m",
+        "vipd.cli.main",
+        "register",
+        "web",
+        "nonsense",
+        "--endpoint",
+        "http://x:1",
+        check=False,
+    )
+    assert wrong.returncode == 2
+
+
+def test_a_mass_removal_is_held_until_it_is_accepted(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, second = both
+    for number in range(1, 9):
+        lab.put(f"services/m{number}", f"address: 10.96.3.{number}\nports: 80\nbackends: [10.244.0.1]\n")
+    on_all(both, lambda daemon: served(daemon, "10.96.3.8"), True)
+    lab.delete("services/*")
+    first.wait_until(lambda: len(first.status()["etcd"]["held"]) >= 8, True)
+    assert served(first, "10.96.3.8")
+    status = first.vipctl("status").stdout
+    assert "vipctl accept-removal" in status
+    assert "/vipd/v1/services/m1" in status
+    assert "removed    /vipd/v1/services/m8" in first.vipctl("accept-removal").stdout
+    assert not served(first, "10.96.3.8")
+    assert served(second, "10.96.3.8"), "each host is told for itself"
+    second.vipctl("accept-removal")
+    assert first.vipctl("accept-removal").stdout == "nothing was held\n"
+
+
+def test_the_fleet_shows_its_hosts(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
+    first, _ = both
+    revision = lab.put("services/web", WEB)
+
+    def hosts() -> dict[str, tuple[int, int]]:
+        found = json.loads(first.vipctl("fleet", "status", "-o", "json").stdout)["hosts"]
+        return {host["name"]: (host["revision"], host["behind"]) for host in found}
+
+    first.wait_until(hosts, {"h1": (revision, 0), "h2": (revision, 0)}, 10)
+    table = first.vipctl("fleet", "status").stdout.splitlines()
+    assert table[0].split() == ["HOST", "VERSION", "REVISION", "LAG", "SERVICES", "PROBLEMS", "SEEN"]
+    number = first.status()["services"]
+    assert re.fullmatch(rf"h1 +\S+ +\d+ +none +{number} +0 +\d+s ago", table[1]), table
+    assert max(map(len, table)) <= 80
+
+
+def test_a_wrong_password_is_named_in_the_status(lab: FleetLab, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("wrong\n")
+    guarded = lab.server("guarded", 2579)
+    with entered(lab.hub):
+        guarded.start()
+        url = guarded.urls[0]
+        etcdctl(url, "user", "add", "root:secret")
+        etcdctl(url, "user", "grant-role", "root", "root")
+        etcdctl(url, "auth", "enable")
+    try:
+        options = {
+            "endpoints": list(guarded.urls),
+            "user": "root",
+            "password_file": str(tmp_path / "password"),
+        }
+        with lab.daemon(lab.hosts[2], **options) as daemon:
+            daemon.wait_until(lambda: "check user and password_file" in daemon.vipctl("status").stdout, True)
+            assert "secret" not in daemon.vipctl("status", "-o", "json").stdout
+            (tmp_path / "password").write_text("secret\n")
+            daemon.wait_until(lambda: daemon.status()["etcd"]["connected"], True, 10)
+    finally:
+        guarded.stop()
+
+
+def test_without_etcd_what_is_known_serves_across_a_restart(lab: FleetLab) -> None:
+    host = lab.hosts[2]
+    own = "- {name: own, address: 10.96.5.5, ports: [80], backends: [10.244.0.5]}\n"
+    lab.put("services/web", WEB)
+    daemon = lab.daemon(host)
+    daemon.write(own)
+    with daemon:
+        daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True)
+        with entered(lab.hub):
+            lab.etcd.stop()
+        try:
+            daemon.stop()
+            host.run("iptables", "-t", "nat", "-F")
+            assert not served(daemon, "10.96.0.80")
+            daemon.start()
+            assert served(daemon, "10.96.0.80"), "at once, from the disk"
+            assert served(daemon, "10.96.5.5")
+            daemon.wait_until(lambda: "etcd cannot be reached" in daemon.vipctl("status").stdout, True)
+            refused = daemon.vipctl("--store", "etcd", "remove", "web", check=False)
+            assert refused.returncode == 1
+            assert "etcd cannot be reached" in refused.stderr
+            daemon.stop()
+            # On a host that has never known it, the rest serves, and the daemon is ready all the same.
+            (daemon.state_dir / "etcd" / "snapshot").unlink()
+            daemon.start()
+            assert "etcd has not answered and nothing is known of it" in daemon.log
+            assert served(daemon, "10.96.5.5")
+            assert not served(daemon, "10.96.0.80")
+        finally:
+            with entered(lab.hub):
+                lab.etcd.ensure()
+        daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True, 20)
+
+
+def test_without_the_setting_there_is_nothing_of_etcd(lab: FleetLab) -> None:
+    with Daemon(lab.hosts[2]) as daemon:
+        assert [source["name"] for source in daemon.status()["sources"]] == ["files", "store"]
+        assert "etcd" not in daemon.status()
+        for words in (("--store", "etcd", "add", "10.96.0.1:80/tcp", "10.244.0.1"), ("fleet", "status")):
+            refused = daemon.vipctl(*words, check=False)
+            assert refused.returncode == 1
+            assert "this host has no etcd; hint: name its endpoints" in refused.stderr
+    imported = "import sys, vipd.daemon; print(*sys.modules)"
+    modules = lab.hosts[2].run(sys.executable, "-c", imported).stdout.split()
+    assert "vipd.daemon" in modules
+    assert not {"vipd.fleet.door", "vipd.etcd.client", "vipd.sources.etcd"} & set(modules)

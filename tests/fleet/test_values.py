@@ -1,0 +1,100 @@
+"""Keys and values that vipd writes are those that it reads, and orders end by this host's clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.notation import parse_backend
+from vipd.fleet.keys import (
+    UnwritableError,
+    keys_about,
+    order_key,
+    order_value,
+    read_orders,
+    registration,
+    service_value,
+)
+from vipd.fleet.orders import FleetOrders
+from vipd.model import Service
+from vipd.overrides import Override, Subject
+from vipd.sources.etcd_values import Layout, read_registration, read_service_value
+from vipd.standing import Admin
+
+LAYOUT = Layout("/vipd/v1/")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DRAIN = Override(Subject("shop/web", "[fd00::1]:80"), "root on h1", NOW, Admin.DRAINING, reason="kernel")
+RICH = """apiVersion: vipd/v1
+services:
+  - name: shop/web
+    address: [10.96.0.10, "fd00:96::10"]
+    ports: [{name: http, port: 80, target: 8080}, 443/tcp]
+    backends: [10.244.0.5, {address: 10.244.2.21, weight: 2}, "fd00:244::5"]
+    affinity: {by: client-ip, timeout: 3h}
+    check: {type: http, path: /healthz, interval: 2s}
+    fallback: {backends: [10.244.9.9]}
+"""
+
+
+def rich() -> Service:
+    return parse_declaration(RICH, "file.yaml").services[0]
+
+
+def test_a_service_comes_back_as_it_was_written() -> None:
+    value = service_value(LAYOUT, rich())
+    found = read_service_value("/vipd/v1/services/shop/web", "shop/web", value)
+    assert found.services == (rich(),)
+    assert "name: shop" not in value
+
+
+@pytest.mark.parametrize("name", ["10.96.0.10:53/udp", "a/b/c"])
+def test_a_service_needs_a_name_that_a_key_can_have(name: str) -> None:
+    with pytest.raises(UnwritableError):
+        service_value(LAYOUT, replace(rich(), name=name))
+
+
+def test_a_registration_is_read_as_it_was_written() -> None:
+    for text in ("10.244.0.5", "[fd00::5]:53@7", "10.244.0.5:80@0"):
+        backend = parse_backend(text)
+        key, value = registration(LAYOUT, "shop/web", backend)
+        assert read_registration(key, key.removeprefix(LAYOUT.backends), value) == ("shop/web", backend)
+    with pytest.raises(UnwritableError):
+        registration(LAYOUT, "", parse_backend("10.244.0.5"))
+
+
+def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> None:
+    key = order_key(LAYOUT, DRAIN.subject).removeprefix(LAYOUT.overrides)
+    values = {
+        key: order_value(DRAIN),
+        "by/hand": order_value(DRAIN),
+        "broken": "{",
+        "odd": json.dumps({"x": 1}),
+    }
+    orders, faults = read_orders(values)
+    assert orders == {DRAIN.subject: DRAIN}
+    assert [fault.partition(" in etcd")[0] for fault in faults] == ["order broken", "order odd"]
+    assert keys_about(LAYOUT, values, {DRAIN.subject}) == [f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)]
+
+
+def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
+    now, values = NOW, {"x": order_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
+    orders = FleetOrders(lambda: values, lambda: now)
+    told: list[frozenset[Subject]] = []
+    orders.changed = told.append
+    orders.refresh()
+    assert set(orders.overrides) == {DRAIN.subject}
+    assert orders.due() == NOW + timedelta(seconds=5)
+    orders.refresh()
+    assert told == [{DRAIN.subject}], "nothing is different the second time"
+    now = NOW + timedelta(seconds=5)
+    orders.tick()
+    assert orders.overrides == {}
+    assert orders.due() is None
+    assert told == [{DRAIN.subject}] * 2
+    values = {}
+    orders.refresh()
+    assert told == [{DRAIN.subject}] * 2

@@ -1,0 +1,59 @@
+"""The API's requests about the fleet that this host is one of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from vipd.api.messages import answer, flag_of
+from vipd.api.peers import Permission
+from vipd.api.stores import without_etcd
+from vipd.systemd.fields import Event, fields
+
+if TYPE_CHECKING:
+    from vipd.fleet.door import Fleet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRoutes:
+    """Answers `/v1/fleet` and `/v1/accept-removal`."""
+
+    fleet: Callable[[], Fleet | None]
+    permission: Permission
+    settle: Callable[[], Awaitable[tuple[bool, str]]]
+    """Waits until the kernel has all there is; whether it has, and else why not."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the application."""
+        return [web.get("/v1/fleet", self.hosts), web.post("/v1/accept-removal", self.accept_removal)]
+
+    async def hosts(self, _: web.Request) -> web.Response:
+        """Every host that lives."""
+        fleet = self._fleet()
+        hosts = await fleet.hosts()
+        return answer({"hosts": hosts, "newest": fleet.source.last_change})
+
+    async def accept_removal(self, request: web.Request) -> web.Response:
+        """Let go of what is gone from etcd and held here."""
+        fleet = self._fleet()
+        held = list(fleet.source.state().held)
+        applied, message = False, "dry run: nothing was changed"
+        if not flag_of(request, "dry_run"):
+            if fleet.source.accept_removal():
+                peer = self.permission.peer(request.transport)
+                extra = fields(Event.CHANGE_STORED, unit="etcd", cause=f"user {peer}")
+                log.warning("%d held removals accepted by %s", len(held), peer, extra=extra)
+            applied, message = await self.settle()
+        return answer({"changed": bool(held), "applied": applied, "message": message, "keys": held})
+
+    def _fleet(self) -> Fleet:
+        fleet = self.fleet()
+        if fleet is None:
+            raise without_etcd()
+        return fleet

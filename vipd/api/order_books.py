@@ -1,0 +1,81 @@
+"""Where an operator's order is kept: with this host, or in etcd for the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from vipd.overrides import Override, Overrides, Subject
+from vipd.sources.override_store import OverrideStore
+
+if TYPE_CHECKING:
+    from vipd.fleet.door import Fleet
+    from vipd.fleet.store import Written
+
+
+class Book(Protocol):
+    """Keeps orders."""
+
+    @property
+    def scope(self) -> Literal["host", "fleet"]:
+        """For whom they hold."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Every order in force."""
+
+    async def put(self, order: Override) -> str:
+        """Keep an order; why this host does not follow it, if so. Raises RefusedError or StoreError."""
+
+    async def take_back(self, subjects: Collection[Subject]) -> str:
+        """Let orders about these hold no more. As `put`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBook:
+    """Orders for this host alone."""
+
+    store: OverrideStore
+    scope: Literal["host", "fleet"] = "host"
+
+    @property
+    def overrides(self) -> Overrides:
+        """Those on disk."""
+        return self.store.overrides
+
+    async def put(self, order: Override) -> str:
+        """On disk when this returns; it never waits."""
+        self.store.put(order)
+        return ""
+
+    async def take_back(self, subjects: Collection[Subject]) -> str:
+        """As `put`."""
+        self.store.take_back(*subjects)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetBook:
+    """Orders for every host."""
+
+    fleet: Fleet
+    scope: Literal["host", "fleet"] = "fleet"
+
+    @property
+    def overrides(self) -> Overrides:
+        """Those in etcd, as this host knows them."""
+        return self.fleet.orders.overrides
+
+    async def put(self, order: Override) -> str:
+        """In etcd when this returns."""
+        return await self._heard(await self.fleet.store.give(order))
+
+    async def take_back(self, subjects: Collection[Subject]) -> str:
+        """As `put`."""
+        return await self._heard(await self.fleet.store.take_back(subjects))
+
+    async def _heard(self, written: Written) -> str:
+        fault = await self.fleet.store.heard(written)
+        self.fleet.orders.refresh()
+        return fault

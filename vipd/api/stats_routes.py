@@ -1,0 +1,168 @@
+"""The API's requests about numbers: new flows, flows now, traffic; and the tracked flows one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Collection, Sequence
+from heapq import nsmallest
+
+from aiohttp import web
+
+from vipd.api.messages import Json, answer, flag_of
+from vipd.api.stats_views import flow_view, order_of, service_numbers, state_of, totals
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
+from vipd.model import Forwarding, Service
+from vipd.observe.counters.door import Numbers
+from vipd.observe.counters.traffic import Flow, FlowTable, Sums
+from vipd.operations import RefusedError, find
+from vipd.reconciler import Reconciler
+
+DEFAULT_LIMIT = 50
+MOST_FLOWS = 100_000
+
+Test = Callable[[Flow], bool]
+
+
+class StatsRoutes:
+    """Answers `/v1/stats` and `/v1/conntrack`. `numbers` is asked at each request."""
+
+    def __init__(self, reconciler: Reconciler, numbers: Callable[[], Numbers | None]) -> None:
+        self._reconciler, self._numbers = reconciler, numbers
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the application."""
+        return [web.get("/v1/stats", self.stats), web.get("/v1/conntrack", self.conntrack)]
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """The numbers of all services, or of one; with `backends=0` without those of backends."""
+        _refuse_others(request, ("service", "backends"))
+        numbers, services = self._counted(), self._reconciler.services
+        wanted = [*services.values()]
+        if target := request.query.get("service"):
+            wanted = [find(services, target)]
+        backends = "backends" not in request.query or flag_of(request, "backends")
+        await numbers.counting.refresh()
+        told, fault = await _sums(numbers.table)
+        table = numbers.table.table()
+        by_service = totals(told, table.accounting)
+        ledger, forwardings = numbers.counting.ledger, self._reconciler.forwardings
+        return answer(
+            {
+                "at": _time_text(numbers.counting.at.timestamp()),
+                "conntrack": {
+                    "at": _time_text(told.at.timestamp()) if told else None,
+                    "entries": table.entries,
+                    "max": table.limit,
+                    "accounting": table.accounting,
+                    "fault": fault,
+                },
+                "services": [
+                    service_numbers(
+                        s.name, forwardings.get(s.name, ()), ledger, by_service, backends=backends
+                    )
+                    for s in sorted(wanted, key=lambda service: service.name)
+                ],
+            }
+        )
+
+    async def conntrack(self, request: web.Request) -> web.Response:
+        """The tracked flows of a service, sorted by backend and client."""
+        query = request.query
+        _refuse_others(request, ("target", "backend", "client", "state", "limit"))
+        if "target" not in query:
+            raise RefusedError("malformed", "target is missing", "", "target=NAME")
+        service = find(self._reconciler.services, query["target"])
+        tests = [
+            *_frontend_test(service, query["target"]),
+            *(_backend_test(query["backend"]) if query.get("backend") else ()),
+            *(_client_test(query["client"]) if query.get("client") else ()),
+            *(_state_test(query["state"]) if query.get("state") else ()),
+        ]
+        limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
+        forwardings = self._reconciler.forwardings.get(service.name, ())
+        try:
+            total, flows = await self._flows(forwardings, tests, limit)
+        except ConntrackError as error:
+            raise RefusedError("internal", error.what, error.why, error.hint) from None
+        return answer({"service": service.name, "total": total, "flows": flows})
+
+    async def _flows(
+        self, forwardings: Sequence[Forwarding], tests: Sequence[Test], limit: int
+    ) -> tuple[int, list[Json]]:
+        found = await self._counted().table.flows(forwardings, lambda flow: all(t(flow) for t in tests))
+
+        def told() -> list[Json]:
+            now = time.time()
+            return [flow_view(flow, now) for flow in nsmallest(limit, found, order_of)]
+
+        return len(found), await asyncio.to_thread(told)
+
+    def _counted(self) -> Numbers:
+        numbers = self._numbers()
+        if numbers is None:
+            raise RefusedError("internal", "nothing is counted")
+        return numbers
+
+
+async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
+    """What connection tracking says, or why it does not: the rest can be told all the same."""
+    try:
+        return await table.sums(), ""
+    except ConntrackError as error:
+        return None, str(error)
+
+
+def _refuse_others(request: web.Request, known: Collection[str]) -> None:
+    if unknown := sorted(set(request.query) - set(known)):
+        raise RefusedError("malformed", f"unknown parameter {unknown[0]}", "", ", ".join(known))
+
+
+def _frontend_test(service: Service, target: str) -> list[Test]:
+    """A service's name means all its frontends; a frontend means itself."""
+    if target == service.name:
+        return []
+    try:
+        frontend = parse_frontend(target)
+    except NotationError:
+        return []
+    place = (frontend.address, frontend.port)
+    return [lambda flow: flow.entry.destination == place and flow.entry.protocol == frontend.protocol]
+
+
+def _backend_test(word: str) -> list[Test]:
+    try:
+        backend = parse_backend(word)
+    except NotationError as error:
+        raise RefusedError("malformed", error.what, "", error.hint) from None
+    return [lambda flow: flow.place.address == backend.address and backend.port in (None, flow.place.port)]
+
+
+def _client_test(word: str) -> list[Test]:
+    try:
+        network = ipaddress.ip_network(word, strict=False)
+    except ValueError:
+        raise RefusedError(
+            "malformed", f"client={word}", "", "an address or a network: 10.1.0.0/16"
+        ) from None
+    return [lambda flow: ipaddress.ip_address(flow.entry.source[0]) in network]
+
+
+def _state_test(word: str) -> list[Test]:
+    state = word.upper().replace("-", "_")
+    return [lambda flow: state_of(flow.entry) == state]
+
+
+def _limit(word: str) -> int:
+    if not word.isdecimal() or not 0 < int(word) <= MOST_FLOWS:
+        raise RefusedError("malformed", f"limit={word}", "", f"1 to {MOST_FLOWS}")
+    return int(word)
+
+
+def _time_text(moment: float) -> str:
+    """RFC 3339 in UTC with milliseconds, for rates are made of it."""
+    milliseconds = round(moment * 1000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{whole}.{milliseconds % 1000:03d}Z"

@@ -1,0 +1,83 @@
+"""`vipctl doctor`: every prerequisite and trap, looked for on this host. Changes nothing, needs no daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vipd.cli.completion import FILE, SETTING, TARGET
+from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
+from vipd.cli.output import document, output_option, screen, socket_option
+from vipd.observe.doctor.diagnosis import diagnose
+from vipd.observe.doctor.looking.host import Question, UnknownTargetError, is_root, look
+from vipd.observe.doctor.text import WIDEST, lines_of
+from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
+
+
+@click.command()
+@click.argument("target", metavar="[TARGET]", required=False, default="", type=TARGET)
+@click.option("-q", "--quiet", is_flag=True, help="Show only what is not in order.")
+@click.option("--all", "everything", is_flag=True, help="Show what is in order, too.")
+@click.option(
+    "--settings",
+    "settings_file",
+    metavar="FILE",
+    type=FILE,
+    help="Settings of a daemon that does not run; default: vipd.yaml.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    type=SETTING,
+    multiple=True,
+    help="One such setting; repeatable.",
+)
+@output_option("text", "json", "yaml")
+@socket_option
+def doctor(
+    target: str,
+    quiet: bool,
+    everything: bool,
+    settings_file: str | None,
+    assignments: tuple[str, ...],
+    form: str,
+) -> int:
+    """Look for what is wrong on this host, and say how to mend it. Nothing is changed.
+
+    Kernel, firewalls, routes, other proxies, files and the daemon are looked at. With TARGET only that
+    service is; the host always. Without a daemon the services are those of the files, without root some
+    checks are left out. Exit code 0 when there is no problem, though warnings, else 1.
+    """
+    settings, faults = _settings(settings_file, assignments)
+    socket = _socket_given()
+    try:
+        facts = look(Question(settings, faults, socket, target, as_root=is_root()))
+    except UnknownTargetError:
+        raise CliError(f"no service {target}", hint="vipctl list shows them", code=NOT_FOUND) from None
+    found = diagnose(facts)
+    if form == "text":
+        on = screen()
+        lines = lines_of(found, on.paint, on.width or WIDEST, quiet=quiet, everything=everything)
+        text = "\n".join(lines).rstrip("\n")
+        print(text, end="\n" if text else "")
+    else:
+        print(document({"diagnosis": found.view()}, form))
+    return OK if found.healthy else FAILED
+
+
+def _settings(file: str | None, assignments: tuple[str, ...]) -> tuple[Settings, tuple[str, ...]]:
+    """The settings, or the usual ones and why they cannot be used."""
+    default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+    try:
+        return load_settings(Path(file) if file else default, parse_assignments(assignments)), ()
+    except SettingsError as error:
+        return Settings(), tuple(error.problems)
+
+
+def _socket_given() -> str:
+    """The daemon's socket, if the command line or the environment names one."""
+    context = click.get_current_context()
+    here = context.meta.get("vipd.socket")
+    return str(here or context.find_root().params.get("socket") or "")

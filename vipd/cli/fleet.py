@@ -1,0 +1,89 @@
+"""`vipctl fleet status` and `accept-removal`: hosts that are fed by the same etcd."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.changes import change_options
+from vipd.cli.connection import connect
+from vipd.cli.errors import OK, CliError
+from vipd.cli.output import (
+    Cell,
+    Column,
+    counted,
+    document,
+    duration,
+    output_option,
+    screen,
+    socket_option,
+    table,
+)
+
+COLUMNS = (
+    Column("HOST", least=12),
+    Column("VERSION"),
+    Column("REVISION", right=True),
+    Column("LAG"),
+    Column("SERVICES", right=True),
+    Column("PROBLEMS", right=True),
+    Column("SEEN"),
+)
+
+
+@click.command()
+@click.argument("what", metavar="status", type=click.Choice(("status",)))
+@output_option("table", "json", "yaml")
+@socket_option
+def fleet(what: str, form: str) -> int:
+    """Show every host that follows the same etcd: what it has applied, and when it was last heard of.
+
+    LAG is how far the newest change that a host has in its kernel is behind the newest one that this host
+    knows, in revisions of etcd. A host that has not been heard of for 30 seconds is not shown any more.
+    """
+    answer = connect().get("fleet")
+    if form != "table":
+        print(document({key: answer[key] for key in ("hosts", "newest")}, form))
+    elif answer["hosts"]:
+        rows = [_row(host) for host in answer["hosts"]]
+        print("\n".join(table(COLUMNS, rows, screen())))
+    else:
+        print("no host has told of itself yet", file=sys.stderr)
+    return OK
+
+
+def _row(host: Json) -> list[str | Cell]:
+    seen, behind, problems = host["seen_seconds"], host["behind"], host["problems"]
+    return [
+        str(host["name"]),
+        str(host["version"]),
+        str(host["revision"]),
+        Cell(f"{behind} behind", "yellow") if behind else "none",
+        str(host["services"]),
+        Cell(str(problems), "red") if problems else "0",
+        "?" if seen is None else f"{duration(seen)} ago",
+    ]
+
+
+@click.command("accept-removal")
+@change_options
+def accept_removal(*, form: str, quiet: bool, dry_run: bool) -> int:
+    """Let this host remove the services that are gone from etcd and that it goes on serving.
+
+    That many services vanish at once is more often an accident than a wish, so vipd holds them: see `vipctl
+    status`, and max_removal in the settings. Each host is told for itself.
+    """
+    answer = connect().change("POST", "accept-removal", dry_run=dry_run)
+    if form != "text":
+        print(document({key: answer[key] for key in ("changed", "applied", "message", "keys")}, form))
+    elif not quiet:
+        for key in answer["keys"]:
+            print(f"removed    {key}")
+        dry = "; dry run: nothing was done" if dry_run else ""
+        print(f"{counted(len(answer['keys']), 'key')} let go{dry}" if answer["keys"] else "nothing was held")
+    if not dry_run and not answer["applied"]:
+        why = str(answer.get("message") or "")
+        raise CliError("accepted, but not in the kernel yet", why, "vipctl status shows how it goes")
+    return OK

@@ -1,0 +1,143 @@
+"""`vipctl stats`: new flows, flows now and traffic of services and backends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.completion import TARGET
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import OK
+from vipd.cli.output import Column, document, output_option, screen, socket_option, table
+from vipd.cli.rates import TRAFFIC, Key, Rates, key_of, rows_of
+from vipd.cli.words import seconds
+
+ASK_AGAIN_SECONDS = 0.25
+LONGEST_WAIT_SECONDS = 120.0
+"""For a second reading, where the first took long: vipd reads no more often than it can afford."""
+
+NO_TRAFFIC = "traffic is not counted; to count that of new flows: sysctl -w net.netfilter.nf_conntrack_acct=1"
+
+_UNITS = ("", "K", "M", "G", "T", "P")
+
+
+@click.command()
+@click.argument("target", metavar="[TARGET]", required=False, default="", type=TARGET)
+@click.option("--rate", metavar="TIME", help="Numbers per second, measured for this time, as 2s.")
+@click.option("-b", "--backends", is_flag=True, help="Show backends, too; so it is for a TARGET.")
+@output_option("table", "wide", "json", "yaml")
+@click.option("--no-headers", is_flag=True, help="Leave out the line of column titles.")
+@socket_option
+def stats(*, target: str, rate: str | None, backends: bool, form: str, no_headers: bool) -> int:
+    """Show what services and backends have to do: new flows so far, flows now, bytes in and out.
+
+    Bytes are those of current flows, where the kernel counts them. A backend that is gone has a + behind it.
+
+    \b
+    vipctl stats
+    vipctl stats dns --rate 2s
+    """
+    structured = form in ("json", "yaml")
+    query: Json = {"service": target} if target else {}
+    query |= {} if target or backends or structured else {"backends": 0}
+    daemon, rates = connect(), None
+    if rate is None:
+        answer = _ask(daemon, query)
+    else:
+        answer, rates = _measured(daemon, query, seconds(rate))
+    answer.pop("apiVersion", None)
+    if structured:
+        print(document(_with_rates(answer, rates) if rates else answer, form))
+        return OK
+    _print_table(answer, rates, wide=form == "wide", headers=not no_headers)
+    return OK
+
+
+def size(number: float) -> str:
+    """`812`, `1.2K`, `37M`: with units of 1,024, in at most five columns."""
+    for unit in _UNITS:
+        if number < 999.5 or unit == _UNITS[-1]:
+            return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
+        number /= 1024
+    raise AssertionError("unreachable")
+
+
+def per_second(number: float) -> str:
+    """`0`, `0.5`, `7.3`, `1520`."""
+    return f"{number:.1f}" if 0 < number < 9.95 else f"{number:.0f}"
+
+
+def _ask(daemon: Daemon, query: Json) -> Json:
+    return daemon.get_query("stats", urlencode(query))
+
+
+def _measured(daemon: Daemon, query: Json, longing: float) -> tuple[Json, Rates]:
+    """A later answer, and the rates since the first."""
+    rates, began = Rates(), time.monotonic()
+    first = _ask(daemon, query)
+    rates.take(first)
+    time.sleep(longing)
+    answer = _ask(daemon, query)
+    while not _later(answer, first) and time.monotonic() - began < longing + LONGEST_WAIT_SECONDS:
+        time.sleep(ASK_AGAIN_SECONDS)
+        answer = _ask(daemon, query)
+    rates.take(answer)
+    return answer, rates
+
+
+def _later(answer: Json, first: Json) -> bool:
+    """Whether everything was read anew that can be read."""
+    read, before = answer["conntrack"]["at"], first["conntrack"]["at"]
+    return bool(answer["at"] > first["at"] and (read is None or before is None or read > before))
+
+
+def _with_rates(answer: Json, rates: Rates) -> Json:
+    for key, row in rows_of(answer):
+        row["per_second"] = rates.of(key)
+    return answer
+
+
+def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool) -> None:
+    rows = list(_rows(answer))
+    if not rows:
+        print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
+        return
+    counted = bool(answer["conntrack"]["accounting"])
+    fields = TRAFFIC if counted and wide else ("bytes_in", "bytes_out") if counted else ()
+    titles = {"packets_in": "PKTS IN", "bytes_in": "IN", "packets_out": "PKTS OUT", "bytes_out": "OUT"}
+    suffix = "/S" if rates else ""
+    columns = [Column("NAME", least=0 if wide else 20)]
+    columns += [Column(f"NEW{suffix}", right=True), Column("FLOWS", right=True)]
+    columns += [Column(titles[field] + suffix, right=True) for field in fields]
+    cells = [[label, *_cells(row, key, rates, fields)] for label, key, row in rows]
+    print("\n".join(table(columns, cells, screen(), headers=headers)))
+    for fault in (answer["conntrack"]["fault"], "" if counted else NO_TRAFFIC):
+        if fault:
+            print(fault, file=sys.stderr)
+
+
+def _rows(answer: Json) -> list[tuple[str, Key, Json]]:
+    rows: list[tuple[str, Key, Json]] = []
+    for service in answer["services"]:
+        name = str(service["name"])
+        rows.append((name, (name,), service))
+        for backend in service.get("backends", ()):
+            label = f"  {backend['endpoint']}/{backend['protocol']}{'+' if backend['gone'] else ''}"
+            rows.append((label, key_of(name, backend), backend))
+    return rows
+
+
+def _cells(row: Json, key: Key, rates: Rates | None, fields: tuple[str, ...]) -> list[str]:
+    grown: dict[str, Any] = rates.of(key) if rates else row
+    new = grown["new_flows"]
+    cells = ["-" if new is None else per_second(new) if rates else str(new)]
+    cells.append("-" if row["flows"] is None else str(row["flows"]))
+    for field in fields:
+        show = size if "bytes" in field else per_second if rates else str
+        cells.append("-" if grown[field] is None else show(grown[field]))
+    return cells

@@ -1,0 +1,163 @@
+"""`vipctl top`: which services are busy, live. The screen is curses'; what is on it is in `top_frame`."""
+
+from __future__ import annotations
+
+import contextlib
+import curses
+import locale
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from urllib.parse import urlencode
+
+import click
+
+from vipd.api.client import Json
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import NOT_FOUND, OK, USAGE, CliError
+from vipd.cli.output import socket_option
+from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
+from vipd.cli.words import seconds
+
+REFRESH_SECONDS = 1.0
+SHARE_OF_TIME = 4
+"""An answer that takes long is asked for again after so many times as long: large hosts answer slowly."""
+PATIENCE = 10.0
+
+_KEYS = {
+    curses.KEY_UP: "UP",
+    curses.KEY_DOWN: "DOWN",
+    curses.KEY_PPAGE: "PAGEUP",
+    curses.KEY_NPAGE: "PAGEDOWN",
+    curses.KEY_HOME: "HOME",
+    curses.KEY_END: "END",
+    curses.KEY_ENTER: "ENTER",
+    10: "ENTER",
+    13: "ENTER",
+    27: "ESC",
+    curses.KEY_BACKSPACE: "BACKSPACE",
+    8: "BACKSPACE",
+    127: "BACKSPACE",
+}
+_STYLES = {BOLD: curses.A_BOLD, TITLES: curses.A_REVERSE, CHOSEN: curses.A_BOLD | curses.A_UNDERLINE}
+
+
+class _EndedError(Exception):
+    """A signal asked for the end; the terminal is put back first."""
+
+
+@click.command()
+@click.option("-d", "--delay", metavar="TIME", default="1s", help="How often to look, as 5s; default: 1s.")
+@socket_option
+def top(delay: str) -> int:
+    """Show which services are busy, live: new flows a second, flows now, bytes a second.
+
+    P, M and N sort by new flows a second, flows and name; s takes the next column, r the other direction.
+    / filters, Enter shows the backends of the chosen service, q quits.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CliError("top needs a terminal", hint="vipctl stats --rate 2s", code=USAGE)
+    pause, daemon, state = max(float(seconds(delay)), REFRESH_SECONDS), connect(PATIENCE), State()
+    state.take(_ask(daemon, state))  # whoever cannot be reached is told of before the screen is taken
+    locale.setlocale(locale.LC_ALL, "")
+    try:
+        with _ended_by_signals(), _screen() as screen:
+            _run(screen, daemon, state, pause)
+    except KeyboardInterrupt:
+        return OK
+    except _EndedError as ended:
+        number = signal.Signals(ended.args[0])
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    return OK
+
+
+def _run(screen: curses.window, daemon: Daemon, state: State, pause: float) -> None:
+    due = time.monotonic() + pause
+    while not state.over:
+        _draw(screen, state)
+        focus = state.focus
+        if (key := _key(screen, due - time.monotonic())) is not None:
+            press(state, key)
+        if time.monotonic() >= due or state.focus != focus:
+            began = time.monotonic()
+            _refresh(daemon, state)
+            took = time.monotonic() - began
+            due = began + took + max(pause - took, SHARE_OF_TIME * took)
+
+
+def _refresh(daemon: Daemon, state: State) -> None:
+    """Ask again. A daemon that is away is waited for, and the last numbers stay."""
+    try:
+        state.take(_ask(daemon, state))
+    except CliError as err:
+        if err.code == NOT_FOUND and state.focus:
+            state.look_at("")
+        state.fault = err.message
+
+
+def _ask(daemon: Daemon, state: State) -> Json:
+    query: Json = {"service": state.focus} if state.focus else {"backends": 0}
+    return daemon.get_query("stats", urlencode(query))
+
+
+def _key(screen: curses.window, patience: float) -> str | None:
+    """The next key; None when there was none in time, or the size has changed."""
+    screen.timeout(max(int(patience * 1000), 0))
+    try:
+        pressed = screen.get_wch()
+    except curses.error:
+        return None
+    if isinstance(pressed, str):
+        return _KEYS.get(ord(pressed), pressed)
+    return _KEYS.get(pressed)
+
+
+def _draw(screen: curses.window, state: State) -> None:
+    height, width = screen.getmaxyx()
+    screen.erase()
+    for number, line in enumerate(frame(state, width, height)):
+        text = line.text.encode(screen.encoding, "replace").decode(screen.encoding)
+        # The last column of the last line cannot be written without an error, and the line is there then.
+        with contextlib.suppress(curses.error):
+            screen.addnstr(number, 0, text, width, _STYLES.get(line.style, curses.A_NORMAL))
+    screen.refresh()
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[curses.window]:
+    """The terminal as curses' until the end, and then as it was."""
+    try:
+        screen = curses.initscr()
+    except curses.error as err:
+        name = os.environ.get("TERM", "")
+        raise CliError(
+            f"this terminal cannot be used: TERM={name}", str(err), "TERM=xterm vipctl top"
+        ) from None
+    try:
+        curses.noecho()
+        curses.cbreak()
+        screen.keypad(True)
+        curses.set_escdelay(25)
+        with contextlib.suppress(curses.error):  # a terminal that cannot hide its cursor shows it
+            curses.curs_set(0)
+        yield screen
+    finally:
+        screen.keypad(False)
+        curses.endwin()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    def end(number: int, _: FrameType | None) -> None:
+        raise _EndedError(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

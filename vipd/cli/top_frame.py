@@ -1,0 +1,255 @@
+"""What `vipctl top` shows and what its keys do. Pure: answers and keys come in, lines go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vipd.api.client import Json
+from vipd.cli.output import counted, shortened
+from vipd.cli.rates import Key, Rates, key_of
+from vipd.cli.stats import per_second, size
+
+PLAIN, BOLD, TITLES, CHOSEN = "", "bold", "titles", "chosen"
+
+LEAST_NAME = 12
+HELP = "q quit  s sort  r reverse  / filter  Enter backends  P new/s  M flows  N name"
+HELP_BACKENDS = "q quit  s sort  r reverse  / filter  Esc services  P new/s  M flows  N name"
+HELP_FILTER = "Enter keep  Esc no filter"
+
+
+class Line(NamedTuple):
+    """A line of the screen and how it looks."""
+
+    text: str
+    style: str = PLAIN
+
+
+class Field(NamedTuple):
+    """A column."""
+
+    title: str
+    width: int
+    key: str
+    """The key that sorts by it."""
+    show: Callable[[float], str]
+
+
+FIELDS = {
+    "new": Field("NEW/S", 7, "P", per_second),
+    "total": Field("NEW", 11, "T", lambda number: f"{number:.0f}"),
+    "flows": Field("FLOWS", 8, "M", lambda number: f"{number:.0f}"),
+    "in": Field("IN/S", 7, "I", size),
+    "out": Field("OUT/S", 7, "O", size),
+}
+_SORT_KEYS = {of.key: name for name, of in FIELDS.items()} | {"N": "name"}
+SORTS = ("new", "flows", "total", "in", "out", "name")
+
+
+@dataclass(slots=True)
+class Row:
+    """A service or a backend; a number that is not known is None."""
+
+    name: str
+    numbers: dict[str, float | None]
+    key: Key
+
+
+@dataclass(slots=True)
+class State:
+    """All that the screen depends on."""
+
+    sort: str = "new"
+    reverse: bool = False
+    filter: str = ""
+    typing: bool = False
+    """Keys go into the filter."""
+    focus: str = ""
+    """The service whose backends are shown; empty: all services."""
+    chosen: Key = ()
+    first: int = 0
+    """The first row on the screen."""
+    page: int = 10
+    fault: str = ""
+    answer: Json = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
+    over: bool = False
+
+    def take(self, answer: Json) -> None:
+        """Show another answer to `/v1/stats`."""
+        self.answer, self.fault = answer, ""
+        self.rates.take(answer)
+
+    def look_at(self, service: str) -> None:
+        """Show the backends of a service, or all services."""
+        self.focus, self.first, self.filter = service, 0, ""
+        self.chosen = () if service else self.chosen[:1]
+        self.answer, self.rates = {}, Rates()
+
+    def rows(self) -> list[Row]:
+        """What is to be seen, in order."""
+        found = [row for row in self._all() if self.filter.lower() in row.name.lower()]
+        if self.sort == "name":
+            return sorted(found, key=lambda row: row.name, reverse=self.reverse)
+        found.sort(key=lambda row: row.name)
+        found.sort(key=self._weight, reverse=not self.reverse)
+        return found
+
+    def _weight(self, row: Row) -> float:
+        number = row.numbers[self.sort]
+        return -1.0 if number is None else number
+
+    def _all(self) -> list[Row]:
+        services = self.answer.get("services", ())
+        if not self.focus:
+            return [self._row(str(s["name"]), (str(s["name"]),), s) for s in services]
+        return [
+            self._row(f"{b['endpoint']}/{b['protocol']}{'+' if b['gone'] else ''}", key_of(self.focus, b), b)
+            for service in services
+            for b in service.get("backends", ())
+        ]
+
+    def _row(self, name: str, key: Key, told: Json) -> Row:
+        rates = self.rates.of(key)
+        numbers: dict[str, Any] = {
+            "new": rates["new_flows"],
+            "total": told["new_flows"],
+            "flows": told["flows"],
+            "in": rates["bytes_in"],
+            "out": rates["bytes_out"],
+        }
+        return Row(name, numbers, key)
+
+
+def press(state: State, key: str) -> None:
+    """A key was pressed: a character, or a name such as `UP`, `ENTER`, `ESC`."""
+    if state.typing:
+        _type(state, key)
+    elif key in ("q", "Q"):
+        state.over = True
+    elif key == "s":
+        state.sort = SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)]
+    elif key == "r":
+        state.reverse = not state.reverse
+    elif key == "/":
+        state.typing = True
+    elif key in ("ENTER", "ESC"):
+        _enter(state, key)
+    elif key.upper() in _SORT_KEYS:
+        state.sort = _SORT_KEYS[key.upper()]
+    else:
+        _move(state, key)
+
+
+def frame(state: State, width: int, height: int) -> list[Line]:
+    """The screen, `height` lines of at most `width` columns."""
+    rows = state.rows()
+    state.page = max(height - 4, 1)
+    at = _chosen_at(state, rows)
+    state.first = max(min(state.first, at, max(len(rows) - state.page, 0)), at - state.page + 1)
+    shown = rows[state.first : state.first + state.page]
+    fields = _fitting(state, width)
+    lines = [
+        Line(_summary(state, len(rows)), BOLD),
+        Line(_situation(state)),
+        Line(_titles(state, fields, width), TITLES),
+        *(Line(_cells(row, fields, width), CHOSEN if row.key == state.chosen else PLAIN) for row in shown),
+    ]
+    lines = lines[: max(height - 1, 0)]
+    lines += [Line("")] * (height - 1 - len(lines))
+    lines.append(Line(HELP_FILTER if state.typing else HELP_BACKENDS if state.focus else HELP))
+    return [Line(line.text[:width], line.style) for line in lines[-height:]]
+
+
+def _type(state: State, key: str) -> None:
+    if key in ("ENTER", "ESC"):
+        state.typing = False
+        state.filter = state.filter if key == "ENTER" else ""
+    elif key == "BACKSPACE":
+        state.filter = state.filter[:-1]
+    elif len(key) == 1 and key.isprintable():
+        state.filter += key
+
+
+def _enter(state: State, key: str) -> None:
+    if key == "ENTER" and not state.focus and state.chosen:
+        state.look_at(state.chosen[0])
+    elif key == "ESC" and state.filter:
+        state.filter = ""
+    elif state.focus:
+        service = state.focus
+        state.look_at("")
+        state.chosen = (service,)
+
+
+def _move(state: State, key: str) -> None:
+    rows = state.rows()
+    steps = {"UP": -1, "DOWN": 1, "PAGEUP": -state.page, "PAGEDOWN": state.page}
+    steps |= {"HOME": -len(rows), "END": len(rows)}
+    if rows and key in steps:
+        at = _chosen_at(state, rows) + steps[key]
+        state.chosen = rows[min(max(at, 0), len(rows) - 1)].key
+
+
+def _chosen_at(state: State, rows: Sequence[Row]) -> int:
+    """Where the chosen row is. While nobody has chosen, or it is gone, that is the first."""
+    for at, row in enumerate(rows):
+        if row.key == state.chosen:
+            return at
+    state.chosen = rows[0].key if rows else state.chosen
+    return 0
+
+
+def _summary(state: State, shown: int) -> str:
+    services = state.answer.get("services", ())
+    table = state.answer.get("conntrack", {})
+    flows = sum(service["flows"] or 0 for service in services)
+    what = counted(shown, "backend" if state.focus else "service")
+    what += f" of {state.focus}" if state.focus else ""
+    of = f" of {table['max']}" if table.get("max") else ""
+    text = f"vipctl top: {what}, {counted(flows, 'flow')}"
+    return (
+        f"{text}; tracked on this host {table['entries']}{of}" if table.get("entries") is not None else text
+    )
+
+
+def _situation(state: State) -> str:
+    if state.typing:
+        return f"filter: {state.filter}_"
+    if state.fault:
+        return state.fault
+    title = "NAME" if state.sort == "name" else FIELDS[state.sort].title
+    text = f"sorted by {title}{', reversed' if state.reverse else ''}"
+    text += f"; filter: {state.filter}" if state.filter else ""
+    table = state.answer.get("conntrack")
+    if table and not table["accounting"]:
+        text += "; bytes: sysctl -w net.netfilter.nf_conntrack_acct=1"
+    return text
+
+
+def _fitting(state: State, width: int) -> dict[str, Field]:
+    """The columns that there is room for, and that there are numbers for."""
+    counted = bool(state.answer.get("conntrack", {}).get("accounting"))
+    fields = {name: of for name, of in FIELDS.items() if counted or name not in ("in", "out")}
+    while fields and _room(fields, width) < LEAST_NAME:
+        fields.popitem()
+    return fields
+
+
+def _room(fields: dict[str, Field], width: int) -> int:
+    return width - sum(of.width + 1 for of in fields.values())
+
+
+def _titles(state: State, fields: dict[str, Field], width: int) -> str:
+    name = f"{'BACKEND' if state.focus else 'SERVICE':<{_room(fields, width)}}"
+    return (name + "".join(f" {of.title:>{of.width}}" for of in fields.values())).ljust(width)
+
+
+def _cells(row: Row, fields: dict[str, Field], width: int) -> str:
+    room = _room(fields, width)
+    text = f"{shortened(row.name, max(room, 2)):<{room}}"
+    for name, of in fields.items():
+        number = row.numbers[name]
+        text += f" {'-' if number is None else of.show(number):>{of.width}}"
+    return text.ljust(width)

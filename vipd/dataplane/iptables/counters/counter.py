@@ -1,0 +1,146 @@
+"""Both families' rule counters as new flows of backends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from vipd.dataplane.counting import Place
+from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
+from vipd.dataplane.iptables.counters.reading import Reading, read_kernel, read_saved_counts
+from vipd.dataplane.iptables.counters.tally import ChainName, Tally
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.plan import Change
+from vipd.model import Family, Forwarding, ForwardingKey
+
+log = logging.getLogger(__name__)
+
+LONGEST_READING_BEFORE_A_WRITE = 0.1
+"""Seconds; a longer one does not hold up changes of legacy rules, and flows since the last are lost."""
+
+SaveCounted = Callable[[], Awaitable[str]]
+"""What iptables-legacy-save prints with `-c`. Raises ApplyError."""
+
+
+class RuleCounter:
+    """Implements `vipd.dataplane.counting.FlowCounter`.
+
+    `legacy` has the families whose rules are in legacy tables: the kernel tells nothing of those, so before a
+    chain is rewritten its counters are read.
+    """
+
+    def __init__(
+        self, names: Names, families: Collection[Family], legacy: Mapping[Family, SaveCounted]
+    ) -> None:
+        self._names, self._families, self._legacy = names, tuple(families), legacy
+        self._messages = RuleMessages(names)
+        self._tally = Tally()
+        self._places: dict[ChainName, Place] = {}
+        self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
+        self._changes: dict[ForwardingKey, Forwarding | None] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._tables_gone = dict.fromkeys(Family, 0)
+        self._seconds = dict.fromkeys(Family, 0.0)
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone."""
+        if not self._changes.keys().isdisjoint(changes):
+            self._follow()  # what came and went between two takes had flows, too
+        self._changes.update(changes)
+
+    def hear(self, datagram: bytes) -> None:
+        """Take what the kernel notifies of nf_tables rules. Raises nothing for what is cut short."""
+        try:
+            for told in self._messages.ended(datagram):
+                if isinstance(told, Counted):
+                    self._tally.ended(told)
+                else:
+                    self._tables_gone[told.family] += 1
+                    self._tally.began_anew(told.family)
+        except (ValueError, struct.error) as error:
+            log.warning("the last count of a deleted rule is not understood: %s", error)
+
+    async def before(self, family: Family, changes: Collection[Change]) -> None:
+        """Rules are about to be written: read what would be lost. Raises ApplyError."""
+        quick = self._seconds[family] <= LONGEST_READING_BEFORE_A_WRITE
+        if family in self._legacy and quick and self._rewritten(changes):
+            async with self._one_at_a_time:
+                await self._read(family)
+
+    def written(self, family: Family, changes: Collection[Change]) -> None:
+        """Rules were written, so that the counters of changed chains began anew."""
+        if family in self._legacy:
+            self._tally.began_anew(family, self._rewritten(changes))
+
+    async def take(self) -> Mapping[Place, int]:
+        """The new flows since the last time. Raises ApplyError or OSError."""
+        async with self._one_at_a_time:
+            self._follow()
+            wanted = {family for family, _ in self._places}
+            for family in self._families:
+                if family in wanted:
+                    await self._read(family)
+            new = self._tally.take(self._places.__contains__)
+            taken: dict[Place, int] = {}
+            for chain, flows in new.items():
+                place = self._places[chain]
+                taken[place] = taken.get(place, 0) + flows
+            self._forget_gone()
+            return taken
+
+    def memory(self) -> object:
+        """What each living rule had counted."""
+        return self._tally.memory()
+
+    def remember(self, memory: object) -> None:
+        """What the rules had counted in an earlier run."""
+        try:
+            self._tally.remember(memory)
+        except (TypeError, ValueError):
+            log.warning("what an earlier run had counted is not understood")
+
+    def _follow(self) -> None:
+        """Know the chains of what has changed; those that are gone are known until their rules are."""
+        for key, forwarding in self._changes.items():
+            endpoints = (*forwarding.reachable(), *forwarding.resting) if forwarding else ()
+            named = {
+                (key.family, self._names.endpoint(key, endpoint)): Place(key, endpoint.address, endpoint.port)
+                for endpoint in endpoints
+            }
+            self._places.update(named)
+            self._chains[key] = frozenset(named)
+            if forwarding is None:
+                del self._chains[key]
+        self._changes = {}
+
+    def _forget_gone(self) -> None:
+        for chain in [c for c, p in self._places.items() if c not in self._chains.get(p.key, ())]:
+            if not self._tally.holds(chain):
+                del self._places[chain]
+
+    async def _read(self, family: Family) -> None:
+        began, tables_gone = time.monotonic(), self._tables_gone[family]
+        save = self._legacy.get(family)
+        reading = (
+            read_saved_counts(await save(), family, self._names)
+            if save
+            else await asyncio.to_thread(read_kernel, family, self._messages)
+        )
+        self._seconds[family] = time.monotonic() - began
+        # Handles of a table that was deleted meanwhile may name other rules now.
+        if tables_gone == self._tables_gone[family]:
+            self._take_in(family, reading)
+
+    def _take_in(self, family: Family, reading: Reading) -> None:
+        self._tally.read(reading.counts)
+        if reading.complete:
+            self._tally.read_all(family)
+
+    def _rewritten(self, changes: Collection[Change]) -> list[str]:
+        return [c.chain.name for c in changes if c.before is not None and self._translates(c.chain)]
+
+    def _translates(self, chain: ChainId) -> bool:
+        return chain.table == "nat" and chain.name.startswith(f"{self._names.prefix}-SEP-")

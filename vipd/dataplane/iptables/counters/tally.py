@@ -1,0 +1,108 @@
+"""What is new in counters that are read again and again, of rules that come and go. Pure.
+
+A rule is known by its handle, so it does not matter in which order a reading and the notification of the
+rule's end come: each says how far the same counter had come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vipd.dataplane.iptables.counters.messages import Counted
+from vipd.model import Family
+
+KEPT_ROUNDS = 3
+"""Complete readings for which a rule that is gone is still known, should its end be told late."""
+
+ChainName = tuple[Family, str]
+
+
+@dataclass(slots=True)
+class _Rule:
+    packets: int = 0
+    ended: bool = False
+    seen: int = 0
+    """The last complete reading that it was in."""
+
+
+class Tally:
+    """Adds up, for each chain, by how much its rules' counters grew."""
+
+    def __init__(self) -> None:
+        self._rules: dict[ChainName, dict[int, _Rule]] = {}
+        self._new: dict[ChainName, int] = {}
+        self._round: dict[Family, int] = {}
+
+    def read(self, counts: Iterable[Counted]) -> None:
+        """What a reading of living rules found. It may be older than what `ended` told meanwhile."""
+        for counted in counts:
+            rule = self._rule(counted)
+            rule.seen = self._round.get(counted.family, 0) + 1
+            if not rule.ended:
+                self._grow(counted, rule)
+
+    def read_all(self, family: Family) -> None:
+        """What was read since the last time were all rules of the family."""
+        now = self._round[family] = self._round.get(family, 0) + 1
+        for chain in [chain for chain in self._rules if chain[0] is family]:
+            rules = self._rules[chain]
+            for handle in [h for h, rule in rules.items() if now - rule.seen >= KEPT_ROUNDS]:
+                del rules[handle]
+            if not rules:
+                del self._rules[chain]
+
+    def ended(self, counted: Counted) -> None:
+        """A rule was deleted, having counted so much."""
+        rule = self._rule(counted)
+        if not rule.ended:
+            self._grow(counted, rule)
+            rule.ended = True
+
+    def began_anew(self, family: Family, chains: Iterable[str] | None = None) -> None:
+        """The rules of these chains are others now, whatever their handles; None: all of the family."""
+        gone = [c for c in self._rules if c[0] is family] if chains is None else [(family, c) for c in chains]
+        for chain in gone:
+            self._rules.pop(chain, None)
+
+    def take(self, known: Callable[[ChainName], bool]) -> dict[ChainName, int]:
+        """What is new in the chains that are known; the rest is kept for later while it has rules."""
+        taken = {chain: flows for chain, flows in self._new.items() if known(chain)}
+        self._new = {c: flows for c, flows in self._new.items() if c not in taken and c in self._rules}
+        return taken
+
+    def holds(self, chain: ChainName) -> bool:
+        """Whether the chain has rules, or had until a moment ago."""
+        return chain in self._rules
+
+    def memory(self) -> list[list[object]]:
+        """The living rules that have counted, each as family, chain, handle and packets."""
+        return [
+            [int(family), chain, handle, rule.packets]
+            for (family, chain), rules in self._rules.items()
+            for handle, rule in rules.items()
+            if rule.packets and not rule.ended
+        ]
+
+    def remember(self, memory: object) -> None:
+        """Take these counts for known. Raises ValueError or TypeError for what is no memory."""
+        for row in memory if isinstance(memory, list) else ():
+            family, chain, handle, packets = row
+            name = (Family(family), str(chain))
+            self._rules.setdefault(name, {})[int(handle)] = _Rule(packets=int(packets))
+
+    def _rule(self, counted: Counted) -> _Rule:
+        rules = self._rules.setdefault((counted.family, counted.chain), {})
+        rule = rules.get(counted.handle)
+        if rule is None:
+            rule = rules[counted.handle] = _Rule(seen=self._round.get(counted.family, 0))
+        return rule
+
+    def _grow(self, counted: Counted, rule: _Rule) -> None:
+        if counted.packets == rule.packets:
+            return
+        # Less than before: somebody has set the counter to zero meanwhile.
+        grown = counted.packets - rule.packets
+        chain = (counted.family, counted.chain)
+        self._new[chain] = self._new.get(chain, 0) + (grown if grown > 0 else counted.packets)
+        rule.packets = counted.packets

@@ -1,0 +1,194 @@
+"""All that a daemon has to do with etcd, made by `daemon.wire` when the setting `etcd` is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from random import Random
+
+from vipd import __version__
+from vipd.checks import ExecProbe
+from vipd.declaration.problems import Declaration
+from vipd.etcd.beacon import HostBeacon, HostReport
+from vipd.etcd.client import EtcdClient
+from vipd.etcd.errors import EtcdError
+from vipd.etcd.messages import KeyRange, KeyValue
+from vipd.etcd_options import EtcdOptions
+from vipd.fleet.orders import FleetOrders
+from vipd.fleet.store import EtcdStore, refusal
+from vipd.model import Backend
+from vipd.reconciler import Reconciler
+from vipd.registrations import Registrations
+from vipd.settings import Settings
+from vipd.sources.etcd import EtcdSource
+
+log = logging.getLogger(__name__)
+
+FIRST_WORD_SECONDS = 3.0
+"""How long the first step waits for etcd when nothing is known of it from disk."""
+ASKED_AT_ONCE = 20
+"""Leases that are asked for at the same time."""
+_REGISTERED = "backends of "
+
+Json = dict[str, object]
+
+
+class Fleet:
+    """This host as one of a fleet. `load` first, then `run` beside the reconciler."""
+
+    def __init__(self, settings: Settings, etcd: EtcdOptions, clock: Callable[[], datetime]) -> None:
+        self._settings, self._clock = settings, clock
+        self._report_interval = etcd.report_interval
+        self._options = options = etcd.settings()
+        random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
+        self._client = EtcdClient(options, random)
+        self.source = EtcdSource(options, settings.state_dir, self._client, random)
+        self.store = EtcdStore(self._client, self.source, options.prefix, clock)
+        self.orders = FleetOrders(lambda: self.source.overrides, clock)
+        self._beacon: HostBeacon | None = None
+        self._known: Mapping[str, object] = {}
+        self._applied = 0
+        self._refused = 0
+
+    @property
+    def name(self) -> str:
+        """How the fleet calls this host."""
+        return self._settings.node_name
+
+    def load(self) -> None:
+        """Take over what an earlier run has known."""
+        self.source.load()
+        self.orders.refresh()
+        self._known = self._declared()
+
+    def registrations(self) -> Registrations:
+        """Registered backends; none with a check that runs programs, unless the settings allow that."""
+        registrations = self.source.registrations
+        if "etcd" in self._settings.exec_sources:
+            return registrations
+        found = {
+            name: tuple(b for b in backends if not _runs_programs(b))
+            for name, backends in registrations.items()
+            if any(map(_runs_programs, backends))
+        }
+        self._refused = sum(len(registrations[name]) - len(kept) for name, kept in found.items())
+        return {**registrations, **found} if found else registrations
+
+    async def run(self, reconciler: Reconciler, report: bool = True) -> None:
+        """Follow etcd and, if told to, `report` to the others how this host does, for ever."""
+        self._beacon = HostBeacon(
+            self._client,
+            self._options.prefix,
+            lambda: self._report(reconciler),
+            self._clock,
+            gather=self._report_interval,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.source.run(), name="etcd")
+                tasks.create_task(self._follow(reconciler), name="take up what etcd says")
+                if report:
+                    tasks.create_task(self._beacon.run(), name="tell of this host")
+        finally:
+            await self._client.close()
+
+    async def first_word(self) -> None:
+        """Wait a little for etcd, if nothing is known of it from an earlier run; say so if it is silent."""
+        if not await self.source.delivered(FIRST_WORD_SECONDS):
+            state = self.source.state()
+            log.warning(
+                "etcd has not answered and nothing is known of it from an earlier run: what files and vipctl "
+                "declare serves alone until it does; %s",
+                state.fault or f"no answer within {FIRST_WORD_SECONDS:.0f} s",
+            )
+
+    def status(self) -> Json:
+        """The part of the API's Status."""
+        state = asdict(self.source.state())
+        lag = state["lag"]
+        return {**state, "lag": None if lag is None else round(lag, 1), "prefix": self._options.prefix}
+
+    def warnings(self) -> list[str]:
+        """What is amiss besides the source's own faults."""
+        beacon = self._beacon.fault if self._beacon and not self.source.state().fault else ""
+        refused = (
+            f"{self._refused} registered backends are left out: they have checks that run programs; "
+            "hint: exec_checks in vipd's settings"
+            if self._refused
+            else ""
+        )
+        return [*self.orders.faults(), *filter(None, (beacon, refused))]
+
+    async def hosts(self) -> list[Json]:
+        """Every host that has given a sign of life lately, by name. Raises RefusedError."""
+        try:
+            found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
+            limit = asyncio.Semaphore(ASKED_AT_ONCE)
+            return list(await asyncio.gather(*(self._host(kv, limit) for kv in found.kvs)))
+        except EtcdError as error:
+            raise refusal(error) from None
+
+    async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
+        async with limit:
+            granted, left = await self._client.lease_times(kv.lease) if kv.lease else (0, 0)
+        name = kv.key.decode(errors="backslashreplace").removeprefix(f"{self._options.prefix}hosts/")
+        told = _object(kv.value)
+        revision = told.get("revision")
+        applied = revision if isinstance(revision, int) else 0
+        return {
+            "name": name,
+            "version": str(told.get("version", "")),
+            "revision": applied,
+            "behind": max(0, self.source.last_change - applied),
+            "services": told.get("services", 0),
+            "problems": told.get("problems", 0),
+            "seen_seconds": granted - left if granted else None,
+        }
+
+    async def _follow(self, reconciler: Reconciler) -> None:
+        async for _ in self.source.changes():
+            self.orders.refresh()
+            before, self._known = self._known, self._declared()
+            pairs = {key: (before.get(key), self._known.get(key)) for key in {**before, **self._known}}
+            services = [
+                n for key, (old, new) in pairs.items() if old is not new for n in _names(key, old, new)
+            ]
+            reconciler.causes.note(services, f"etcd revision {self.source.last_change}")
+            reconciler.wake()
+
+    def _declared(self) -> Mapping[str, object]:
+        """What is said of services and who registered for them; what has not changed is the same object."""
+        units = {name: unit.candidate for name, unit in self.source.units().items()}
+        return {**units, **{f"{_REGISTERED}{name}": r for name, r in self.source.registrations.items()}}
+
+    def _report(self, reconciler: Reconciler) -> HostReport:
+        if reconciler.progress.state in ("in-sync", "degraded"):
+            self._applied = self.source.last_change
+        problems = sum(map(len, reconciler.problems.values())) + len(reconciler.progress.quarantined)
+        problems += len(self.source.faults()) + bool(reconciler.progress.fault)
+        return HostReport(
+            self._settings.node_name, self._applied, problems, __version__, len(reconciler.services)
+        )
+
+
+def _names(key: str, *said: object) -> list[str]:
+    """The services that something is said of."""
+    if key.startswith(_REGISTERED):
+        return [key.removeprefix(_REGISTERED)]
+    return [service.name for each in said if isinstance(each, Declaration) for service in each.services]
+
+
+def _runs_programs(backend: Backend) -> bool:
+    return backend.check is not None and isinstance(backend.check.probe, ExecProbe)
+
+
+def _object(value: bytes) -> Json:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}

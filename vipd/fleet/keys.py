@@ -1,0 +1,85 @@
+"""Keys and values that vipd itself writes to etcd. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+import yaml
+
+from vipd.declaration.problems import Problem
+from vipd.model import Backend, Service
+from vipd.operations import spec_of
+from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
+from vipd.sources.etcd_values import Layout, read_registration, read_service_value
+
+
+class UnwritableError(ValueError):
+    """Something cannot be expressed as a key and its value: what, hint, and the problems of a value."""
+
+    def __init__(self, what: str, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(what)
+        self.what, self.hint, self.problems = what, hint, problems
+
+
+def service_key(layout: Layout, name: str) -> str:
+    """The key of a service."""
+    return f"{layout.services}{name}"
+
+
+def service_value(layout: Layout, service: Service) -> str:
+    """The service as YAML, without its name, which stands in the key. Raises UnwritableError."""
+    if ":" in service.name:
+        raise UnwritableError(f"{service.name} has no name: in etcd a service is known by one", "give --name")
+    spec = {key: value for key, value in spec_of(service).items() if key != "name"}
+    text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    # Read again as every host will.
+    found = read_service_value(service_key(layout, service.name), service.name, text)
+    if not found.ok:
+        raise UnwritableError(f"{service.name} cannot be stored in etcd", "", tuple(found.problems))
+    return text
+
+
+def order_key(layout: Layout, subject: Subject) -> str:
+    """The key of an order for the fleet."""
+    place = f"services/{subject.service}" if subject.service else "addresses"
+    return f"{layout.overrides}{place}/{subject.backend}"
+
+
+def order_value(order: Override) -> str:
+    """An order as JSON."""
+    return json.dumps(to_json(order))
+
+
+def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tuple[str, ...]]:
+    """The orders that these values below `overrides/` are, and what is wrong with others. A key does not
+    count for more than a place: of two with the same subject the last one does."""
+    orders, faults = {}, []
+    for key, value in sorted(values.items()):
+        try:
+            order = from_json(json.loads(value))
+        except (MalformedError, ValueError, RecursionError) as error:
+            faults.append(f"order {key} in etcd: {error}; it is left out; hint: delete the key")
+        else:
+            orders[order.subject] = order
+    return orders, tuple(faults)
+
+
+def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:
+    """Key and value by which a backend takes part in a service. Raises UnwritableError."""
+    rest = f"{service}/{backend}"
+    key = f"{layout.backends}{rest}"
+    value = "" if backend.weight == 1 else f"{{weight: {backend.weight}}}"
+    found = read_registration(key, rest, value)
+    if not isinstance(found, tuple):
+        raise UnwritableError(f"{service} and {backend} cannot be registered", "", tuple(found.problems))
+    return key, value
+
+
+def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[Subject]) -> list[str]:
+    """The keys of the orders about these, whoever wrote them and wherever below `overrides/`."""
+    found = []
+    for key, value in sorted(values.items()):
+        orders, _ = read_orders({key: value})
+        found += [f"{layout.overrides}{key}" for subject in orders if subject in subjects]
+    return found

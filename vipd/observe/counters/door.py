@@ -1,0 +1,147 @@
+"""Keeps the numbers: takes the kernel's counts from time to time, and when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.counting import FlowCounter, Place
+from vipd.dataplane.iptables.watch.poll import cpu_seconds
+from vipd.model import Forwarding
+from vipd.observe.counters import book
+from vipd.observe.counters.ledger import Ledger
+from vipd.observe.counters.traffic import FlowTable
+from vipd.reconciler import Reconciler
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 10.0
+SHARE_OF_A_CPU = 0.01
+"""What the readings that nobody asks for may take."""
+SHARE_WHILE_ASKED = 0.05
+LEAST_PAUSE_SECONDS = 0.5
+"""Between two readings that somebody asks for."""
+WRITE_EVERY_SECONDS = 30.0
+AGE_EVERY_SECONDS = 30.0
+CLOSE_SECONDS = 3.0
+
+
+class Counting:
+    """The ledger of one daemon, and the file behind it."""
+
+    def __init__(
+        self, counter: FlowCounter, path: Path, forwardings: Callable[[], Iterable[Forwarding]]
+    ) -> None:
+        """Reads the file. One that cannot be used is told in the log, and left behind."""
+        self._counter, self._path, self._forwardings = counter, path, forwardings
+        self.ledger, memory = self._read()
+        if memory is not None:
+            counter.remember(memory)
+        self.at = datetime.now(UTC)
+        """When the kernel's counts were taken last."""
+        self._one_at_a_time = asyncio.Lock()
+        self._cost = 0.0
+        self._taken = self._written = self._aged = float("-inf")
+        self._changed = False
+        self._fault = ""
+
+    async def run(self) -> None:
+        """Take counts for ever."""
+        while True:
+            await self._take(0.0)
+            await asyncio.sleep(max(EVERY_SECONDS, self._cost / SHARE_OF_A_CPU))
+
+    async def refresh(self) -> None:
+        """Take counts if the last are old enough for it."""
+        await self._take(max(LEAST_PAUSE_SECONDS, self._cost / SHARE_WHILE_ASKED))
+
+    async def close(self) -> None:
+        """Take counts a last time, and write. Takes a few seconds at most."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._take(0.0)
+        except TimeoutError:
+            log.warning("the last flows are not counted: the kernel does not answer")
+        await self._write()
+
+    async def _take(self, least_pause: float) -> None:
+        """Take counts unless that was done a moment ago. Failures are told once."""
+        async with self._one_at_a_time:
+            began, cpu = time.monotonic(), cpu_seconds()
+            if began - self._taken < least_pause:
+                return
+            try:
+                flows = await self._counter.take()
+                fault = ""
+            except (ApplyError, OSError) as error:
+                flows, fault = {}, str(error)
+            # Each is too much when there is other work on this host, or in this process.
+            self._cost = min(time.monotonic() - began, cpu_seconds() - cpu)
+            self._tell(fault)
+            self.at, self._taken = datetime.now(UTC), began
+            self.ledger.add(flows)
+            self._changed = self._changed or bool(flows)
+            if began - self._aged >= AGE_EVERY_SECONDS:
+                self._aged = began
+                self._age()
+            if began - self._written >= WRITE_EVERY_SECONDS:
+                await self._write()
+
+    def _age(self) -> None:
+        """Forget what is gone for long."""
+        known = {
+            Place(f.key, e.address, e.port)
+            for f in self._forwardings()
+            for e in (*f.reachable(), *f.resting, *f.down)
+        }
+        self.ledger.age(known, time.time())
+
+    async def _write(self) -> None:
+        """Write if there is anything new. After a reading that failed the ledger lacks what it had found."""
+        if not self._changed or self._fault:
+            return
+        self._written = time.monotonic()
+        # No await stands between the last `take` and this: both tell of the same moment.
+        value = book.value_of(book.Page(self.ledger, self._counter.memory()))
+        try:
+            await asyncio.to_thread(book.write, self._path, value)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error)
+            return
+        self._changed = False
+
+    def _read(self) -> book.Page:
+        try:
+            return book.read(self._path)
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read, so flows are counted from zero: %s", self._path, error)
+            return book.Page(Ledger(), None)
+
+    def _tell(self, fault: str) -> None:
+        if fault and fault != self._fault:
+            log.warning("flows are not counted: %s", fault)
+        self._fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All that is counted."""
+
+    counting: Counting
+    table: FlowTable
+
+    @classmethod
+    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path) -> Numbers:
+        """Of the services of a reconciler; `path` is the file of the new flows."""
+
+        def forwardings() -> list[Forwarding]:
+            return [f for part in reconciler.forwardings.values() for f in part]
+
+        table = FlowTable(forwardings, lambda: reconciler.host_addresses)
+        return cls(Counting(counter, path, forwardings), table)

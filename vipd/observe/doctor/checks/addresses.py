@@ -1,0 +1,147 @@
+"""Virtual IPs and node ports: reachable from here, owned by nobody else, asked for by no neighbour. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from vipd.model import family_of
+from vipd.observe.doctor.facts import Assigned, Facts, Link, Listener, Way
+from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, unchecked, warning
+
+GROUP = "Addresses"
+ARP_DEVICE = "vipd-arp"
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
+
+
+def judge_network(facts: Facts) -> Iterator[Judgement]:
+    """What the checks of addresses and backends need."""
+    if facts.network.fault:
+        yield unchecked(
+            "routes and addresses were not looked at", facts.network.fault, "apt install iproute2"
+        )
+
+
+def judge_owned(facts: Facts) -> Iterator[Judgement]:
+    """An address that this host has reaches its own programs, not only the service."""
+    if facts.settings.compat == "kube-proxy":
+        return
+    vips = facts.vips()
+    owned = [own for own in facts.network.addresses if own.address in vips]
+    if owned:
+        places = listed([f"{own.address} ({own.device})" for own in owned])
+        cause = f"this host has {places}: its programs answer there, and vipd refuses such addresses"
+        mend = (f"ip address del {o.address}/{o.length} dev {o.device}" for o in owned[:MENDED])
+        yield problem("a virtual IP is this host's own address", cause, *mend)
+
+
+def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
+    """Neighbours ask for an address of their own network instead of sending it to a router."""
+    vips = [(vip, ip_address(vip)) for vip in facts.vips()]
+    found = [
+        (vip, own)
+        for own in facts.network.addresses
+        if _has_neighbours(own, facts.network.link(own.device))
+        for network in [_network(own)]
+        for vip, parsed in vips
+        if parsed in network and vip != own.address and (vip, own.device) not in facts.network.proxied
+    ]
+    if found:
+        places = listed([f"{vip} in {_network(own)} of {own.device}" for vip, own in found])
+        yield warning(
+            "a virtual IP lies in a network of this host",
+            f"{places}: neighbours there ask who has it instead of sending it here, and nobody answers",
+            *_answer_for(found),
+            hint="better an address outside of every network, and a route to it through this host",
+        )
+
+
+def _answer_for(found: list[tuple[str, Assigned]]) -> Iterator[str]:
+    """This host answers for an address that it has another route to: over a device that swallows it."""
+    yield f"ip link add {ARP_DEVICE} type bridge"
+    yield f"ip link set {ARP_DEVICE} up"
+    for vip, own in found[:MENDED]:
+        yield f"ip route add {vip}/{family_of(vip).bits} dev {ARP_DEVICE}"
+        yield f"ip neighbour add proxy {vip} dev {own.device}"
+        if ":" in vip:
+            yield f"sysctl -w net.ipv6.conf.{own.device}.proxy_ndp=1"
+
+
+def _has_neighbours(own: Assigned, link: Link | None) -> bool:
+    """Whether other hosts are in the network of an address, and ask for what they look for there."""
+    if link is not None and (not link.asks or link.name == "lo"):
+        return False
+    return not _network(own).is_loopback
+
+
+def _network(own: Assigned) -> IPv4Network | IPv6Network:
+    return ip_network(f"{own.address}/{own.length}", strict=False)
+
+
+def judge_routes(facts: Facts) -> Iterator[Judgement]:
+    """Routing comes before translation: programs of this host need a route to a VIP."""
+    ways = facts.network.ways
+    without = [
+        vip
+        for vip, port in facts.vips().items()
+        if not ways.get(vip, Way("unknown")).device and facts.at_work(port.family)
+    ]
+    if without:
+        cause = (
+            f"no route leads to {listed(without)}: programs of this host get 'network is unreachable', and a "
+            f"service without backends answers so"
+        )
+        yield problem("there is no route to a virtual IP", cause, *_make_routes(without, facts))
+
+
+def _make_routes(vips: list[str], facts: Facts) -> Iterator[str]:
+    device = facts.settings.vip_device or "vipd0"
+    if facts.settings.vip_device and facts.daemon.status:
+        yield "vipctl reload"
+        return
+    if not facts.network.link(device):
+        yield f"ip link add {device} type bridge"
+    yield f"ip link set {device} up"
+    yield from (f"ip route add {vip}/{family_of(vip).bits} dev {device}" for vip in vips[:MENDED])
+
+
+def judge_node_ports(facts: Facts) -> Iterator[Judgement]:
+    """A program that listens on a node port gets nothing any more from other hosts."""
+    ports = {(p.protocol, p.node_port): p for p in facts.services if p.node_port}
+    own = {address.address for address in facts.network.addresses}
+    for listener in facts.network.listeners:
+        port = ports.get((listener.protocol, listener.port))
+        if port and (listener.address in WILDCARDS or listener.address in own):
+            who = f"{listener.program} (pid {listener.pid})" if listener.pid else "a program"
+            cause = f"{who} listens on {listener.port}/{listener.protocol}, and other hosts reach "
+            cause += f"{port.service} there instead"
+            title = f"node port {listener.port} of {port.service} is taken"
+            hint = "or give the service another node port"
+            yield warning(title, cause, *filter(None, [_stop(listener)]), hint=hint)
+
+
+def _stop(listener: Listener) -> str:
+    if listener.unit:
+        return f"systemctl stop {listener.unit}"
+    return f"kill {listener.pid}" if listener.pid else ""
+
+
+CHECKS = (
+    Check("network-readable", GROUP, "routes and addresses could be read", judge_network),
+    Check(
+        "vip-owned",
+        GROUP,
+        "no virtual IP is an address of this host",
+        judge_owned,
+        Facts.blind_to_network,
+    ),
+    Check(
+        "vip-in-subnet",
+        GROUP,
+        "no virtual IP lies in a network of this host",
+        judge_in_subnet,
+        Facts.blind_to_network,
+    ),
+    Check("vip-route", GROUP, "routes lead to every virtual IP", judge_routes, Facts.blind_to_routes),
+    Check("node-port-taken", GROUP, "no program listens on a node port", judge_node_ports),
+)

@@ -1,0 +1,36 @@
+"""Declarations: refused ones, and services that the kernel does not take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vipd.observe.doctor.facts import Facts
+from vipd.observe.doctor.finding import Check, Judgement, listed, problem
+
+GROUP = "Declarations"
+
+
+def judge_refused(facts: Facts) -> Iterator[Judgement]:
+    """Files with problems keep serving their last good version."""
+    refused = [text for text in facts.refused if text not in facts.state.store_faults]
+    if refused:
+        count = len(refused)
+        title = "a declaration is refused" if count == 1 else f"declarations are refused: {count} problems"
+        cause = f"{listed(refused)}; the last good version serves"
+        hint = "correct the file; vipd reads it when it is saved"
+        yield problem(title, cause, f"vipctl check {facts.settings.services_dir}", hint=hint)
+
+
+def judge_quarantined(facts: Facts) -> Iterator[Judgement]:
+    """Services of which the kernel did not take the rules."""
+    found = facts.daemon.status.get("quarantined") or {}
+    if found:
+        cause = listed([f"{name}: {reason}" for name, reason in found.items()])
+        title = f"the kernel does not take the rules of {listed(list(found))}"
+        yield problem(title, f"{cause}; it keeps what it had for them", "vipctl reload")
+
+
+CHECKS = (
+    Check("refused-declarations", GROUP, "every declaration is accepted", judge_refused),
+    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined),
+)

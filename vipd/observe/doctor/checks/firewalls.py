@@ -1,0 +1,161 @@
+"""Firewalls and other rules beside vipd's: what they do to its flows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vipd.model import Family
+from vipd.observe.doctor.facts import Facts
+from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
+from vipd.observe.doctor.rules import STEMS, Fate, NftForward, Ruleset
+
+GROUP = "Firewalls"
+KNOWN = {
+    "firewalld": ("firewalld", "FORWARD_direct", "FWD_public"),
+    "ufw": ("ufw-before-forward", "ufw-user-forward"),
+    "Docker": ("DOCKER", "DOCKER-USER"),
+}
+"""Firewall -> names of its nft tables or iptables chains."""
+ACCEPT_TRANSLATED = "-m conntrack --ctstate DNAT -j ACCEPT"
+
+
+def judge_readable(facts: Facts) -> Iterator[Judgement]:
+    """Most checks of this kind need the rules."""
+    if facts.rules_fault:
+        yield unchecked("some rules could not be read", facts.rules_fault)
+
+
+def judge_mixed(facts: Facts) -> Iterator[Judgement]:
+    """Rules of both iptables variants at once: the kernel applies both."""
+    for ruleset in _other_variant(facts):
+        tables = ruleset.foreign_tables(facts.settings.chain_prefix)
+        used = facts.programs.variant(ruleset.family)
+        if tables and used and facts.dataplane == "iptables":
+            where = ", ".join(tables)
+            cause = f"{ruleset.program} holds rules of other programs ({where}) while vipd writes {used}"
+            yield warning(
+                f"rules of both iptables variants ({ruleset.family})",
+                f"{cause}: the kernel applies both, and services may behave oddly",
+                *_move(ruleset, used, tables, facts.settings.chain_prefix),
+                hint=f"what wrote them will do it again: let it use {used} as well",
+            )
+
+
+def _move(ruleset: Ruleset, used: str, tables: tuple[str, ...], prefix: str) -> Iterator[str]:
+    """Bring others' rules over to the variant that is used, then empty the other."""
+    stem, program = STEMS[ruleset.family], ruleset.program
+    others = f" | grep -v {prefix}-" if ruleset.jumps_to(f"{prefix}-") else ""
+    yield f"{program}-save{others} | {stem}-{used}-restore --noflush"
+    for table in tables:
+        for (of, chain), body in ruleset.chains.items():
+            if of == table and body.policy not in ("", "ACCEPT"):
+                yield f"{program} -t {table} -P {chain} ACCEPT"
+        yield f"{program} -t {table} -F"
+        yield f"{program} -t {table} -X"
+
+
+def judge_twice(facts: Facts) -> Iterator[Judgement]:
+    """Our own rules in the variant, or of the dataplane, that is not used any more."""
+    prefix = facts.settings.chain_prefix
+    by_nftables = facts.dataplane == "nftables"
+    for family in sorted(facts.tables) if not by_nftables else ():
+        table = f"{'ip' if family is Family.IPV4 else 'ip6'} {prefix.lower()}"
+        cause = f"nft table {table} is of the dataplane nftables, and vipd uses iptables"
+        yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, f"nft delete table {table}")
+    for ruleset in facts.rulesets if by_nftables else _other_variant(facts):
+        if ruleset.jumps_to(f"{prefix}-") and not ruleset.has("KUBE-PROXY-CANARY"):
+            program = ruleset.program
+            cause = (
+                f"{program} still holds chains {prefix}-*: they forward as they did when they were written"
+            )
+            mend = f"{program}-save | grep -v {prefix}- | {program}-restore"
+            yield problem(f"vipd's rules stand twice ({ruleset.family})", cause, mend)
+
+
+def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
+    """iptables FORWARD must let translated flows pass."""
+    for ruleset in facts.rulesets:
+        if ruleset.family not in facts.families():
+            continue
+        ours = ruleset.variant == facts.programs.variant(ruleset.family)
+        coming = ours and facts.settings.accept_forwarded and facts.dataplane == "iptables"
+        if coming and not facts.at_work(ruleset.family):
+            continue  # vipd's first write brings its own accept
+        fate = ruleset.forward_fate(facts.settings.chain_prefix)
+        if fate in (Fate.BLOCKED, Fate.MAYBE):
+            yield _blocked(ruleset, fate, ours and not facts.settings.accept_forwarded)
+
+
+def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool) -> Judgement:
+    chain = ruleset.chains["filter", "FORWARD"]
+    why = f"the policy {chain.policy}" if chain.policy != "ACCEPT" else "a rule that refuses everything"
+    cause = f"FORWARD of {ruleset.program} has {why}, and no rule before it accepts what vipd translated"
+    if on_purpose:
+        cause += "; the setting accept_forwarded is off"
+    mend = f"{ruleset.program} -I FORWARD {ACCEPT_TRANSLATED}"
+    if fate is Fate.MAYBE:
+        return warning("FORWARD may drop flows to virtual IPs", f"{cause} under all conditions", mend)
+    return problem("FORWARD drops flows to virtual IPs", cause, mend)
+
+
+def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
+    """So must every nft chain at the hook forward: an accept in one table is none in another."""
+    for chain in facts.forward_chains or ():
+        concerned = [family for family in facts.families() if chain.concerns(family)]
+        if not concerned:
+            continue
+        fate = chain.fate(1 << facts.settings.flow_mark_bit)
+        if fate in (Fate.BLOCKED, Fate.MAYBE):
+            yield _blocked_by_nft(chain, fate)
+
+
+def _blocked_by_nft(chain: NftForward, fate: Fate) -> Judgement:
+    place = f"{chain.family} {chain.table} {chain.name}"
+    why = f"nft chain {place} refuses what it does not accept"
+    mend = f"nft insert rule {place} ct status dnat accept"
+    hint = "put the same line into the file that it is loaded from"
+    if fate is Fate.MAYBE:
+        cause = f"{why}, and accepts forwarded flows only under conditions"
+        return warning("an nft chain may drop flows to virtual IPs", cause, mend, hint=hint)
+    cause = f"{why}, also what iptables rules accept, as vipd's do"
+    return problem("an nft chain drops flows to virtual IPs", cause, mend, hint=hint)
+
+
+def judge_present(facts: Facts) -> Iterator[Judgement]:
+    """Which firewalls are at work; the checks above say whether they do harm."""
+    names = {chain for ruleset in facts.rulesets for _, chain in ruleset.chains}
+    names |= {chain.table for chain in facts.forward_chains or ()}
+    found = [firewall for firewall, marks in KNOWN.items() if names.intersection(marks)]
+    strangers = {c.table for c in facts.forward_chains or () if c.table not in KNOWN["firewalld"]}
+    found += [f"nft table {table}" for table in sorted(strangers)]
+    if found:
+        cause = "a reload of it may delete vipd's rules too; vipd writes them again"
+        yield fine(f"beside vipd: {', '.join(found)}", cause)
+
+
+def _other_variant(facts: Facts) -> Iterator[Ruleset]:
+    for ruleset in facts.rulesets:
+        if facts.programs.variant(ruleset.family) not in ("", ruleset.variant):
+            yield ruleset
+
+
+CHECKS = (
+    Check("rules-readable", GROUP, "all rules could be read", judge_readable, Facts.blind_to_rules),
+    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, Facts.blind_to_rules),
+    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, Facts.blind_to_rules),
+    Check(
+        "forward-policy",
+        GROUP,
+        "FORWARD lets translated flows pass",
+        judge_forward_policy,
+        Facts.blind_to_rules,
+    ),
+    Check(
+        "forward-chains",
+        GROUP,
+        "nft chains let translated flows pass",
+        judge_forward_chains,
+        Facts.blind_to_nft,
+    ),
+    Check("firewalls", GROUP, "no other firewall is seen", judge_present, Facts.blind_to_rules),
+)

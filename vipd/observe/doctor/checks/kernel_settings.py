@@ -1,0 +1,150 @@
+"""Kernel settings that forwarding needs, and those that swallow packets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vipd.model import Family
+from vipd.observe.doctor.facts import Facts, Link
+from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
+
+GROUP = "Kernel settings"
+FORWARDING = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
+LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+BRIDGE = {
+    Family.IPV4: "net/bridge/bridge-nf-call-iptables",
+    Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
+}
+STRICT = 1
+
+
+def reverse_path(device: str) -> str:
+    """The path of a device's rp_filter; `all` counts for every one."""
+    return f"net/ipv4/conf/{device}/rp_filter"
+
+
+def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
+    """Without it only this host's own programs reach services."""
+    for family in facts.families():
+        name = FORWARDING[family]
+        if facts.kernel.number(name) == 0 and _not_vipds_turn(facts, family):
+            cause = f"{_dotted(name)} is 0: clients on other hosts do not reach {family} services"
+            if facts.settings.manage_sysctls and facts.daemon.status:
+                cause += "; vipd turns it on within seconds, unless somebody keeps turning it off"
+            hint = _keep(name)
+            yield problem(f"{family} forwarding is off", cause, _set(name, 1), hint=hint)
+
+
+def judge_liberal(facts: Facts) -> Iterator[Judgement]:
+    """Packets outside of the TCP window are not translated otherwise."""
+    working = any(facts.at_work(family) for family in facts.families())
+    if facts.kernel.number(LIBERAL) == 0 and working and facts.settings.compat != "kube-proxy":
+        title = "large transfers may be reset"
+        cause = f"{_dotted(LIBERAL)} is 0: a packet outside of the TCP window is not translated"
+        yield warning(title, cause, _set(LIBERAL, 1), hint=_keep(LIBERAL))
+
+
+def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
+    """Strict: a packet must come in by the device through which its source is reached."""
+    everywhere = facts.kernel.number(reverse_path("all")) or 0
+    for device in facts.devices_to_backends(Family.IPV4):
+        own = facts.kernel.number(reverse_path(device)) or 0
+        if max(everywhere, own) == STRICT:
+            dropped = facts.kernel.reverse_path_drops
+            cause = (
+                f"rp_filter is 1 for {device}, which leads to backends: what comes in there from a source "
+                f"that is reached by another device is dropped ({dropped} packets so far on all devices)"
+            )
+            name = reverse_path(device)
+            yield warning(f"{device} filters by reverse path", cause, _set(name, 2), hint=_keep(name))
+
+
+def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
+    """A backend's flow to itself leaves the bridge by the port that it came by."""
+    for family, bridge in _bridges(facts):
+        ports = [p for p in _ports(facts, bridge) if p.hairpin is False and p.kind]
+        if facts.kernel.number(BRIDGE[family]) == 1 and ports:
+            cause = (
+                f"{_dotted(BRIDGE[family])} is 1, and ports of {bridge} do not send back what they brought "
+                f"({listed([port.name for port in ports])}): flows of a backend to itself are lost"
+            )
+            mend = [f"ip link set {port.name} type bridge_slave hairpin on" for port in ports[:MENDED]]
+            yield warning(f"a backend on {bridge} cannot reach its own {family} VIP", cause, *mend)
+
+
+def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
+    """An answer from backend to backend by the bridge alone passes no rule."""
+    for family, bridge in _bridges(facts):
+        plain = sorted(
+            {p.service for p in facts.services if p.family is family and p.masquerade == "hairpin"}
+        )
+        if plain and facts.kernel.number(BRIDGE[family]) != 1:
+            cause = (
+                f"masquerade of {listed(plain)} is hairpin, and packets within {bridge} pass no iptables "
+                "rule: the answer of one backend to another is not translated back"
+            )
+            mend = ["modprobe br_netfilter"] if facts.kernel.number(BRIDGE[family]) is None else []
+            title = f"backends on {bridge} get no answer from each other by {family} VIPs"
+            yield warning(title, cause, *mend, _set(BRIDGE[family], 1), hint="or let masquerade be auto")
+
+
+def _bridges(facts: Facts) -> Iterator[tuple[Family, str]]:
+    """Bridges by which backends are reached."""
+    for family in facts.families():
+        for device in facts.devices_to_backends(family):
+            link = facts.network.link(device)
+            if link and link.kind == "bridge":
+                yield family, device
+
+
+def _ports(facts: Facts, bridge: str) -> list[Link]:
+    return [link for link in facts.network.links if link.master == bridge]
+
+
+def _not_vipds_turn(facts: Facts, family: Family) -> bool:
+    """vipd has set it already, or will not."""
+    return facts.at_work(family) or not facts.settings.manage_sysctls or facts.daemon.runs
+
+
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _set(name: str, value: int) -> str:
+    # With slashes, because the name of a device may hold a dot.
+    return f"sysctl -w {name}={value}"
+
+
+def _keep(name: str) -> str:
+    return (
+        f"look for it in /etc/sysctl.conf and /etc/sysctl.d: grep -r {name.rpartition('/')[2]} /etc/sysctl*"
+    )
+
+
+CHECKS = (
+    Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding),
+    Check(
+        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, Facts.blind_to_rules
+    ),
+    Check(
+        "rp-filter",
+        GROUP,
+        "no strict reverse path filter towards backends",
+        judge_reverse_path,
+        Facts.blind_to_network,
+    ),
+    Check(
+        "bridge-hairpin",
+        GROUP,
+        "backends on bridges reach their own VIPs",
+        judge_hairpin,
+        Facts.blind_to_network,
+    ),
+    Check(
+        "bridge-replies",
+        GROUP,
+        "answers within bridges are translated",
+        judge_bridged_replies,
+        Facts.blind_to_network,
+    ),
+)

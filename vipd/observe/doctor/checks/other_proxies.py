@@ -1,0 +1,93 @@
+"""Others that translate: a kube-proxy, another vipd, rules that claim the same addresses. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vipd.observe.doctor.facts import Facts
+from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.rules import Ruleset, target_of
+
+GROUP = "Other proxies"
+KUBE_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES", "KUBE-NODEPORTS")
+_DESTINATION = re.compile(r"(?:^| )-d (\S+?)(?:/32|/128)?(?: |$)")
+
+
+def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
+    """It may share the host, under another prefix and with other addresses."""
+    holders = [r for r in facts.rulesets if any(r.has(chain) for chain in KUBE_CHAINS)]
+    running = "kube-proxy" in facts.programs_running
+    ours = facts.settings.chain_prefix == "KUBE" and not any(r.has(KUBE_CHAINS[0]) for r in holders)
+    if not holders or ours:
+        return
+    where = listed([ruleset.program for ruleset in holders])
+    if facts.settings.chain_prefix == "KUBE":
+        cause = f"its canary chain is in {where}, and both write chains KUBE-*"
+        title = "a kube-proxy is at work under vipd's prefix"
+        yield problem(title, cause, "kube-proxy --cleanup", hint="or use another chain_prefix")
+    elif running:
+        cause = f"its chains are in {where}; both mark packets with bit {facts.settings.mark_bit} by default"
+        hint = "declare other addresses for vipd than the cluster's"
+        yield warning("a kube-proxy is at work on this host", cause, hint=hint)
+    else:
+        cause = f"its chains are in {where}, and no such process is seen: its services go on as they were"
+        yield warning("a kube-proxy has left its rules", cause, *(_removal(r, "KUBE") for r in holders))
+
+
+def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
+    """Chains of a vipd under another prefix: of a daemon, or left by one."""
+    own = facts.settings.chain_prefix
+    prefixes = {prefix for ruleset in facts.rulesets for prefix in ruleset.vipd_prefixes()}
+    for prefix in sorted((prefixes | set(facts.daemon.other_prefixes)) - {own}):
+        if prefix in facts.daemon.other_prefixes:
+            title = f"another vipd is at work, with the prefix {prefix}"
+            yield warning(title, "both translate on this host", hint="give them different addresses")
+            continue
+        holders = [r for r in facts.rulesets if prefix in r.vipd_prefixes()]
+        where = listed([r.program for r in holders])
+        cause = f"no daemon with that prefix runs; its rules in {where} translate on"
+        title = f"rules of a former vipd are left (prefix {prefix})"
+        yield problem(title, cause, *(_removal(r, prefix) for r in holders))
+
+
+def judge_claims(facts: Facts) -> Iterator[Judgement]:
+    """Rules of others that translate our virtual IPs."""
+    own = f"{facts.settings.chain_prefix}-"
+    vips = facts.vips()
+    for ruleset in facts.rulesets:
+        claimed = list(_claims(ruleset, own, frozenset(vips)))
+        if claimed:
+            cause = f"nat of {ruleset.program} has rules of others for {listed([c[0] for c in claimed])}; "
+            mend = [f"{ruleset.program} -t nat -D {chain} {rule}" for _, chain, rule in claimed[:MENDED]]
+            title = "virtual IPs are translated by others, too"
+            yield warning(title, f"{cause}whose comes first wins", *mend)
+
+
+def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+    """(address, chain, rule) of each foreign rule for one of these addresses."""
+    for (table, name), chain in ruleset.chains.items():
+        if table != "nat" or name.startswith(own):
+            continue
+        for rule in chain.rules:
+            match = _DESTINATION.search(rule)
+            target = target_of(rule) or ""
+            if match and match[1] in vips and not target.startswith(own) and target not in ("", "RETURN"):
+                yield match[1], name, rule
+
+
+def _removal(ruleset: Ruleset, prefix: str) -> str:
+    return f"{ruleset.program}-save | grep -v {prefix}- | {ruleset.program}-restore"
+
+
+CHECKS = (
+    Check("kube-proxy", GROUP, "no kube-proxy is at work", judge_kube_proxy, Facts.blind_to_rules),
+    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, Facts.blind_to_rules),
+    Check(
+        "foreign-claims",
+        GROUP,
+        "nobody else translates virtual IPs",
+        judge_claims,
+        Facts.blind_to_rules,
+    ),
+)

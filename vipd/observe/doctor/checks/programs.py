@@ -1,0 +1,84 @@
+"""iptables, nft and the kernel: there, not known to be bad, and able to do what rules need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vipd.model import Family
+from vipd.observe.doctor.facts import Facts, Feature
+from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
+
+GROUP = "Programs and kernel"
+LOST = {
+    "affinity": ("clients do not keep their backend", "xt_recent"),
+    "flow_marks": ("FORWARD cannot tell vipd's flows", "xt_connmark"),
+    "ping": ("virtual IPs do not answer ping", "xt_REDIRECT"),
+    "counts": ("traffic is not counted", "nft_counter"),
+    "random_fully": ("masquerading does not choose ports at random", "xt_MASQUERADE"),
+}
+NFT_MODULES = {
+    "affinity": "nft_dynset",
+    "ping": "nft_redir",
+    "random_fully": "nft_masq",
+}
+"""Optional feature -> what goes without it, and the kernel module that has it."""
+
+
+def judge_iptables(facts: Facts) -> Iterator[Judgement]:
+    """Which variant and version; those that cannot be used are told with the reason."""
+    needed = (facts.families() or (Family.IPV4,)) if facts.dataplane == "iptables" else ()
+    for program in facts.programs.iptables:
+        if program.text:
+            yield fine(f"{program.family}: {program.text}")
+        elif program.family in needed:
+            title = f"there is no usable iptables for {program.family}"
+            yield problem(title, program.fault, *filter(None, [program.mend]))
+
+
+def judge_nft(facts: Facts) -> Iterator[Judgement]:
+    """nft only shows what iptables does not, unless it is the dataplane."""
+    if facts.programs.nft:
+        yield fine(facts.programs.nft)
+        return
+    why = "there is no such program"
+    if facts.dataplane == "nftables":
+        yield problem("nft cannot be run", why, "apt install nftables")
+    else:
+        yield unchecked("nft cannot be run, and its chains are not looked at", why, "apt install nftables")
+
+
+def judge_kernel(facts: Facts) -> Iterator[Judgement]:
+    """Which one runs; what it can do is tried, not guessed from its number."""
+    yield fine(f"Linux {facts.programs.kernel}")
+
+
+def judge_features(facts: Facts) -> Iterator[Judgement]:
+    """Each form of rule was tried in a network namespace of its own."""
+    if facts.programs.probe_fault:
+        yield unchecked("what the kernel can do was not tried", facts.programs.probe_fault)
+    for feature in facts.programs.lacks:
+        if feature.required:
+            yield problem(f"{feature.family}: {feature.name}", feature.why, *filter(None, [feature.mend]))
+        else:
+            yield _optional(feature, facts)
+
+
+def _optional(feature: Feature, facts: Facts) -> Judgement:
+    lost, module = LOST.get(feature.name, (f"{feature.name.replace('_', ' ')} is not possible", ""))
+    if facts.dataplane == "nftables":
+        module = NFT_MODULES.get(feature.name, module)
+    pinned = {port.service for port in facts.services if port.affinity and port.family is feature.family}
+    judged = problem if feature.name == "affinity" and pinned else warning
+    cause = f"this kernel or {facts.dataplane} lacks {module or 'what it needs'}"
+    if not module:
+        return judged(f"{feature.family}: {lost}", cause)
+    again = ("vipctl reload",) if facts.daemon.status else ()
+    return judged(f"{feature.family}: {lost}", cause, f"modprobe {module}", *again)
+
+
+CHECKS = (
+    Check("iptables", GROUP, "iptables can be used", judge_iptables),
+    Check("nft", GROUP, "nft can be used", judge_nft),
+    Check("kernel", GROUP, "the kernel is known", judge_kernel),
+    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, Facts.blind_as_user),
+)

@@ -1,0 +1,66 @@
+"""The state directory: there, writable, not full, and what is in it readable. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vipd.observe.doctor.facts import Facts
+from vipd.observe.doctor.finding import Check, Judgement, problem, warning
+
+GROUP = "State directory"
+RESTART = "systemctl restart vipd"
+FULL_BYTES = 1 << 20
+"""A change may need as much: ten thousand services are a few megabytes, one is a few hundred bytes."""
+LOW_BYTES = 50 << 20
+_OTHERS_WRITE = 0o022
+
+
+def judge_directory(facts: Facts) -> Iterator[Judgement]:
+    """vipd keeps changes and its record there before it acts."""
+    state = facts.state
+    if not state.exists:
+        if facts.daemon.runs:
+            cause = f"{state.path} is gone while vipd runs: changes by vipctl fail"
+            yield problem("there is no state directory", cause, f"mkdir -m 0750 {state.path}", RESTART)
+        return
+    if state.read_only:
+        cause = f"the file system of {state.path} is mounted read-only: changes by vipctl fail"
+        mend = f'mount -o remount,rw "$(findmnt -n -o TARGET -T {state.path})"'
+        yield problem("the state directory cannot be written", cause, mend)
+    elif facts.root and not state.writable:
+        cause = f"{state.path}: changes by vipctl fail"
+        yield problem("the state directory cannot be written", cause, f"chattr -i {state.path}")
+    if state.mode & _OTHERS_WRITE:
+        cause = f"{state.path} has the mode {state.mode:04o}: who writes there decides where traffic goes"
+        yield problem("others may write to the state directory", cause, f"chmod 0750 {state.path}")
+
+
+def judge_space(facts: Facts) -> Iterator[Judgement]:
+    """Each change is written to disk before it is answered."""
+    state = facts.state
+    if not state.exists or (state.free > LOW_BYTES and state.free_inodes > 0):
+        return
+    full = state.free < FULL_BYTES or state.free_inodes <= 0
+    left = f"{state.free // 1024} KiB and {state.free_inodes} inodes are left for {state.path}"
+    hint = f'see what takes it: du -xh "$(findmnt -n -o TARGET -T {state.path})" | sort -h | tail'
+    judged = problem if full else warning
+    yield judged(f"the disk is {'full' if full else 'nearly full'}", f"{left}; changes fail", hint=hint)
+
+
+def judge_store(facts: Facts) -> Iterator[Judgement]:
+    """What vipctl added."""
+    state = facts.state
+    if state.store_faults:
+        store = f"{state.path}/services.yaml"
+        copy = f"cp -p {store}.last-good {store}" if state.has_copy else ""
+        mend = (f"mv {store} {store}.broken", copy, "vipctl reload" if facts.daemon.status else "")
+        cause = "; ".join(state.store_faults)
+        title = "what vipctl added cannot be read"
+        yield problem(title, f"{cause}; changes by vipctl are refused", *filter(None, mend))
+
+
+CHECKS = (
+    Check("state-dir", GROUP, "the state directory can be written", judge_directory),
+    Check("state-dir-space", GROUP, "there is room for the state", judge_space),
+    Check("store", GROUP, "what vipctl added can be read", judge_store, Facts.blind_as_user),
+)

@@ -1,0 +1,294 @@
+"""What is known about a host, as frozen values: all that the checks judge. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vipd.model import Family, Protocol
+from vipd.observe.doctor.rules import NftForward, Ruleset
+
+if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
+    from vipd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPort:
+    """One port of a service in one family, as it is to be forwarded."""
+
+    service: str
+    family: Family
+    protocol: Protocol
+    port: int
+    addresses: tuple[str, ...] = ()
+    """Its virtual IPs, external ones too."""
+    node_port: int | None = None
+    backends: tuple[tuple[str, int], ...] = ()
+    """Address and port of each backend that it knows."""
+    affinity: bool = False
+    masquerade: str = "forwarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The iptables programs of one family."""
+
+    family: Family
+    text: str
+    """As they name themselves; empty when they cannot be used."""
+    variant: str = ""
+    """`nft` or `legacy`."""
+    fault: str = ""
+    mend: str = ""
+    """A command against the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that this host's iptables and kernel cannot do."""
+
+    family: Family
+    name: str
+    """`affinity`, `flow_marks`, `ping`, `random_fully`, or what is required and missing, as told."""
+    required: bool
+    why: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What this host runs rules with."""
+
+    kernel: str = ""
+    """Its release."""
+    iptables: tuple[Program, ...] = ()
+    nft: str = ""
+    """Its version; empty when there is none."""
+    lacks: tuple[Feature, ...] = ()
+    probe_fault: str = ""
+    """Why features could not be tried."""
+
+    def variant(self, family: Family) -> str:
+        """`nft` or `legacy`, which vipd uses for a family; empty when neither."""
+        return next((one.variant for one in self.iptables if one.family is family), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What the kernel says of itself."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Path below /proc/sys -> value; without those that do not exist."""
+    conntrack: Mapping[str, int] = field(default_factory=dict)
+    """Counters of connection tracking, over all CPUs, since the network namespace began."""
+    conntrack_fault: str = ""
+    """Why the table cannot be listed over netlink."""
+    affinity_limit: int | None = None
+    """Clients that one affinity list remembers; None while xt_recent is not loaded."""
+    reverse_path_drops: int = 0
+    clock_synchronised: bool | None = None
+    """None when that was not asked."""
+
+    def number(self, name: str) -> int | None:
+        """A setting as a number; None when there is none."""
+        text = self.settings.get(name, "")
+        return int(text) if text.lstrip("-").isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network device."""
+
+    name: str
+    up: bool = True
+    kind: str = ""
+    """`bridge`, `veth`; empty for hardware."""
+    master: str = ""
+    hairpin: bool | None = None
+    """Of a bridge's port: whether it may send back what it brought."""
+    asks: bool = True
+    """Hosts there find each other by ARP or neighbour discovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """An address of this host."""
+
+    address: str
+    length: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where this host sends packets to an address."""
+
+    device: str = ""
+    """Empty: nowhere."""
+    local: bool = False
+    """To itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that takes packets of this network namespace."""
+
+    protocol: Protocol
+    address: str
+    port: int
+    program: str = ""
+    """Empty when it is not known."""
+    pid: int = 0
+    unit: str = ""
+    """systemd unit that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Devices, addresses and routes."""
+
+    links: tuple[Link, ...] = ()
+    addresses: tuple[Assigned, ...] = ()
+    ways: Mapping[str, Way] = field(default_factory=dict)
+    """For each virtual IP and backend that was looked up."""
+    proxied: frozenset[tuple[str, str]] = frozenset()
+    """(address, device): this host answers neighbours who ask for the address there."""
+    listeners: tuple[Listener, ...] = ()
+    fault: str = ""
+    """Why nothing of it is known."""
+
+    def link(self, name: str) -> Link | None:
+        """A device by its name."""
+        return next((link for link in self.links if link.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The daemon, as it answers."""
+
+    status: Mapping[str, Any] = field(default_factory=dict)
+    """Its status (docs/api.md); empty when it did not answer."""
+    fault: str = ""
+    """Why it did not answer."""
+    holder: bool = False
+    """Some vipd with our chain prefix is at work in this network namespace."""
+    other_prefixes: tuple[str, ...] = ()
+    """Chain prefixes of other vipds that are at work in this network namespace."""
+    elsewhere: bool = False
+    """The one that answers serves another network namespace."""
+    vipctl: str = ""
+    """Our own version."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether a daemon serves this namespace under our prefix."""
+        return self.holder or bool(self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The API's socket in the file system."""
+
+    path: str
+    mode: int
+    """Permission bits."""
+    group: str
+    wanted_group: str
+    """The one that `socket_group` names, if there is such a group, else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateDir:
+    """The directory of what vipd keeps."""
+
+    path: str = ""
+    exists: bool = True
+    mode: int = 0o750
+    writable: bool = True
+    read_only: bool = False
+    """Its file system is mounted so."""
+    free: int = 1 << 40
+    """Bytes."""
+    free_inodes: int = 1 << 20
+    store_faults: tuple[str, ...] = ()
+    has_copy: bool = False
+    """There is a last good copy of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was found."""
+
+    settings: Settings
+    settings_faults: tuple[str, ...] = ()
+    root: bool = True
+    dataplane: str = "iptables"
+    """The one in use: `iptables` or `nftables`."""
+    services: tuple[ServedPort, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Problems of declarations, each with its place."""
+    programs: Programs = Programs()
+    rulesets: tuple[Ruleset, ...] = ()
+    rules_fault: str = ""
+    """Why some rules could not be read."""
+    forward_chains: tuple[NftForward, ...] | None = ()
+    """Of nft tables that are not iptables'; None when there is no nft to show them."""
+    tables: frozenset[Family] = frozenset()
+    """Families for which nft holds the table of vipd's dataplane nftables."""
+    kernel: Kernel = Kernel()
+    network: Network = Network()
+    daemon: Daemon = Daemon()
+    socket: SocketFile | None = None
+    state: StateDir = StateDir()
+    programs_running: frozenset[str] = frozenset()
+    """Names of processes that the checks ask after."""
+
+    def blind_to_network(self) -> str:
+        """Why routes and addresses are not known; empty when they are."""
+        return self.network.fault
+
+    def blind_to_routes(self) -> str:
+        """Why it is not known whether vipd's rules are there, or what they would need routes for."""
+        return self.blind_as_user() or self.network.fault
+
+    def blind_to_rules(self) -> str:
+        """Why not all rules are known; empty when they are."""
+        return self.blind_as_user() or self.rules_fault
+
+    def blind_to_nft(self) -> str:
+        """Why chains that are not iptables' are not known; empty when they are."""
+        return self.blind_as_user() or ("nft is needed to list them" if self.forward_chains is None else "")
+
+    def blind_as_user(self) -> str:
+        """Why only root sees something; empty for root."""
+        return "" if self.root else "only root may look"
+
+    def families(self) -> tuple[Family, ...]:
+        """Those that services use."""
+        return tuple(sorted({port.family for port in self.services}))
+
+    def ruleset(self, family: Family) -> Ruleset | None:
+        """The rules of the variant that vipd uses for a family."""
+        variant = self.programs.variant(family)
+        return next((r for r in self.rulesets if (r.family, r.variant) == (family, variant)), None)
+
+    def at_work(self, family: Family) -> bool:
+        """Whether vipd's rules are in the kernel."""
+        if self.dataplane == "nftables":
+            return family in self.tables
+        ruleset = self.ruleset(family)
+        return ruleset is not None and ruleset.jumps_to(f"{self.settings.chain_prefix}-")
+
+    def vips(self) -> dict[str, ServedPort]:
+        """Every virtual IP with some port of its service."""
+        return {address: port for port in self.services for address in port.addresses}
+
+    def backends(self) -> dict[str, ServedPort]:
+        """Every backend's address with some port that it serves."""
+        return {address: port for port in self.services for address, _ in port.backends}
+
+    def devices_to_backends(self, family: Family) -> tuple[str, ...]:
+        """The devices by which backends of a family are reached."""
+        ways = (self.network.ways.get(a) for a, port in self.backends().items() if port.family is family)
+        return tuple(sorted({way.device for way in ways if way and way.device and not way.local}))

@@ -1,0 +1,61 @@
+"""Processes of this host, as far as /proc shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_UNIT = re.compile(r"/([^/]+\.service)$", re.MULTILINE)
+
+
+class Processes:
+    """Reads /proc below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._proc = root / "proc"
+
+    def running(self, names: Collection[str]) -> frozenset[str]:
+        """Those of these names that some process has; a process of another namespace counts, too."""
+        found = set()
+        for process in self._all():
+            try:
+                found.add((process / "comm").read_text().strip())
+            except OSError:
+                continue  # it has ended
+        return frozenset(found.intersection(names))
+
+    def holding(self, inodes: Collection[str]) -> dict[str, tuple[str, int, str]]:
+        """Socket inode -> name, pid and systemd unit of a process that has it open."""
+        wanted = {f"socket:[{inode}]": inode for inode in inodes}
+        found: dict[str, tuple[str, int, str]] = {}
+        for process in self._all() if wanted else ():
+            for link in _links(process / "fd"):
+                if link in wanted:
+                    found.setdefault(wanted[link], _described(process))
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def _all(self) -> Iterator[Path]:
+        try:
+            yield from (path for path in self._proc.iterdir() if path.name.isdigit())
+        except OSError:
+            return
+
+
+def _links(directory: Path) -> Iterator[str]:
+    try:
+        for path in directory.iterdir():
+            yield str(path.readlink())
+    except OSError:
+        return  # it has ended, or is somebody else's
+
+
+def _described(process: Path) -> tuple[str, int, str]:
+    try:
+        unit = _UNIT.search((process / "cgroup").read_text())
+        name = (process / "comm").read_text().strip()
+    except OSError:
+        return "", 0, ""
+    return name, int(process.name), unit[1] if unit else ""

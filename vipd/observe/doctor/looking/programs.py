@@ -1,0 +1,102 @@
+"""Which iptables, nft and kernel there are, and what they can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.probe import probe
+from vipd.dataplane.iptables.tools import Tools, find_tools
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.probe import probe as probe_nft
+from vipd.dataplane.nftables.tools import find_nft
+from vipd.host_checks import variant_of
+from vipd.model import Family
+from vipd.observe.doctor.facts import Feature, Program, Programs
+from vipd.process import Finished, ProgramTimeoutError, Runner
+from vipd.settings import Settings
+
+APART = ("unshare", "--net")
+"""What is tried is tried in a network namespace that ends with the program: nothing is left here, not even an
+empty table."""
+INSTALL = "apt install iptables"
+
+
+async def find_programs(
+    settings: Settings,
+    families: Iterable[Family],
+    root: bool,
+    run: Runner,
+    dataplane: str = "iptables",
+) -> Programs:
+    """What is there; what the dataplane needs is tried for these families, and only as root."""
+    found = {}
+    programs = []
+    for family in Family:
+        try:
+            tools = found[family] = await find_tools(family, settings.iptables_variant, run)
+        except ApplyError as error:
+            fault = f"{error.what}: {error.why}"
+            programs.append(Program(family, "", fault=fault, mend=_command(error.hint)))
+        else:
+            programs.append(Program(family, tools.version_text, variant_of(tools)))
+    lacks: list[Feature] = []
+    fault = await _cannot_go_apart(run) if root else ""
+    if root and not fault:
+        for family in families:
+            if dataplane == "nftables":
+                lacks += await _try_nft(family, settings, run)
+            elif family in found:
+                lacks += await _try(found[family], family, settings, run)
+    return Programs(os.uname().release, tuple(programs), await _nft(run), tuple(lacks), fault)
+
+
+async def _try(tools: Tools, family: Family, settings: Settings, run: Runner) -> list[Feature]:
+    async def run_apart(argv: Sequence[str], stdin: str) -> Finished:
+        return await run([*APART, *argv], stdin)
+
+    try:
+        abilities = await probe(tools, Names(settings.chain_prefix), family, run_apart)
+    except ApplyError as error:
+        return [Feature(family, error.what, True, error.why, _command(error.hint))]
+    return _lacking(family, asdict(abilities))
+
+
+async def _try_nft(family: Family, settings: Settings, run: Runner) -> list[Feature]:
+    """nft itself can check without writing."""
+    try:
+        abilities = await probe_nft(await find_nft(run), TableOptions.of(settings, family), run)
+    except ApplyError as error:
+        return [Feature(family, error.what, True, error.why, _command(error.hint))]
+    return _lacking(family, asdict(abilities))
+
+
+def _lacking(family: Family, abilities: Mapping[str, bool]) -> list[Feature]:
+    return [Feature(family, name, False) for name, there in abilities.items() if not there]
+
+
+async def _cannot_go_apart(run: Runner) -> str:
+    """Why no other network namespace can be made; empty when it can."""
+    try:
+        tried = await run([*APART, "true"], "")
+    except (FileNotFoundError, ProgramTimeoutError) as error:
+        return f"unshare cannot be run: {error}"
+    return "" if tried.code == 0 else " ".join(tried.errors.split()) or f"unshare: exit code {tried.code}"
+
+
+async def _nft(run: Runner) -> str:
+    try:
+        said = await run(["nft", "--version"], "")
+    except (FileNotFoundError, ProgramTimeoutError):
+        return ""
+    return said.output.strip()
+
+
+def _command(hint: str) -> str:
+    """A hint that is a command, else nothing."""
+    if hint.startswith(("apt ", "modprobe ")):
+        return hint
+    return INSTALL if hint.startswith("install ") else ""

@@ -1,0 +1,94 @@
+"""The services: as the daemon forwards them, or as files and store declare them when none can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vipd.admission import AddressPolicy, admit_unit
+from vipd.catalog import Merged, merge
+from vipd.declaration.notation import NotationError, parse_frontend
+from vipd.host_record import HostRecord
+from vipd.hostnet import HostNet
+from vipd.model import Family, Forwarding, Protocol
+from vipd.observe.doctor.facts import ServedPort
+from vipd.selection import choose
+from vipd.settings import Settings
+from vipd.sources.files import FileSource
+from vipd.sources.store import StoreSource
+
+FAMILIES = {str(family): family for family in Family}
+
+
+def from_daemon(services: Iterable[Mapping[str, Any]]) -> tuple[ServedPort, ...]:
+    """From the API's ServiceViews."""
+    return tuple(_of_view(service["name"], view) for service in services for view in service["forwardings"])
+
+
+async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[str, ...]]:
+    """What a daemon with these settings would forward on this host, and the problems of declarations.
+
+    Raises OSError when this host's addresses cannot be read.
+    """
+    surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    policy, claims = await surroundings.policy(), surroundings.claims()
+    merged, faults = await asyncio.to_thread(_read, settings, claims)
+    chosen = (f for service in merged.services.values() for f in choose(service, policy))
+    problems = [str(problem) for found in merged.problems.values() for problem in found]
+    return tuple(map(_of_forwarding, chosen)), (*problems, *faults)
+
+
+def _read(settings: Settings, claims: AddressPolicy) -> tuple[Merged, tuple[str, ...]]:
+    """Files and store, as `vipd --check` reads them; faults of the store are told by a check of its own."""
+    files = FileSource(settings.services_dir, settings.state_dir / "accepted")
+    store = StoreSource(settings.state_dir / "services.yaml")
+    files.scan()
+    store.load()
+    units = {**files.units(), **store.units()}
+    return merge({name: admit_unit(unit, claims) for name, unit in units.items()}), files.faults()
+
+
+def _of_view(service: str, view: Mapping[str, Any]) -> ServedPort:
+    frontends = [parse_frontend(text) for text in (*view["frontends"], *view["external"])]
+    return ServedPort(
+        service,
+        FAMILIES[view["family"]],
+        Protocol(view["protocol"]),
+        frontends[0].port if frontends else 0,
+        tuple(frontend.address for frontend in frontends),
+        view["node_port"],
+        tuple((endpoint["address"], endpoint["port"]) for endpoint in view["endpoints"]),
+        view["affinity_seconds"] is not None,
+        view["masquerade"],
+    )
+
+
+def _of_forwarding(forwarding: Forwarding) -> ServedPort:
+    known = (*forwarding.reachable(), *forwarding.resting, *forwarding.down)
+    return ServedPort(
+        forwarding.key.service,
+        forwarding.key.family,
+        forwarding.key.protocol,
+        forwarding.port,
+        (*forwarding.addresses, *(external.address for external in forwarding.external_addresses)),
+        forwarding.node_port,
+        tuple((endpoint.address, endpoint.port) for endpoint in known),
+        forwarding.affinity_timeout is not None,
+        str(forwarding.masquerade),
+    )
+
+
+def named(services: Iterable[ServedPort], target: str) -> tuple[ServedPort, ...]:
+    """Those that a target means: a name, a frontend or a virtual IP."""
+    try:
+        frontend = parse_frontend(target)
+    except NotationError:
+        frontend = None
+    return tuple(
+        port
+        for port in services
+        if target == port.service
+        or target in port.addresses
+        or (frontend and frontend.address in port.addresses and frontend[1:] == (port.port, port.protocol))
+    )

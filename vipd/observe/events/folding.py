@@ -1,0 +1,76 @@
+"""Events that repeat themselves told as one: `x17`. Pure; time is the events' own."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from vipd.observe.events.occurrence import Occurrence
+
+WINDOW = timedelta(seconds=60)
+"""What comes later than this after the last of its kind is an event of its own."""
+LONGEST = timedelta(hours=1)
+"""What repeats itself for longer is told anew."""
+TOLD_APART = 5
+"""So many orders and changes of one service by the same cause are told singly, as each of them was somebody's
+intention; what happens by itself is told as one from the second on."""
+INTENDED = frozenset(
+    {
+        "service-added",
+        "service-changed",
+        "service-removed",
+        "services-changed",
+        "override-given",
+        "override-taken-back",
+        "reloaded",
+    }
+)
+MOST_KINDS = 1000
+"""So many kinds are remembered."""
+
+_PID = re.compile(r" ?\(pid \d+\)|:\d+$")
+"""What differs between runs of the same culprit: its pid; of a file, the line."""
+
+Kind = tuple[str, tuple[str, ...], tuple[str, ...], str, str]
+
+
+@dataclass(slots=True)
+class _Fold:
+    told: Occurrence
+    """As it was told last."""
+    apart: int = 1
+    """How many were told singly."""
+
+
+class Folds:
+    """Takes events in their order, and gives what is to be told of each."""
+
+    def __init__(self) -> None:
+        self._folds: OrderedDict[Kind, _Fold] = OrderedDict()
+
+    def take_in(self, occurrence: Occurrence) -> Occurrence:
+        """The event itself, or, with its id, the event that it and some before it are told as."""
+        kind = _kind(occurrence)
+        fold = self._folds.get(kind)
+        if fold is None or _over(fold.told, occurrence):
+            fold = self._folds[kind] = _Fold(occurrence)
+        elif fold.apart < (TOLD_APART if occurrence.event in INTENDED else 1):
+            fold.told, fold.apart = occurrence, fold.apart + 1
+        else:
+            before = fold.told
+            since = before.since or before.at
+            fold.told = replace(occurrence, count=before.count + 1, first=before.place, since=since)
+        self._folds.move_to_end(kind)
+        if len(self._folds) > MOST_KINDS:
+            self._folds.popitem(last=False)
+        return fold.told
+
+
+def _kind(o: Occurrence) -> Kind:
+    return o.event, o.services, o.backends, o.unit, _PID.sub("", o.cause)
+
+
+def _over(before: Occurrence, now: Occurrence) -> bool:
+    return now.at - before.at > WINDOW or now.at - (before.since or before.at) > LONGEST

@@ -1,0 +1,84 @@
+"""From the log to the recorder: a record that carries an event's fields is that event.
+
+So the log's call is the only place where an event is told, and journal and ring say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from vipd.observe.events.occurrence import MOST_NAMES, Level, Occurrence, clean
+from vipd.observe.events.recorder import Recorder, moment
+from vipd.observe.events.ring import Ring
+from vipd.systemd.fields import ATTRIBUTE, Event, Fields
+
+NOT_KEPT = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
+"""Steps on the way of a change that has an event itself; and what happens while there is no recorder."""
+
+
+class EventHandler(logging.Handler):
+    """Hands log records that are events to a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record an event; anything else is none of ours."""
+        carried: Fields = getattr(record, ATTRIBUTE, {})
+        event = _one(carried, "VIPD_EVENT")
+        if not event or event in NOT_KEPT:
+            return
+        try:
+            self._recorder.record(_occurrence(event, carried, record))
+        except Exception:
+            self.handleError(record)
+
+
+def _occurrence(event: str, carried: Fields, record: logging.LogRecord) -> Occurrence:
+    return Occurrence(
+        id=0,
+        at=moment(record.created),
+        event=event,
+        level=_level(record.levelno),
+        services=_names(carried, "VIPD_SERVICE"),
+        backends=_names(carried, "VIPD_BACKEND"),
+        unit=clean(_one(carried, "VIPD_UNIT")),
+        cause=clean(_one(carried, "VIPD_CAUSE")),
+        reason=clean(_one(carried, "VIPD_REASON") or record.getMessage()),
+    )
+
+
+def _one(carried: Fields, name: str) -> str:
+    return next(iter(carried.get(name, ())), "")
+
+
+def _names(carried: Fields, name: str) -> tuple[str, ...]:
+    return tuple(map(clean, carried.get(name, ())[:MOST_NAMES]))
+
+
+def _level(number: int) -> Level:
+    if number >= logging.ERROR:
+        return "error"
+    return "warning" if number >= logging.WARNING else "info"
+
+
+@contextlib.contextmanager
+def recording(directory: Path) -> Iterator[Recorder]:
+    """Keep what vipd logs as events in a directory, until the end. Must run in an event loop."""
+    recorder = Recorder(Ring(directory), asyncio.get_running_loop())
+    handler, logger = EventHandler(recorder), logging.getLogger("vipd")
+    before = logger.level
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)  # what is not wanted in the log is an event all the same
+    logger.addHandler(handler)
+    try:
+        yield recorder
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        recorder.close()

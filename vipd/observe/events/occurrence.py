@@ -1,0 +1,105 @@
+"""One event as it is kept and shown: what happened when, to whom, by whom and why. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+LONGEST_TEXT = 1000
+"""Characters of a reason or a cause."""
+MOST_NAMES = 100
+"""Services or backends that one event names."""
+
+Level = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One event, or several of the same kind that are told as one."""
+
+    id: int
+    """Grows from each to the next, also over restarts."""
+    at: datetime
+    """When it happened, UTC; the last one of several."""
+    event: str
+    """A value of `vipd.systemd.fields.Event`."""
+    level: Level = "info"
+    services: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    unit: str = ""
+    cause: str = ""
+    """Who or what brought it about, its kind first: `file PATH:LINE`. Empty: nothing else did."""
+    reason: str = ""
+    count: int = 1
+    """How many are told as one."""
+    first: int = 0
+    """The id under which the first of several was told; this one takes its place. 0: its own id."""
+    since: datetime | None = None
+    """When the first of several happened."""
+
+    @property
+    def place(self) -> int:
+        """What events that replace each other have in common: the first one's id."""
+        return self.first or self.id
+
+
+def encode(occurrence: Occurrence) -> bytes:
+    """The event as a line of JSON, its end included: as it stands on disk and in the API."""
+    o = occurrence
+    value = {
+        "id": o.id,
+        "time": _text(o.at),
+        "event": o.event,
+        "level": o.level,
+        "services": list(o.services),
+        "backends": list(o.backends),
+        "unit": o.unit,
+        "cause": o.cause,
+        "reason": o.reason,
+        "count": o.count,
+        "first": o.place,
+        "since": _text(o.since or o.at),
+    }
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Occurrence:
+    """Reads what `encode` gave. Raises ValueError for anything else, such as a part of it."""
+    try:
+        value = json.loads(line)
+        return Occurrence(
+            id=int(value["id"]),
+            at=datetime.fromisoformat(value["time"]),
+            event=str(value["event"]),
+            level=_level(value["level"]),
+            services=tuple(map(str, value["services"])),
+            backends=tuple(map(str, value["backends"])),
+            unit=str(value["unit"]),
+            cause=str(value["cause"]),
+            reason=str(value["reason"]),
+            count=int(value["count"]),
+            first=int(value["first"]),
+            since=datetime.fromisoformat(value["since"]),
+        )
+    except (LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"no event: {error}") from None
+
+
+def clean(text: str) -> str:
+    """One line without control characters, cut to a bounded length: what files say gets onto terminals."""
+    line = " ".join(text.split())
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return shown if len(shown) <= LONGEST_TEXT else shown[: LONGEST_TEXT - 1] + "…"
+
+
+def _level(value: object) -> Level:
+    match value:
+        case "info" | "warning" | "error":
+            return value
+    raise ValueError(f"level {value!r} is not known")
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,166 @@
+"""Keeps events: folds what repeats itself, writes the ring, tells followers. For any thread.
+
+It knows nothing of the log; `log_handler` turns log records into calls of `record`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from vipd.observe.events.folding import Folds
+from vipd.observe.events.follower import Follower
+from vipd.observe.events.occurrence import Occurrence, decode, encode
+from vipd.observe.events.ring import Ring
+
+log = logging.getLogger(__name__)
+
+SHORTEST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+PAUSE_PART = 0.1
+"""Of several events told as one, news are told after this part of the time that they have gone on for."""
+MOST_PACED = 2000
+"""Of more several at a time news are told at once."""
+
+
+class Recorder:
+    """The events of one daemon. `loop` is where followers live; `clock` gives seconds since 1970."""
+
+    def __init__(
+        self, ring: Ring, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._ring, self._loop, self._clock = ring, loop, clock
+        self._lock = threading.RLock()
+        self._folds = Folds()
+        self._untold: dict[int, Occurrence] = {}
+        """The latest of several told as one, by the first one's id, while they wait to be told."""
+        self._told_at: OrderedDict[int, float] = OrderedDict()
+        self._followers: set[Follower] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._fault = ""
+        self._last = max((o.id for o in self._kept()), default=0)
+
+    def record(self, occurrence: Occurrence) -> None:
+        """Keep an event; its id is given here."""
+        with self._lock:
+            found = self._folds.take_in(replace(occurrence, id=self._next_id()))
+            if found.count == 1:
+                self._tell(found)
+                return
+            self._untold[found.place] = found
+            if self._due(found):
+                self._tell_untold(found.place)
+            else:
+                self._loop.call_soon_threadsafe(self._arm)
+
+    def read(self) -> list[Occurrence]:
+        """Every event kept, the oldest first; of those told as one the last alone."""
+        with self._lock:
+            for place in list(self._untold):
+                self._tell_untold(place)
+        return self._kept()
+
+    @contextlib.contextmanager
+    def following(self, limit: int | None = None) -> Iterator[Follower]:
+        """A follower of all events from now on. From the loop's thread only."""
+        follower = Follower() if limit is None else Follower(limit)
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    @property
+    def last(self) -> int:
+        """The id that was given last; 0 if there was none yet."""
+        return self._last
+
+    @property
+    def followers(self) -> int:
+        """How many follow."""
+        return len(self._followers)
+
+    def end_followers(self) -> None:
+        """Let every follower read what waits for it, and no more."""
+        for follower in self._followers:
+            follower.end()
+
+    def close(self) -> None:
+        """Write what waits, and let the ring go."""
+        with self._lock:
+            for place in list(self._untold):
+                self._tell_untold(place)
+            self._ring.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _next_id(self) -> int:
+        # By the clock, so that ids go on growing also where the ring was lost.
+        self._last = max(self._last + 1, int(self._clock() * 1_000_000))
+        return self._last
+
+    def _due(self, found: Occurrence) -> bool:
+        lasted = (found.at - (found.since or found.at)).total_seconds()
+        pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
+        return self._clock() - self._told_at.get(found.place, 0.0) >= pause
+
+    def _tell_untold(self, place: int) -> None:
+        self._tell(replace(self._untold.pop(place), id=self._next_id()))
+
+    def _tell(self, occurrence: Occurrence) -> None:
+        if occurrence.count > 1:
+            self._told_at[occurrence.place] = self._clock()
+            self._told_at.move_to_end(occurrence.place)
+            if len(self._told_at) > MOST_PACED:
+                self._told_at.popitem(last=False)
+        try:
+            self._ring.append(encode(occurrence))
+            self._fault = ""
+        except OSError as error:
+            if str(error) != self._fault:
+                # Not here: the log's own lock is taken before this one, never after it.
+                self._loop.call_soon_threadsafe(log.warning, "events cannot be kept: %s", error)
+            self._fault = str(error)
+        self._loop.call_soon_threadsafe(self._pass_on, occurrence)
+
+    def _pass_on(self, occurrence: Occurrence) -> None:
+        for follower in self._followers:
+            follower.tell(occurrence)
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(SHORTEST_PAUSE_SECONDS, self._tell_due)
+
+    def _tell_due(self) -> None:
+        self._timer = None
+        with self._lock:
+            for place in [place for place, found in self._untold.items() if self._due(found)]:
+                self._tell_untold(place)
+            if self._untold:
+                self._arm()
+
+    def _kept(self) -> list[Occurrence]:
+        try:
+            with self._lock:
+                data = self._ring.data()
+        except OSError as error:
+            log.warning("events cannot be read: %s", error)
+            return []
+        kept: dict[int, Occurrence] = {}
+        for line in data.split(b"\n"):
+            with contextlib.suppress(ValueError):  # torn by a crash, or by a full disk
+                found = decode(line)
+                kept[found.place] = found
+        return sorted(kept.values(), key=lambda o: o.id)
+
+
+def moment(seconds: float) -> datetime:
+    """Seconds since 1970 as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,69 @@
+"""Lines on disk, the oldest of which make room for new ones: two files, each of a bounded size.
+
+Nothing is synced: a crash of vipd loses nothing, a power cut perhaps the last seconds. A line that was torn
+is left behind as it is, and the next one begins on a line of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+SEGMENT_BYTES = 1 << 20
+CURRENT = "events.jsonl"
+OLDER = "events.1.jsonl"
+_MODE = 0o640
+
+
+class Ring:
+    """The lines in one directory. Not for several threads at once."""
+
+    def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._current, self._older = directory / CURRENT, directory / OLDER
+        self._segment_bytes = segment_bytes
+        self._descriptor: int | None = None
+        self._size = 0
+        self._torn = False
+
+    def append(self, line: bytes) -> None:
+        """Add a line, which has its end. Raises OSError; the line may be torn then."""
+        descriptor = self._room_for(line)
+        data = b"\n" + line if self._torn else line
+        self._torn = True
+        written = os.write(descriptor, data)
+        self._size += written
+        self._torn = written < len(data)
+        if self._torn:
+            raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
+
+    def data(self) -> bytes:
+        """All that is there, the oldest first; a line may be torn. Raises OSError."""
+        return b"\n".join(_content(path) for path in (self._older, self._current))
+
+    def close(self) -> None:
+        """Let the file go; it is opened again when needed."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _room_for(self, line: bytes) -> int:
+        descriptor = self._descriptor if self._descriptor is not None else self._open()
+        if self._size and self._size + len(line) > self._segment_bytes:
+            self.close()
+            self._current.replace(self._older)
+            descriptor = self._open()
+        return descriptor
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self._current, flags, _MODE)
+        self._size = os.fstat(self._descriptor).st_size
+        self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
+        return self._descriptor
+
+
+def _content(path: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""

@@ -1,0 +1,87 @@
+"""What the log says when declarations, sources, rules or services are in trouble, and when that ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from vipd.declaration.problems import Problem
+from vipd.systemd.fields import Event, fields
+
+log = logging.getLogger(__name__)
+
+PROBLEMS_NAMED = 20
+
+Problems = Mapping[str, tuple[Problem, ...]]
+Faults = Mapping[str, tuple[str, ...]]
+"""What keeps sources from being read, by the place of each."""
+
+
+def tell_problems(before: Problems, after: Problems) -> None:
+    """Log which units have other problems than before, and which have none any more."""
+    for unit, problems in after.items():
+        if problems and problems != before.get(unit):
+            _tell_refused(unit, problems)
+    for unit in before.keys() - after.keys():
+        where = unit.removeprefix("file:")
+        extra = fields(
+            Event.DECLARATION_ACCEPTED, unit=unit, cause=_cause(unit), reason="no problems any more"
+        )
+        log.info("%s has no problems any more", where, extra=extra)
+
+
+def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
+    first, more = problems[0], len(problems) - 1
+    what = f"{first.path}: {first.what}" if first.path else first.what
+    reason = what + (f"; and {more} more problems" if more > 1 else "; and 1 more problem" if more else "")
+    line = f":{first.line}" if first.line else ""
+    extra = fields(Event.DECLARATION_REFUSED, unit=unit, cause=f"{_cause(unit)}{line}", reason=reason)
+    named = [str(problem) for problem in problems[:PROBLEMS_NAMED]]
+    if more >= PROBLEMS_NAMED:
+        named.append(f"{unit.removeprefix('file:')}: {more + 1 - PROBLEMS_NAMED} more problems")
+    log.error("%s", "\n".join(named), extra=extra)
+
+
+def tell_faults(before: Faults, after: Faults) -> None:
+    """Log what is wrong with sources and was not before, and which sources can be used again."""
+    for place, faults in after.items():
+        known, cause = before.get(place, ()), _source(place)
+        for fault in faults:
+            if fault not in known:
+                reason = fault.removeprefix(f"{place}: ")
+                log.error("%s", fault, extra=fields(Event.SOURCE_FAILED, cause=cause, reason=reason))
+        if known and not faults:
+            extra = fields(Event.SOURCE_MENDED, cause=cause, reason="can be used again")
+            log.info("%s can be used again", place, extra=extra)
+
+
+def _source(place: str) -> str:
+    return f"file {place}" if place.startswith("/") else f"etcd {place}"
+
+
+def tell_applied(number: int, seconds: float, first: bool) -> None:
+    """Log that the kernel has all services; the first time this is the event of a load."""
+    told = "1 service" if number == 1 else f"{number} services"
+    what = f"{told} in the kernel after {seconds:.3f} s"
+    event = Event.SERVICES_LOADED if first else Event.RULES_APPLIED
+    log.info("%s", what, extra=fields(event, reason=what))
+
+
+def tell_recovered(fault: str) -> None:
+    """Log that a step has worked after some that failed."""
+    extra = fields(Event.APPLY_RECOVERED, reason=f"after: {fault}")
+    log.info("the kernel is as declared again, after: %s", fault, extra=extra)
+
+
+def tell_readmitted(before: Collection[str], after: Collection[str], known: Collection[str]) -> None:
+    """Log which services that are still `known` are quarantined no more."""
+    for name in sorted(set(before) - set(after)):
+        if name in known:
+            extra = fields(
+                Event.SERVICE_READMITTED, service=name, cause="kernel", reason="takes its rules again"
+            )
+            log.info("%s is not quarantined any more", name, extra=extra)
+
+
+def _cause(unit: str) -> str:
+    return unit.replace(":", " ", 1)

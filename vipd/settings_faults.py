@@ -1,0 +1,72 @@
+"""What is wrong with a setting's value, in our words instead of the validating library's. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+MANUAL_HINT = "man vipd.yaml tells them all"
+
+_WANTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "string": "text",
+    "path": "a path",
+    "tuple": "a list",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""By the first part of pydantic's type of error."""
+
+
+def fault_text(error: Mapping[str, object], known: tuple[str, ...]) -> str:
+    """`what; hint: ...` for one of pydantic's errors; lines of their own where our validators told several.
+
+    `known` are the names that settings have.
+    """
+    kind = str(error["type"])
+    if kind == "extra_forbidden":
+        name = str(_listed(error["loc"])[-1])
+        close = difflib.get_close_matches(name.lower(), known, 1)
+        return f"unknown setting; hint: {f'did you mean {close[0]}?' if close else MANUAL_HINT}"
+    given = _given(error["input"])
+    if kind == "literal_error":
+        return _no_choice(given, error)
+    if kind == "string_pattern_mismatch":
+        return f"{given} is not in the form wanted; hint: man vipd.yaml"
+    for start, wanted in _WANTED.items():
+        if kind.startswith(start):
+            return f"must be {wanted.format_map(_context(error))}, not {given}"
+    return re.sub(r"^Value error, ", "", str(error["msg"]))
+
+
+def _no_choice(given: str, error: Mapping[str, object]) -> str:
+    words = re.findall(r"'([^']*)'", str(_context(error).get("expected", "")))
+    close = difflib.get_close_matches(given.strip('"').lower(), words, 1)
+    hint = f"; hint: did you mean {close[0]}?" if close else ""
+    return f"must be one of {', '.join(words)}, not {given}{hint}"
+
+
+def _given(value: object) -> str:
+    """A value as its author may have written it."""
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return (
+        "a list"
+        if isinstance(value, (list, tuple))
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
+
+
+def _context(error: Mapping[str, object]) -> Mapping[str, object]:
+    found = error.get("ctx")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
