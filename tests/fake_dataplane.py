@@ -34,6 +34,8 @@ class FakePlan:
 class FakeDataplane:
     """`kernel` is what is installed. `events` tells what was asked, in order."""
 
+    name = "iptables"
+
     kernel: Rules = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     updates: list[set[str]] = field(default_factory=list)

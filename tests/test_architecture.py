@@ -38,7 +38,17 @@ CORE = (
 )
 """Modules and packages whose results follow from their arguments alone."""
 SHELL_OF_CORE = tuple(
-    f"vipd.dataplane.iptables.{name}" for name in ("tools", "probe", "family", "driver", "removal", "watch")
+    f"vipd.dataplane.iptables.{name}"
+    for name in (
+        "tools",
+        "probe",
+        "family",
+        "driver",
+        "removal",
+        "watch",
+        "counters.counter",
+        "counters.reading",
+    )
 )
 """Modules within those packages that do run programs."""
 

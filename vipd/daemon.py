@@ -25,12 +25,17 @@ from vipd.api.server import Served, application
 from vipd.api.views import ready_backends, time_text
 from vipd.catalog import merge
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
-from vipd.dataplane.iptables.driver import IptablesDataplane
-from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.opening import (
+    FlowCounters,
+    HostDataplanes,
+    RuleWatch,
+    dataplane_meant,
+    watch_of,
+)
+from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.fitness import Fitness
 from vipd.health.door import Health
 from vipd.health.targets import Target
@@ -73,7 +78,7 @@ class Parts:
     settings: Settings
     files: FileSource
     store: StoreSource
-    dataplane: IptablesDataplane
+    dataplane: SwitchableDataplane
     surroundings: HostNet
     reconciler: Reconciler
     own: OwnProcesses
@@ -186,8 +191,12 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     record = HostRecord(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
     programs = partial(run, started=own.running, limit=limit)
-    dataplane = await IptablesDataplane.start(settings, record, _beating(programs, pulse))
+    runner = _beating(programs, pulse)
+    wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
+    name = await dataplane_meant(wanted, settings, runner)
+    dataplane = await SwitchableDataplane.start(name, HostDataplanes(settings, record, runner))
     surroundings = HostNet(settings, record)
+    surroundings.served_by(lambda: dataplane.name)
     overrides = OverrideStore(settings.state_dir / "overrides.json", now)
     overrides.load()
     for fault in overrides.faults():
@@ -213,7 +222,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
         health=health,
         fitness=fitness,
         fleet=fleet,
-        numbers=Numbers.of(dataplane.counter, reconciler, settings.state_dir / "counters.json"),
+        numbers=Numbers.of(FlowCounters(dataplane), reconciler, settings.state_dir / "counters.json"),
     )
 
 
@@ -260,16 +269,26 @@ def _beating(programs: Runner, pulse: Pulse) -> Runner:
     return run_and_beat
 
 
-def _watch_rules(parts: Parts) -> Coroutine[None, None, None]:
-    """Sees and repairs what others do to our rules."""
-    names = Names(parts.settings.chain_prefix)
+async def _watch_rules(parts: Parts) -> None:
+    """Sees and repairs what others do to our rules, of whichever dataplane is in use."""
+    switched = asyncio.Event()
+    parts.dataplane.switched.append(switched.set)
 
-    def open_watch() -> Watch:
-        watch = Watch(parts.dataplane.watched(), names, parts.own)
-        watch.hear = parts.dataplane.counter.hear
-        return watch
+    def open_watch() -> RuleWatch:
+        return watch_of(parts.dataplane.current, parts.settings, parts.own)
 
-    return watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
+    while True:
+        switched.clear()
+        watching = watch_rules(open_watch, parts.peace, parts.dataplane, parts.reconciler)
+        work = [asyncio.create_task(watching), asyncio.create_task(switched.wait())]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
 
 
 def _watch_time(parts: Parts) -> Coroutine[None, None, None]:
@@ -347,6 +366,7 @@ async def _listening(
             *parts.peace.warnings(asyncio.get_running_loop().time()),
             *(parts.fleet.warnings() if parts.fleet else ()),
         ],
+        choose=ChosenDataplane(settings.state_dir).write,
         claims=parts.surroundings.claims,
         events=recorder,
         numbers=parts.numbers,

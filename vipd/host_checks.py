@@ -16,6 +16,8 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.iptables.tools import Tools, find_tools, save
+from vipd.dataplane.nftables import surroundings
+from vipd.dataplane.nftables.surroundings import dropping_chains
 from vipd.model import Family, Forwarding
 from vipd.process import Runner, run
 from vipd.settings import Settings
@@ -23,6 +25,8 @@ from vipd.settings import Settings
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 60.0
+CHAINS_SECONDS = 5.0
+"""Others' chains are few, and looking at them costs milliseconds."""
 DEFAULT_LIST_LIMIT = 100
 """xt_recent's ip_list_tot unless told otherwise."""
 LISTS_AT_ONCE = 2000
@@ -41,6 +45,7 @@ class HostChecks:
         run: Runner = run,
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
+        dataplane: Callable[[], str] = lambda: "iptables",
     ) -> None:
         self._variants = OtherVariant(settings, run, root / "proc")
         self._names = Names(settings.chain_prefix)
@@ -48,19 +53,38 @@ class HostChecks:
         self._next = 0.0
         self._mixed = ""
         self._full: tuple[str, ...] = ()
+        self._dropping: tuple[str, ...] = ()
+        self._flow_mark = 1 << settings.flow_mark_bit
+        self.dataplane = dataplane
 
     async def look(self, forwardings: Collection[Forwarding]) -> bool:
         """Check if it is time to; whether there is something else to warn of than before."""
         if self._clock() < self._next:
             return False
-        self._next = self._clock() + CHECK_SECONDS
-        before = self._mixed, self._full
+        native = self.dataplane() == "nftables"
+        self._next = self._clock() + (CHAINS_SECONDS if native else CHECK_SECONDS)
+        before = self._mixed, self._full, self._dropping
+        if native:
+            self._full, self._dropping = (), await self._chains_that_drop(forwardings)
+            return before != (self._mixed, self._full, self._dropping)
+        self._dropping = ()
         self._mixed = await self._variants.check({f.key.family for f in forwardings})
         self._full = await asyncio.to_thread(self._full_lists, forwardings, self._limit())
-        return before != (self._mixed, self._full)
+        return before != (self._mixed, self._full, self._dropping)
+
+    async def _chains_that_drop(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
+        """Others' chains that our own table cannot keep from dropping translated flows."""
+        try:
+            chains = await dropping_chains()
+        except (ApplyError, OSError) as error:
+            log.warning("other tables cannot be looked at: %s", error)
+            return self._dropping
+        return surroundings.warnings(chains, self._flow_mark, any(f.health_port for f in forwardings))
 
     def warnings(self, forwardings: Iterable[Forwarding]) -> tuple[str, ...]:
         """What is to be told about this host now."""
+        if self.dataplane() == "nftables":
+            return tuple(filter(None, (self._mixed, *self._dropping)))
         pinned = {f.key.service for f in forwardings if f.affinity_timeout is not None}
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))

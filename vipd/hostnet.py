@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from vipd.admission import AddressPolicy
@@ -13,7 +13,7 @@ from vipd.host_checks import HostChecks
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding
 from vipd.selection import SelectionPolicy
-from vipd.settings import Settings
+from vipd.settings import Settings, balances_of
 from vipd.vip_routes import VipRoutes, wanted_vips
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,15 @@ class HostNet:
         self._policy: SelectionPolicy | None = None
         self._forwardings: Collection[Forwarding] = ()
         self._routes = VipRoutes(settings.vip_device, record)
-        self._checks = HostChecks(settings)
+        self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
         self._conntrack_absent = False
         """Connection tracking was not there yet when it was to be set."""
         self._seen_on: set[str] = set()
         """Kernel settings that were on when this host was last prepared."""
+
+    def served_by(self, dataplane: Callable[[], str]) -> None:
+        """Which dataplane is in use is asked here from now on."""
+        self._checks.dataplane = dataplane
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -61,7 +65,7 @@ class HostNet:
             self._settings.allowed_addresses,
             () if compatible else tuple(sorted(own)),
             self._settings.exec_sources,
-            self._settings.balances,
+            balances_of(self._checks.dataplane()),
             host_problems,
         )
 

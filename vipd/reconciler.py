@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
@@ -240,6 +240,11 @@ class Reconciler:
                 return str(await self._dataplane.plan())
             finally:
                 self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
+
+    async def between_steps(self, work: Callable[[], Awaitable[bool]]) -> bool:
+        """Do something to the dataplane while no step does; returns what it returned."""
+        async with self._one_at_a_time:
+            return await work()
 
     async def sweep(self) -> None:
         """Have the dataplane clear away what changes left behind; a failure means a look at the kernel."""

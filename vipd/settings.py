@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     """Group that may change services, besides root. Its members must be able to connect, too. Ignored while
     there is no such group.
     """
-    dataplane: Literal["iptables"] = "iptables"
+    dataplane: Literal["iptables", "nftables", "auto"] = "iptables"
     """What programs the kernel."""
     iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
     """Which iptables programs to use; `auto`: what `iptables` itself is."""
@@ -246,11 +246,6 @@ class Settings(BaseSettings):
         return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
 
     @property
-    def balances(self) -> frozenset[Balance]:
-        """The ways of choosing backends that the dataplane has."""
-        return frozenset(Balance) - ({Balance.SOURCE_HASH} if self.dataplane == "iptables" else set())
-
-    @property
     def exec_sources(self) -> tuple[str, ...]:
         """Kinds of sources whose services may have checks that run programs."""
         return {"off": (), "files": ("file",), "anywhere": ("file", "cli", "etcd")}[self.exec_checks]
@@ -260,6 +255,11 @@ class Settings(BaseSettings):
         """Whether node ports match 127.0.0.0/8 too: what `localhost_node_ports` means when unset."""
         kube = self.compat == "kube-proxy" or self.chain_prefix == "KUBE"
         return kube if self.localhost_node_ports is None else self.localhost_node_ports
+
+
+def balances_of(dataplane: str) -> frozenset[Balance]:
+    """The ways of choosing backends that a dataplane has."""
+    return frozenset(Balance) - ({Balance.SOURCE_HASH} if dataplane == "iptables" else set())
 
 
 def load_settings(

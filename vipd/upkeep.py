@@ -15,8 +15,8 @@ from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Disturbance, named
-from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.opening import RuleWatch
 from vipd.model import Family
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
@@ -126,7 +126,7 @@ async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
 
 
 async def watch_rules(
-    open_watch: Callable[[], Watch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+    open_watch: Callable[[], RuleWatch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
 ) -> None:
     """Repair what others do to our rules: at once, or after a pause where somebody keeps undoing it."""
     while True:
@@ -139,7 +139,7 @@ async def watch_rules(
             await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
 
-async def _until_due(watch: Watch, peace: Peace) -> list[Disturbance]:
+async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
     """Wait for a disturbance, and then until its repair is due; what happened until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]

@@ -153,7 +153,7 @@ def test_saved_rules_are_read() -> None:
         f"[12:720] -A {CHAIN} -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80\n"
         f"[3:1] -A OTHER -m comment --comment {CHAIN} -j DNAT --to-destination 10.0.0.1:80\nCOMMIT\n"
     )
-    assert read_saved_counts(text, Family.IPV4, NAMES).counts == [counted(0, 12)]
+    assert read_saved_counts(text, Family.IPV4, NAMES) == [counted(0, 12)]
 
 
 def test_absolute_counts_become_differences() -> None:
@@ -227,6 +227,7 @@ class Scripted:
     def __init__(self) -> None:
         self.flows: dict[Place, int] | OSError = {}
         self.remembered: object = None
+        self.seconds = 0.0
 
     async def take(self) -> dict[Place, int]:
         if isinstance(self.flows, OSError):

@@ -26,8 +26,9 @@ def options(settings: Settings) -> EtcdSettings:
 def test_everything_can_be_said(tmp_path: Path) -> None:
     file = tmp_path / "vipd.yaml"
     file.write_text(
-        f"store: etcd\netcd: {{endpoints: [{URL}, 'https://[fd00::1]:2379'], prefix: /x/, ca: /ca, cert: /cert,\n"
-        "  key: /key, user: u, password_file: /pw, timeout: 500ms, max_removal: 30%, report_interval: 5s}\n"
+        f"store: etcd\netcd: {{endpoints: [{URL}, 'https://[fd00::1]:2379'], prefix: /x/, ca: /ca,\n"
+        "  cert: /cert, key: /key, user: u, password_file: /pw, timeout: 500ms,\n"
+        "  max_removal: 30%, report_interval: 5s}\n"
     )
     settings = load_settings(file)
     wanted = EtcdSettings(

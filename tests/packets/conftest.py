@@ -9,6 +9,7 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import SERVED_PORT, Services
+from vipd.dataplane.switching import DATAPLANES
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +20,16 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
+@pytest.fixture(scope="module", params=DATAPLANES)
+def dataplane(request: pytest.FixtureRequest) -> str:
+    """What programs the kernel: every test of this room is run with each."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def daemon(lab: Lab) -> Iterator[Daemon]:
+def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
     """A daemon with default settings in the lab's host."""
-    with Daemon(lab.host) as running:
+    with Daemon(lab.host, dataplane=dataplane) as running:
         yield running
 
 

@@ -25,6 +25,12 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
+@pytest.fixture(scope="module")
+def dataplane() -> str:
+    """A table of our own cannot accept for others; what it tells instead is tested below."""
+    return "iptables"
+
+
 def add_foreign_rule(lab: Lab, family: int) -> None:
     """Somebody else's DNAT from a port of the host to a backend."""
     target = lab.backends[0].address(family)
@@ -76,4 +82,22 @@ def test_not_accepting_forwarded_flows_leaves_them_to_the_policy(lab: Lab, daemo
         vip = Services(strict).add(lab.backends)
         lab.client.send(*vip, timeout=0.5).all_failed("timeout")
         lab.host.send(*vip, count=5).all_answered()
+    daemon.start()
+
+
+def test_the_nftables_dataplane_tells_the_rule_that_lets_its_flows_pass(lab: Lab, daemon: Daemon) -> None:
+    daemon.stop()
+    with Daemon(lab.host, dataplane="nftables") as native:
+        vip = Services(native).add(lab.backends)
+        native.wait_until(lambda: "VIPD" in lab.host.run("iptables-save").stdout, False)
+        lab.client.send(*vip, timeout=0.5).all_failed("timeout")
+
+        def told_of() -> list[str]:
+            return [w for w in native.status()["warnings"] if "FORWARD of table ip filter drops" in w]
+
+        native.wait_until(lambda: len(told_of()), 1, 20)
+        (told,) = told_of()
+        rule = told.partition("hint: ")[2].replace("'", "").split()
+        lab.host.run(*rule)
+        lab.client.send(*vip, count=20).all_answered()
     daemon.start()

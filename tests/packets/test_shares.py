@@ -62,7 +62,13 @@ def test_in_turn_every_backend_has_exactly_its_part(
     assert answered == {f"b{number}": rounds * weight for number, weight in enumerate(weights, 1)}
 
 
-def test_what_the_dataplane_cannot_do_is_refused(daemon: Daemon, services: Services) -> None:
+def test_by_source_hash_a_client_meets_one_backend_or_is_refused(
+    lab: Lab, daemon: Daemon, services: Services, dataplane: str
+) -> None:
+    if dataplane == "nftables":
+        vip = services.add(lab.backends, "--balance", "source-hash")
+        assert len(lab.client.send(*vip, count=30).all_answered().backends) == 1
+        return
     told = daemon.vipctl(
         "add", str(services.vip()), "10.244.0.5", "--balance", "source-hash", check=False
     ).stderr

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service
+from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
@@ -70,6 +71,10 @@ class Change(Protocol):
         """Raises RefusedError."""
 
 
+def _not_kept(_: str) -> None:
+    """For a daemon that forgets such choices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the API shows and changes."""
@@ -82,6 +87,8 @@ class Served:
     rescan: Callable[[], Awaitable[None]]
     """Reads every source anew."""
     about: Mapping[str, object]
+    choose: Callable[[str], None] = _not_kept
+    """Keeps an operator's choice of dataplane over a restart. Raises OSError."""
     claims: Callable[[], AddressPolicy] = AddressPolicy
     """Which addresses services may claim."""
     warnings: Callable[[], Sequence[str]] = tuple
@@ -136,6 +143,7 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.post("/v1/apply", routes.apply),
             web.post("/v1/reload", routes.reload),
             *routes.overrides(),
+            *DataplaneRoutes(served.reconciler, served.dataplane, served.choose, permission).routes(),
             *events.routes(),
             *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
             *routes.fleet(),
@@ -200,8 +208,11 @@ class _Routes:
             kind: operations.Kind = "not-found" if error.unknown else "malformed"
             raise RefusedError(kind, error.what, error.why, error.hint) from None
         options = dataplane.options_of(question.packet.family)
-        explanation = explain(question, forwardings, options, dataplane.host_addresses())
-        return answer({"explanation": explanation.view()})
+        explanation = explain(question, forwardings, options, dataplane.host_addresses()).view()
+        if dataplane.name == "nftables":
+            told = "the nftables dataplane does this with maps; these are iptables rules that mean the same"
+            explanation["notes"] = [*cast("list[str]", explanation["notes"]), told]
+        return answer({"explanation": explanation})
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await body_of(request)).get("service")

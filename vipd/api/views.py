@@ -100,7 +100,7 @@ def status_view(
         **about,
         "state": progress.state,
         "message": progress.fault,
-        "dataplane": {"name": "iptables", **dataplane.versions()},
+        "dataplane": {"name": dataplane.name, **dataplane.versions()},
         "services": len(services),
         "backends": sum(len(s.backends) for s in services),
         "ready": ready,

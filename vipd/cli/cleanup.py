@@ -14,6 +14,7 @@ from vipd.cli.completion import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
+from vipd.dataplane.nftables import removal as nftables
 from vipd.host_record import HostRecord
 from vipd.hostnet import restore_sysctls
 from vipd.process import run
@@ -60,17 +61,21 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
 
 async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     leftovers = await find_leftovers(prefixes, run)
+    tables = await nftables.find_leftovers(prefixes)
     for leftover in leftovers:
         print(_told(leftover, dry_run))
+    for table in tables:
+        print(f"would remove {table}" if dry_run else f"removing {table}")
     if dry_run:
         return await _foretell(prefixes, record)
     await remove(leftovers, run)
-    found = bool(leftovers)
+    await nftables.remove(tables, run)
+    found = bool(leftovers or tables)
     async for undone in _undo(record):
         print(undone)
         found = True
     record.clear()
-    if await find_leftovers(prefixes, run):
+    if await find_leftovers(prefixes, run) or await nftables.find_leftovers(prefixes):
         print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)
         return FAILED
     print("nothing of vipd is left in the kernel" if found else "there was nothing of vipd in the kernel")

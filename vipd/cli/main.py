@@ -67,6 +67,7 @@ FAMILIES: dict[str, dict[str, Verb]] = {
     "Daemon": {
         "reload": Verb("status", "reload", "Make the daemon read its files again"),
         "cleanup": Verb("cleanup", "cleanup", "Remove every rule of vipd from the kernel; needs no daemon"),
+        "set-dataplane": Verb("set_dataplane", "set_dataplane", "Change what programs the kernel"),
         "version": Verb("status", "version", "Print the versions of vipctl and vipd"),
         "completion": Verb("completion", "completion", "Print the completion script of a shell"),
     },

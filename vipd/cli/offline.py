@@ -18,7 +18,14 @@ from vipd.model import Family, Forwarding, Service
 from vipd.observe.explain import explain
 from vipd.observe.question import QuestionError, ask
 from vipd.selection import SelectionPolicy, choose
-from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings, parse_assignments
+from vipd.settings import (
+    DEFAULT_CONFIG,
+    Settings,
+    SettingsError,
+    balances_of,
+    load_settings,
+    parse_assignments,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ def admitted(inputs: Inputs, settings: Settings, own: Collection[str]) -> Inputs
         settings.allowed_addresses,
         () if compatible else tuple(own),
         settings.exec_sources,
-        settings.balances,
+        balances_of(settings.dataplane),
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))

@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 import click
 
 from vipd.cli.completion import FILE, SETTING
+from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Policy, Service, family_of
 from vipd.settings import DEFAULT_CONFIG, Settings
 
@@ -22,7 +25,7 @@ FAMILIES = {str(family): family for family in Family}
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
 @click.option(
     "--dataplane",
-    type=click.Choice(["iptables"]),
+    type=click.Choice(["iptables", "nftables"]),
     default="iptables",
     show_default=True,
     help="Whose rules.",
@@ -56,7 +59,7 @@ def render(
     settings_file: str | None,
     assignments: tuple[str, ...],
 ) -> None:
-    """Print the rules that declarations compile to, as one input for iptables-restore.
+    """Print the rules that declarations compile to, as one input for iptables-restore, or for nft -f.
 
     They hold vipd's own chains and the jumps to them from the built-in ones, so that an empty network
     namespace that loads them behaves as if vipd had programmed it. FILE may be a directory, or - for
@@ -69,6 +72,12 @@ def render(
     services = admitted(read_inputs(files), settings, settings.host_addresses or ()).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
     compiled = Compilation.of(services, settings, _host_addresses(settings, services))
+    if dataplane == "nftables":
+        if table:
+            raise CliError("--table is for iptables", hint="the nftables dataplane has one table", code=USAGE)
+        options = TableOptions.of(settings, chosen, frozenset(compiled.host_addresses))
+        sys.stdout.write(render_table(compiled.forwardings, options))
+        return
     tables = (table,) if table else TABLES
     sys.stdout.write(render_rules(compiled.forwardings, compiled.options(chosen), tables))
 

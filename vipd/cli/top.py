@@ -26,6 +26,8 @@ REFRESH_SECONDS = 1.0
 SHARE_OF_TIME = 4
 """An answer that takes long is asked for again after so many times as long: large hosts answer slowly."""
 PATIENCE = 10.0
+GONE_SECONDS = 0.05
+"""A terminal that has gone answers at once, again and again, until the signal comes."""
 
 _KEYS = {
     curses.KEY_UP: "UP",
@@ -106,10 +108,13 @@ def _ask(daemon: Daemon, state: State) -> Json:
 
 def _key(screen: curses.window, patience: float) -> str | None:
     """The next key; None when there was none in time, or the size has changed."""
+    began = time.monotonic()
     screen.timeout(max(int(patience * 1000), 0))
     try:
         pressed = screen.get_wch()
     except curses.error:
+        if time.monotonic() - began < patience / 2:
+            time.sleep(GONE_SECONDS)
         return None
     if isinstance(pressed, str):
         return _KEYS.get(ord(pressed), pressed)

@@ -61,5 +61,9 @@ class Dataplane(Protocol):
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The kernel names by which a forwarding and its endpoints are found."""
 
+    @property
+    def name(self) -> str:
+        """`iptables` or `nftables`."""
+
     def versions(self) -> dict[str, str]:
         """The tools in use, by family, as they name themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -33,6 +34,10 @@ class Place(NamedTuple):
 class FlowCounter(Protocol):
     """Counts new flows while rules come and go."""
 
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took, about."""
+
     async def take(self) -> Mapping[Place, int]:
         """The new flows since `take` was last called, of backends that had any, also of some that are gone.
 
@@ -55,11 +60,21 @@ class Differences:
     def __init__(self, counters: Callable[[], Awaitable[Absolute]]) -> None:
         self._counters = counters
         self._known: dict[Place, int] = {}
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took at most."""
+        return self._seconds
 
     async def take(self) -> Mapping[Place, int]:
         """A count that is less than it was began anew at zero."""
         taken: dict[Place, int] = {}
-        for key, endpoints in (await self._counters()).items():
+        began, cpu = time.monotonic(), time.process_time()
+        counters = await self._counters()
+        # Each is too much when there is other work on this host, or in this process.
+        self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
+        for key, endpoints in counters.items():
             for endpoint, flows in endpoints.items():
                 place = Place(key, endpoint.address, endpoint.port)
                 known = self._known.get(place, 0)

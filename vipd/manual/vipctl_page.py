@@ -37,7 +37,13 @@ def vipctl_page() -> Page:
         "look at and change what vipd balances",
         (
             Section(
-                "SYNOPSIS", (Paragraph("`vipctl` [`--socket` *PATH*] *VERB* [*OPTION*...] [*ARGUMENT*...]"),)
+                "SYNOPSIS",
+                (
+                    Paragraph(
+                        "`vipctl` [`--socket` *PATH*] [`--store` *STORE*] *VERB* [*OPTION*...] "
+                        "[*ARGUMENT*...]"
+                    ),
+                ),
             ),
             Section("DESCRIPTION", _description()),
             Section("OPTIONS", tuple(_shared_options())),
@@ -57,6 +63,10 @@ def _description() -> tuple[Block, ...]:
             "`vipctl` talks to the daemon `vipd`(8) over its UNIX socket. A change is on disk when `vipctl` "
             "says so, and has been put into the kernel; it survives a reboot. Services that a file declares "
             "are changed in that file: `vipctl` changes only those that it added, whose owner is `cli`."
+        ),
+        Paragraph(
+            "Where hosts are fed by one etcd, `--store etcd` changes services for all of them: those whose "
+            "owner begins with `etcd:`. The daemon writes them, and answers when this host has the change."
         ),
         Paragraph("Words that commands take:"),
         entry(
@@ -168,7 +178,10 @@ def _files() -> tuple[Block, ...]:
     return (
         entry("`/run/vipd/vipd.sock`", "The daemon's socket."),
         entry("`/etc/vipd/services.d`", "Declarations, which `vipctl check` reads when no file is named."),
-        entry("`/etc/vipd/vipd.yaml`", "Settings, for `check`, `render`, `explain -f` and `cleanup`."),
+        entry(
+            "`/etc/vipd/vipd.yaml`",
+            "Settings, for `check`, `render`, `explain -f`, `cleanup` and `register`.",
+        ),
         entry("`/var/lib/vipd/services.yaml`", "What `vipctl` added. The daemon writes it."),
         entry("`/var/lib/vipd/host-changes.json`", "What the daemon did to this host, for `cleanup`."),
     )

@@ -25,6 +25,10 @@ Json = dict[str, object]
 class Compiled(Protocol):
     """A dataplane whose rules can be explained."""
 
+    @property
+    def name(self) -> str:
+        """`iptables` or `nftables`."""
+
     def options_of(self, family: Family) -> RuleOptions:
         """Everything besides the forwardings that shapes a family's rules."""
 

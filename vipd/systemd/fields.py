@@ -48,6 +48,7 @@ class Event(StrEnum):
     SOURCE_MENDED = "source-mended"
     RULES_APPLIED = "rules-applied"
     RULES_REPAIRED = "rules-repaired"
+    DATAPLANE_CHANGED = "dataplane-changed"
     APPLY_FAILED = "apply-failed"
     APPLY_RECOVERED = "apply-recovered"
     FLOWS_ENDED = "flows-ended"

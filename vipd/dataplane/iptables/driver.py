@@ -38,6 +38,8 @@ class IptablesPlan:
 class IptablesDataplane:
     """Implements `vipd.dataplane.base.Dataplane`. Make it with `start`."""
 
+    name = "iptables"
+
     def __init__(self, families: Mapping[Family, FamilyRules], names: Names, counter: RuleCounter) -> None:
         self._families = families
         self._names = names

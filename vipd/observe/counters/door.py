@@ -12,7 +12,6 @@ from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import FlowCounter, Place
-from vipd.dataplane.iptables.watch.poll import cpu_seconds
 from vipd.model import Forwarding
 from vipd.observe.counters import book
 from vipd.observe.counters.ledger import Ledger
@@ -46,7 +45,6 @@ class Counting:
         self.at = datetime.now(UTC)
         """When the kernel's counts were taken last."""
         self._one_at_a_time = asyncio.Lock()
-        self._cost = 0.0
         self._taken = self._written = self._aged = float("-inf")
         self._changed = False
         self._fault = ""
@@ -55,11 +53,11 @@ class Counting:
         """Take counts for ever."""
         while True:
             await self._take(0.0)
-            await asyncio.sleep(max(EVERY_SECONDS, self._cost / SHARE_OF_A_CPU))
+            await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / SHARE_OF_A_CPU))
 
     async def refresh(self) -> None:
         """Take counts if the last are old enough for it."""
-        await self._take(max(LEAST_PAUSE_SECONDS, self._cost / SHARE_WHILE_ASKED))
+        await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
 
     async def close(self) -> None:
         """Take counts a last time, and write. Takes a few seconds at most."""
@@ -73,7 +71,7 @@ class Counting:
     async def _take(self, least_pause: float) -> None:
         """Take counts unless that was done a moment ago. Failures are told once."""
         async with self._one_at_a_time:
-            began, cpu = time.monotonic(), cpu_seconds()
+            began = time.monotonic()
             if began - self._taken < least_pause:
                 return
             try:
@@ -81,8 +79,6 @@ class Counting:
                 fault = ""
             except (ApplyError, OSError) as error:
                 flows, fault = {}, str(error)
-            # Each is too much when there is other work on this host, or in this process.
-            self._cost = min(time.monotonic() - began, cpu_seconds() - cpu)
             self._tell(fault)
             self.at, self._taken = datetime.now(UTC), began
             self.ledger.add(flows)

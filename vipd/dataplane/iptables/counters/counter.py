@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vipd.dataplane.counting import Place
 from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
-from vipd.dataplane.iptables.counters.reading import Reading, read_kernel, read_saved_counts
+from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
 from vipd.dataplane.iptables.counters.tally import ChainName, Tally
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
@@ -44,6 +44,12 @@ class RuleCounter:
         self._one_at_a_time = asyncio.Lock()
         self._tables_gone = dict.fromkeys(Family, 0)
         self._seconds = dict.fromkeys(Family, 0.0)
+        """CPU time of the last reading; of legacy rules how long it took."""
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took, about."""
+        return sum(self._seconds.values())
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
@@ -122,22 +128,25 @@ class RuleCounter:
                 del self._places[chain]
 
     async def _read(self, family: Family) -> None:
-        began, tables_gone = time.monotonic(), self._tables_gone[family]
-        save = self._legacy.get(family)
-        reading = (
-            read_saved_counts(await save(), family, self._names)
-            if save
-            else await asyncio.to_thread(read_kernel, family, self._messages)
-        )
-        self._seconds[family] = time.monotonic() - began
+        tables_gone, save = self._tables_gone[family], self._legacy.get(family)
+        if save:
+            began = time.monotonic()
+            counts = read_saved_counts(await save(), family, self._names)
+            self._seconds[family] = time.monotonic() - began
+        else:
+            chains = [chain for of, chain in self._places if of is family]
+            counts, seconds = await asyncio.to_thread(self._read_kernel, family, chains)
+            self._seconds[family] = seconds
         # Handles of a table that was deleted meanwhile may name other rules now.
         if tables_gone == self._tables_gone[family]:
-            self._take_in(family, reading)
-
-    def _take_in(self, family: Family, reading: Reading) -> None:
-        self._tally.read(reading.counts)
-        if reading.complete:
+            began = time.thread_time()
+            self._tally.read(counts)
             self._tally.read_all(family)
+            self._seconds[family] += time.thread_time() - began
+
+    def _read_kernel(self, family: Family, chains: list[str]) -> tuple[list[Counted], float]:
+        began = time.thread_time()
+        return read_kernel(family, chains, self._messages), time.thread_time() - began
 
     def _rewritten(self, changes: Collection[Change]) -> list[str]:
         return [c.chain.name for c in changes if c.before is not None and self._translates(c.chain)]

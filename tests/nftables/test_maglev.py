@@ -1,0 +1,62 @@
+"""Source hashing: shares as weighted, and a backend that leaves takes nearly only its own clients along."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vipd.dataplane.nftables.maglev import lookup_table
+
+EXTRA = 0.02
+"""Part of all clients that may change hands besides those of the backend that left."""
+
+FIRST_PLACES = (2, 0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 1, 1, 1, 0, 2, 2, 1, 2, 0, 2, 2, 0, 0)
+
+names = st.lists(
+    st.integers(1, 65000).map(lambda n: f"10.{n >> 8}.{n & 255}.1:80"), min_size=2, max_size=5, unique=True
+)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 25])
+def test_whoever_leaves_takes_its_own_share_alone(count: int) -> None:
+    drawn = random.Random(count)
+    extras = []
+    for _ in range(3):
+        backends = tuple(f"10.{drawn.randrange(256)}.{drawn.randrange(256)}.{i}:80" for i in range(count))
+        gone = drawn.randrange(count)
+        left = backends[:gone] + backends[gone + 1 :]
+        before, after = lookup_table(backends, (1,) * count), lookup_table(left, (1,) * (count - 1))
+        moved = sum(b != gone and backends[b] != left[a] for b, a in zip(before, after, strict=True))
+        extras.append(moved / len(before))
+    assert max(extras, default=0.0) <= EXTRA
+
+
+@given(names, st.randoms())
+@settings(max_examples=8, deadline=None)
+def test_every_host_has_the_same_table(backends: list[str], order: random.Random) -> None:
+    shuffled = order.sample(backends, len(backends))
+    one = [backends[index] for index in lookup_table(tuple(backends), (1,) * len(backends))]
+    other = [shuffled[index] for index in lookup_table(tuple(shuffled), (1,) * len(backends))]
+    assert one == other
+
+
+def test_the_table_stays_the_same_from_version_to_version() -> None:
+    """Hosts of different versions serve the same clients: a change here is a change of contract."""
+    table = lookup_table(("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"), (1, 1, 1))
+    assert (len(table), table[:24]) == (4093, FIRST_PLACES)
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=8).map(tuple))
+@settings(max_examples=12, deadline=None)
+def test_shares_are_as_weighted(weights: tuple[int, ...]) -> None:
+    table = lookup_table(tuple(f"10.0.0.{i}:80" for i in range(len(weights))), weights)
+    for index, weight in enumerate(weights):
+        assert abs(table.count(index) / len(table) - weight / sum(weights)) <= 0.005
+
+
+def test_many_backends_have_a_place_each() -> None:
+    table = lookup_table(tuple(f"10.0.{i >> 8}.{i & 255}:80" for i in range(60)), (1,) * 60)
+    assert set(table) == set(range(60))

@@ -1,0 +1,58 @@
+"""The API's request to change the dataplane while vipd runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from vipd.api.messages import answer, body_of
+from vipd.api.peers import Permission
+from vipd.dataplane.base import Dataplane
+from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane
+from vipd.operations import RefusedError
+from vipd.reconciler import Reconciler
+from vipd.settings import balances_of
+from vipd.systemd.fields import Event, fields
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DataplaneRoutes:
+    """Answers `POST /v1/dataplane`."""
+
+    reconciler: Reconciler
+    dataplane: Dataplane
+    choose: Callable[[str], None]
+    permission: Permission
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the application."""
+        return [web.post("/v1/dataplane", self.change)]
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Put another dataplane in place of the one in use, and keep to it; `settings`: as they say."""
+        name = (await body_of(request)).get("name")
+        if not isinstance(self.dataplane, SwitchableDataplane):
+            raise RefusedError("invalid", "this daemon has one dataplane only")
+        dataplane, wanted = self.dataplane, next((known for known in DATAPLANES if known == name), None)
+        if wanted is None:
+            raise RefusedError(
+                "invalid", f"there is no dataplane {name!r}", "", f"one of {', '.join(DATAPLANES)}"
+            )
+        able = balances_of(wanted)
+        for service in self.reconciler.services.values():
+            if service.balance not in able:
+                what = f"the {wanted} dataplane cannot do balance: {service.balance}"
+                raise RefusedError("conflict", what, f"service {service.name} needs it")
+        before = dataplane.name
+        changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted))
+        self.choose(wanted)
+        if changed:
+            peer = self.permission.peer(request.transport)
+            extra = fields(Event.DATAPLANE_CHANGED, cause=f"user {peer}", reason=f"{before} to {wanted}")
+            log.info("dataplane changed from %s to %s by %s", before, wanted, peer, extra=extra)
+        return answer({"changed": changed, "before": before, "dataplane": wanted})

@@ -1,0 +1,27 @@
+"""`vipctl set-dataplane`: another dataplane in place of the one in use."""
+
+from __future__ import annotations
+
+import click
+
+from vipd.cli.connection import connect
+from vipd.cli.errors import OK
+from vipd.cli.output import document, output_option, socket_option
+
+
+@click.command("set-dataplane")
+@click.argument("name", type=click.Choice(["iptables", "nftables"]))
+@output_option("text", "json", "yaml")
+@socket_option
+def set_dataplane(name: str, form: str) -> int:
+    """Change what programs the kernel, without a failed new connection: the new rules are written first, then
+    the old ones are removed. Open connections go on. It is kept over restarts, whatever vipd.yaml says.
+    """
+    told = connect(timeout=300.0).change("POST", "dataplane", body={"name": name})
+    if form != "text":
+        print(document(told, form))
+    elif told["changed"]:
+        print(f"changed from {told['before']} to {name}; open connections go on")
+    else:
+        print(f"unchanged: {name} is in use")
+    return OK

@@ -1,0 +1,271 @@
+"""The chains that services share: how flows are let in, and how they are spread. Pure.
+
+A chain exists while some service needs one like it. Its name says all that it does, so equal needs meet in
+one chain, and there are as many as there are kinds of services, not services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Protocol
+
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, Place, allowed
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.model import Balance, Family, Masquerade
+
+Rules = tuple[str, ...]
+
+HASH_SEED = 0x76697064
+"""The same on every host, so that all of them send a client to the same backend."""
+RESERVED = {Family.IPV4: "0.0.0.0/8", Family.IPV6: "100::/64"}
+"""Where slots and endpoints' numbers lie as addresses: nobody's address is there."""
+
+
+class Chain(Protocol):
+    """A chain by what it does. Equal ones are the same chain."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+
+    def rules(self, options: TableOptions) -> Rules:
+        """Its rules in order."""
+
+    def needs(self) -> tuple[Chain, ...]:
+        """The chains that it leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answers that nobody serves here, or says nothing."""
+
+    silent: bool = False
+
+    @property
+    def name(self) -> str:
+        """`refuse` or `silence`; nft has a word of its own for drop."""
+        return "silence" if self.silent else "refuse"
+
+    def rules(self, options: TableOptions) -> Rules:
+        """TCP learns it from a reset, which is seen at once everywhere."""
+        return ("drop",) if self.silent else ("meta l4proto tcp reject with tcp reset", "reject")
+
+    def needs(self) -> tuple[Chain, ...]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Gives a flow one of a frontend's slots, and sends it to the endpoint there."""
+
+    slots: int
+    balance: Balance
+    place: Place = Place.ADDRESS
+    local: bool = False
+    """The slots of endpoints on this host."""
+    timeout: int | None = None
+    """Seconds for which a client keeps its endpoint; None: no affinity."""
+    owner: str = ""
+    """Whose turns it counts; the others count none."""
+
+    @property
+    def name(self) -> str:
+        """`random-3`, `node-local-source-hash-1021-pinned-600`, `round-robin-3-5c0ffee`."""
+        words = [self.place.value.rstrip("_"), "local" if self.local else "", self.balance, str(self.slots)]
+        pinned = f"pinned-{self.timeout}" if self.timeout is not None else ""
+        return "-".join(word for word in (*words, self.owner, pinned) if word)
+
+    def rules(self, options: TableOptions) -> Rules:
+        """The flow is marked as ours, then translated.
+
+        The destination address serves as the one register that a rule can hand on to the next: it holds the
+        slot, or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet
+        two states of the maps when a change comes between them; slot 0 is then there.
+        """
+        mark = f"ct mark set ct mark | {options.flow_mark:#x}"
+        pinned = self.timeout is not None and options.affinity
+        return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
+
+    def needs(self) -> tuple[Chain, ...]:
+        """None."""
+        return ()
+
+    def _plain(self, options: TableOptions) -> Iterator[str]:
+        ip, frontend = options.ip, self._frontend(options)
+        for choice in self._choices(options):
+            yield choice
+            yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
+
+    def _pinned(self, options: TableOptions) -> Iterator[str]:
+        """A pin to a number that leads to no endpoint any more is forgotten, and the client gets another."""
+        ip, numbers = options.ip, f"{options.ip} daddr {RESERVED[options.family]}"
+        frontend = self._frontend(options)
+        client = pin_key(options)
+        remember = f"{numbers} update @pins {{ {client} timeout {self.timeout}s : {ip} daddr }}"
+        translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{self.place.numbered.name}"
+        yield f"{ip} daddr set {client} map @pins"
+        yield from (remember, translate)
+        yield f"{numbers} delete @pins {{ {client} : {ip} daddr }}"
+        for choice in self._choices(options):
+            yield choice
+            yield f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
+            yield from (remember, translate)
+
+    def _frontend(self, options: TableOptions) -> str:
+        rest = "meta l4proto . th dport"
+        return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
+
+    def _choices(self, options: TableOptions) -> Iterator[str]:
+        """Choose a slot; then, for who finds nothing in it, the first."""
+        wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
+        offset = f" offset {LOCAL_OFFSET}" if self.local else ""
+        for choice in (self._choice(options), "numgen inc mod 1"):
+            yield f"{options.ip} daddr set {choice}{offset}{wide}"
+
+    def _choice(self, options: TableOptions) -> str:
+        if self.balance is Balance.SOURCE_HASH:
+            return f"jhash {options.ip} saddr mod {self.slots} seed {HASH_SEED:#x}"
+        kind = "inc" if self.balance is Balance.ROUND_ROBIN else "random"
+        return f"numgen {kind} mod {self.slots}"
+
+
+@dataclass(frozen=True, slots=True)
+class Masqueraded:
+    """Marks flows that need this host's address as their source, and passes all on."""
+
+    which: Masquerade
+    target: Spread
+
+    @property
+    def name(self) -> str:
+        """`forwarded-random-3`."""
+        return f"{self.which}-{self.target.name}"
+
+    def rules(self, options: TableOptions) -> Rules:
+        """One mark, if any, and the way on."""
+        mark, cidrs = _mark(options), options.cluster_cidrs
+        onward = f"goto {self.target.name}"
+        if self.which is Masquerade.FORWARDED:
+            return f"fib saddr type != local {mark}", onward
+        if self.which is Masquerade.OFF_CLUSTER and cidrs:
+            return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", onward
+        # Where no network of the family is in the cluster, all sources are outside.
+        return mark, onward
+
+    def needs(self) -> tuple[Chain, ...]:
+        """Where it leads."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Traffic from outside under the local policy: clients in the cluster or on this host are not held to
+    this host's endpoints, as traffic that would have gone out to a load balancer and come back."""
+
+    cluster: Spread
+    local: Spread | None
+
+    @property
+    def name(self) -> str:
+        """`edge-random-3-local-random-1`."""
+        return f"edge-{self.cluster.name}-{self._local.name}"
+
+    def rules(self, options: TableOptions) -> Rules:
+        """Pods, this host, then everybody else."""
+        cidrs = ", ".join(options.cluster_cidrs)
+        inside = (f"{options.ip} saddr {{ {cidrs} }} goto {self.cluster.name}",) if cidrs else ()
+        own = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
+        return (*inside, own, f"goto {self._local.name}")
+
+    def needs(self) -> tuple[Chain, ...]:
+        """Both ways."""
+        return (self.cluster, self._local)
+
+    @property
+    def _local(self) -> Chain:
+        return self.local or Refuse(silent=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A node port: only what is for an address of this host goes on."""
+
+    target: Chain
+
+    @property
+    def name(self) -> str:
+        """`gate-node-random-3`."""
+        return f"gate-{self.target.name}"
+
+    def rules(self, options: TableOptions) -> Rules:
+        """Who does not pass returns to the dispatch. A refusal holds for every address of this host."""
+        daddr, answering = f"{options.ip} daddr", options.node_port_addresses
+        onward = f"goto {self.target.name}"
+        elsewhere = "fib daddr type != local return"
+        if isinstance(self.target, Refuse):
+            return elsewhere, onward
+        if answering is not None:
+            listed = f"{daddr} != {{ {', '.join(answering)} }} return" if answering else "return"
+            return listed, onward
+        if options.family is Family.IPV6:
+            return elsewhere, f"{daddr} ::1 return", onward
+        return (
+            elsewhere,
+            *(() if options.localhost_node_ports else (f"{daddr} 127.0.0.0/8 return",)),
+            onward,
+        )
+
+    def needs(self) -> tuple[Chain, ...]:
+        """Where it leads."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Lets the sources of these prefix lengths in, each to the chain that its map names, and drops others."""
+
+    lengths: tuple[int, ...]
+    name: str = "limited"
+
+    def rules(self, options: TableOptions) -> Rules:
+        """Longest first; it makes no difference but to the eye."""
+        rest = f"{options.ip} daddr . meta l4proto . th dport vmap"
+        found = [
+            f"{_masked(options, length)} . {rest} @{allowed(length).name}"
+            for length in sorted(self.lengths, reverse=True)
+        ]
+        return (*found, "drop")
+
+    def needs(self) -> tuple[Chain, ...]:
+        """Those that the maps name; whoever fills them needs them."""
+        return ()
+
+
+def closure(chain: Chain) -> Iterator[Chain]:
+    """A chain and all that it leads to."""
+    yield chain
+    for needed in chain.needs():
+        yield from closure(needed)
+
+
+def pin_key(options: TableOptions) -> str:
+    """The key of `pins` for a packet."""
+    ip = options.ip
+    plain = f"{ip} saddr . ct original {ip} daddr . meta l4proto . th dport"
+    if options.family is Family.IPV4:
+        return plain
+    return " . ".join(f"jhash {plain} mod 4294967295 seed {seed:#x}" for seed in (HASH_SEED, HASH_SEED + 1))
+
+
+def _mark(options: TableOptions) -> str:
+    return f"meta mark set meta mark | {options.mark:#x}"
+
+
+def _masked(options: TableOptions, length: int) -> str:
+    saddr, bits = f"{options.ip} saddr", options.family.bits
+    mask = ((1 << length) - 1) << (bits - length)
+    spelled = IPv4Address(mask) if options.family is Family.IPV4 else IPv6Address(mask)
+    return saddr if length == bits else f"{saddr} & {spelled}"

@@ -1,0 +1,246 @@
+"""From one forwarding to its elements and the chains that they lead to. Pure.
+
+The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables dataplane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import NamedTuple
+
+from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Masqueraded, Refuse, Spread
+from vipd.dataplane.nftables.layout import (
+    FRONTENDS,
+    LOCAL_OFFSET,
+    NODE_PORTS,
+    Place,
+    allowed,
+    number_address,
+)
+from vipd.dataplane.nftables.maglev import lookup_table
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.slots import slots
+from vipd.model import (
+    Balance,
+    Endpoint,
+    ExternalAddress,
+    Forwarding,
+    Masquerade,
+    Policy,
+    Refusal,
+)
+
+Network = IPv4Network | IPv6Network
+
+NUMBER_BITS = 23
+"""Of an endpoint's number; one bit more tells the local policy's from the cluster's."""
+LIMITED = "goto limited"
+
+
+class Slot(NamedTuple):
+    """Where an element stands: its holder and its key."""
+
+    holder: str
+    key: str
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One forwarding's part of the table."""
+
+    elements: dict[Slot, str] = field(default_factory=dict)
+    """Its own elements: place -> value."""
+    chains: dict[Chain, None] = field(default_factory=dict)
+    """The chains that its elements name."""
+    lengths: set[int] = field(default_factory=set)
+    """Prefix lengths of the networks that it is limited to."""
+    pings: frozenset[str] = frozenset()
+    """Its addresses, if they answer ping."""
+    addresses: tuple[str, ...] = ()
+    """Its addresses for clients inside."""
+    hairpins: frozenset[str] = frozenset()
+    """Addresses of endpoints that might be sent their own flows unmasqueraded."""
+
+
+def compile_forwarding(forwarding: Forwarding, options: TableOptions) -> Fragment:
+    """One forwarding's part of the table. Equal input gives equal elements."""
+    return _Compilation(forwarding, options).run()
+
+
+class _Compilation:
+    """The work on one forwarding."""
+
+    def __init__(self, forwarding: Forwarding, options: TableOptions) -> None:
+        self._f, self._options = forwarding, options
+        self._found = Fragment()
+        self._refused = f"goto {self._refusal().name}"
+
+    def run(self) -> Fragment:
+        f, found = self._f, self._found
+        self._inside()
+        for external in f.external_addresses:
+            self._outside(external)
+        if f.node_port:
+            self._node_port(f.node_port)
+        found.addresses = f.addresses
+        reachable = f.reachable()
+        if self._may_be_unmarked():
+            found.hairpins = frozenset(endpoint.address for endpoint in reachable)
+        if self._options.ping and f.answers_ping and reachable:
+            found.pings = frozenset(f.addresses)
+        return found
+
+    def _may_be_unmarked(self) -> bool:
+        """Whether a flow that an endpoint makes to itself can pass without the mark that asks for masquerade:
+        those that are forwarded all have it in the usual modes, and on this host itself none is needed."""
+        f = self._f
+        outside = f.externally_accessible and f.external_policy is Policy.LOCAL
+        return outside or f.masquerade in (Masquerade.HAIRPIN, Masquerade.OFF_CLUSTER)
+
+    def _inside(self) -> None:
+        f = self._f
+        policy = f.internal_policy
+        if not f.endpoints_under(policy):
+            chain: Chain = self._refusal()
+        else:
+            chain = self._masqueraded(self._spread(Place.ADDRESS, policy), f.masquerade)
+        verdict = self._verdict(chain) if f.addresses else ""
+        for address in f.addresses:
+            frontend = self._frontend(address)
+            self._found.elements[Slot(FRONTENDS.name, frontend)] = verdict
+            self._fill(Place.ADDRESS, frontend, policy)
+
+    def _outside(self, external: ExternalAddress) -> None:
+        f, frontend = self._f, self._frontend(external.address)
+        networks = _limits(external)
+        chain = self._entry(Place.ADDRESS)
+        if f.served and networks:
+            own = (ip_network(external.address),) if f.allow_host else ()
+            verdict = self._verdict(chain)
+            for network in (*networks, *own):
+                self._found.lengths.add(network.prefixlen)
+                source = f"{network.network_address} . {frontend}"
+                self._found.elements[Slot(allowed(network.prefixlen).name, source)] = verdict
+            verdict = LIMITED
+        else:
+            verdict = self._verdict(chain)
+        self._found.elements[Slot(FRONTENDS.name, frontend)] = verdict
+        if f.served:
+            self._fill_outside(Place.ADDRESS, frontend)
+
+    def _node_port(self, port: int) -> None:
+        """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
+        frontend = f"{self._f.key.protocol} . {port}"
+        gate = Gate(self._entry(Place.NODE))
+        self._found.chains[gate] = None
+        # Those who do not pass come back to the dispatch.
+        self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
+        if self._f.served:
+            self._fill_outside(Place.NODE, frontend)
+
+    def _entry(self, place: Place) -> Chain:
+        """The way of traffic from outside, sources that may not come having been sorted out."""
+        f = self._f
+        if not f.served or not f.endpoints:
+            return self._refusal()
+        cluster = self._spread(place, Policy.CLUSTER)
+        if f.external_policy is Policy.LOCAL:
+            return Edge(cluster, self._spread(place, Policy.LOCAL) if f.local_endpoints else None)
+        # The backend may be on another host, so replies must come back this way, unless it is said they do.
+        which = Masquerade.HAIRPIN if f.masquerade is Masquerade.HAIRPIN else Masquerade.ALWAYS
+        return self._masqueraded(cluster, which)
+
+    def _fill_outside(self, place: Place, frontend: str) -> None:
+        self._fill(place, frontend, Policy.CLUSTER)
+        if self._f.external_policy is Policy.LOCAL:
+            self._fill(place, frontend, Policy.LOCAL)
+
+    def _masqueraded(self, spread: Spread, which: Masquerade) -> Chain:
+        return spread if which is Masquerade.HAIRPIN else Masqueraded(which, spread)
+
+    def _verdict(self, chain: Chain) -> str:
+        self._found.chains[chain] = None
+        return f"goto {chain.name}"
+
+    def _spread(self, place: Place, policy: Policy) -> Spread:
+        f = self._f
+        turns = f.balance is Balance.ROUND_ROBIN
+        return Spread(
+            len(_slots(f, policy)),
+            f.balance,
+            place,
+            local=policy is Policy.LOCAL,
+            timeout=self._timeout(),
+            owner=_short(f"{f.key.service_port}/{f.key.protocol}") if turns else "",
+        )
+
+    def _fill(self, place: Place, frontend: str, policy: Policy) -> None:
+        """The slots of one frontend under one policy, and what is in them."""
+        endpoints, local = self._f.endpoints_under(policy), policy is Policy.LOCAL
+        if not endpoints:
+            return
+        elements, offset = self._found.elements, LOCAL_OFFSET if local else 0
+        family = self._options.family
+        texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in endpoints]
+        holder = place.endpoints.name
+        if self._timeout() is not None:
+            numbers = [number_address(family, number) for number in _numbers(endpoints, local)]
+            for number, text in zip(numbers, texts, strict=True):
+                elements[Slot(place.numbered.name, f"{frontend} . {number}")] = text
+            holder, texts = place.picks.name, numbers
+        for slot, index in enumerate(_slots(self._f, policy)):
+            elements[Slot(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
+
+    def _timeout(self) -> int | None:
+        return self._f.affinity_timeout if self._options.affinity else None
+
+    def _frontend(self, address: str) -> str:
+        return f"{address} . {self._f.key.protocol} . {self._f.port}"
+
+    def _refusal(self) -> Refuse:
+        """With endpoints on other hosts only, silence: a client behind a load balancer then tries another."""
+        return Refuse(silent=self._f.served or self._f.refusal is Refusal.DROP)
+
+
+def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
+    """For each slot the index of the endpoint in it."""
+    endpoints = forwarding.endpoints_under(policy)
+    weights = tuple(endpoint.weight for endpoint in endpoints)
+    if forwarding.balance is Balance.SOURCE_HASH:
+        return lookup_table(tuple(str(endpoint) for endpoint in endpoints), weights)
+    if forwarding.balance is Balance.ROUND_ROBIN:
+        return _interleaved(slots(weights), len(endpoints))
+    return slots(weights)
+
+
+def _interleaved(given: tuple[int, ...], endpoints: int) -> tuple[int, ...]:
+    """The same slots, each endpoint's spread evenly, so that turns do not come in runs."""
+    counts = [given.count(index) for index in range(endpoints)]
+    placed = [((2 * turn + 1) / (2 * count), i) for i, count in enumerate(counts) for turn in range(count)]
+    return tuple(index for _, index in sorted(placed))
+
+
+def _numbers(endpoints: tuple[Endpoint, ...], local: bool) -> list[int]:
+    """A number for each endpoint that it keeps whoever else comes or goes, but where two would have the same:
+    then the second takes the next free one."""
+    taken: dict[int, Endpoint] = {}
+    for endpoint in sorted(endpoints, key=str):
+        digest = blake2b(str(endpoint).encode(), digest_size=4).digest()
+        number = int.from_bytes(digest, "big") >> (32 - NUMBER_BITS)
+        while number in taken:
+            number = (number + 1) % (1 << NUMBER_BITS)
+        taken[number] = endpoint
+    by_endpoint = {endpoint: number for number, endpoint in taken.items()}
+    return [by_endpoint[endpoint] + (1 << NUMBER_BITS) * local for endpoint in endpoints]
+
+
+def _limits(external: ExternalAddress) -> list[Network]:
+    """The networks that may use an address; none where all may."""
+    networks = [ip_network(network) for network in external.allow_from or ()]
+    return [] if any(network.prefixlen == 0 for network in networks) else networks
+
+
+def _short(text: str) -> str:
+    return blake2b(text.encode(), digest_size=4).hexdigest()

@@ -1,0 +1,311 @@
+"""One address family's table at work: what is wanted, what the kernel is known to hold, and the way between.
+
+A transaction that fails because of what is in it is tried in halves until the forwarding at fault is alone.
+It is quarantined: the kernel keeps what it had for it, and all others are programmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.layout import FLOWS
+from vipd.dataplane.nftables.options import TableOptions, table_name
+from vipd.dataplane.nftables.plan import (
+    FoundChain,
+    Installed,
+    Plan,
+    elements_text,
+    make_plan,
+    must_replace,
+    removals,
+)
+from vipd.dataplane.nftables.probe import Abilities, probe
+from vipd.dataplane.nftables.reading import OpenSocket, TableReader
+from vipd.dataplane.nftables.table import Step, WantedTable
+from vipd.dataplane.nftables.tools import Nft, transact
+from vipd.host_record import HostRecord
+from vipd.model import Family, Forwarding, ForwardingKey
+from vipd.process import Runner
+from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DOUBTED = FoundChain(None, ("doubted",))
+"""Equal to no chain that is wanted, but for its hook."""
+
+
+class FamilyTable:
+    """The table of one family. Without nft it fails only when something is wanted of it."""
+
+    def __init__(
+        self,
+        family: Family,
+        nft: Nft | ApplyError,
+        settings: Settings,
+        record: HostRecord,
+        run: Runner,
+        open_socket: OpenSocket,
+    ) -> None:
+        self._family, self._nft, self._settings = family, nft, settings
+        self._record, self._run, self._open = record, run, open_socket
+        self.table = WantedTable(TableOptions.of(settings, family))
+        self._installed: Installed | None = None
+        """Besides elements. None: nothing is known, so the next plan reads all."""
+        self._elements_known = False
+        """The elements are those that were last written."""
+        self._doubtful: set[str] = set()
+        """Chains and holders that somebody may have changed."""
+        self._doubted = False
+        self._abilities: Abilities | None = None
+        self._recorded = False
+        self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
+
+    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Take a forwarding's new form, or its end. A new form gets a new chance."""
+        self._quarantine.pop(key, None)
+        self.table.update(key, forwarding)
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """Node ports may be limited to some of this host's addresses."""
+        limited = self._settings.node_addresses(self._family, addresses)
+        self._reconfigure(replace(self.table.options, node_port_addresses=limited))
+
+    def forget(self) -> None:
+        """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
+        one may be on its way into the kernel now."""
+        self._doubted = True
+
+    def doubt(self, names: Collection[str]) -> None:
+        """Somebody may have changed these chains and holders, and nothing else. An empty name: the table."""
+        self._doubted = self._doubted or "" in names
+        self._doubtful.update(names)
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        """The forwardings that the kernel does not take, and what it said."""
+        return {key: reason for key, (_, reason) in self._quarantine.items()}
+
+    def warnings(self) -> list[str]:
+        """What the kernel's lack of something means for services."""
+        abilities, found = self._abilities, []
+        if abilities and not abilities.affinity:
+            pinned = {f.key.service for f in self.table.forwardings() if f.affinity_timeout is not None}
+            if pinned:
+                why = "nft or the kernel lacks dynamic maps"
+                found.append(f"{self._family}: no affinity for {', '.join(sorted(pinned))}: {why}")
+        if abilities and not abilities.ping:
+            why = "the kernel lacks nft_redir; modprobe nft_redir"
+            found.append(f"{self._family}: VIPs do not answer ping: {why}")
+        return found
+
+    def version(self) -> str:
+        """nft as it names itself, or why there is none."""
+        return self._nft.version_text if isinstance(self._nft, Nft) else str(self._nft)
+
+    async def plan(self) -> Plan:
+        """What has to be written now. Raises ApplyError."""
+        options = self.table.options
+        if isinstance(self._nft, ApplyError):
+            if len(self.table):
+                raise self._nft
+            return Plan(options.table)
+        if self._doubted:
+            self._start_anew()
+        if len(self.table):
+            await self._prepare(self._nft)
+        plan = await self._read_and_compare() if self._must_read() else self._compare()
+        if not plan:
+            self._settle(plan)
+        return plan
+
+    async def apply(self, plan: Plan) -> None:
+        """Write a plan. Raises ApplyError when no single forwarding is to blame."""
+        if not plan:
+            return
+        try:
+            failed = await self._write(plan)
+        except BaseException:
+            # Some of it may have been written, also when this task was cancelled: look again first.
+            self._installed = None
+            raise
+        if not failed:
+            self._settle(plan)
+            return
+        for key, why in failed.items():
+            log.error("%s is quarantined: %s", key.service_port, why)
+        held = self.table.revert(failed)
+        self._quarantine.update({key: (held[key], why) for key, why in failed.items()})
+        # What the failed ones shared with others may be missing now.
+        self._installed = None
+        again = await self.plan()
+        if again and await self._write(again):
+            self._installed = None
+            raise ApplyError("nft failed", "what is left without the quarantined services is not taken")
+        self._settle(again)
+
+    async def sweep(self) -> None:
+        """Delete the chains and maps that nothing leads to any more. Not in the change itself: before 6.2 the
+        kernel may count an element as theirs that was deleted a moment ago. Raises ApplyError."""
+        installed, wanted = self._installed, self.table.structure()
+        if installed is None or self._doubted or not wanted.chains:
+            return
+        texts = removals(self.table.options, wanted, installed)
+        for text in texts:
+            await transact(text, self._run)
+        if texts:
+            installed.chains = {n: c for n, c in installed.chains.items() if n in wanted.chains}
+            installed.holders = {n: d for n, d in installed.holders.items() if n in wanted.holders}
+
+    async def counters(self) -> dict[tuple[str, ...], int]:
+        """New flows by frontend (address, protocol, port) and endpoint (address, port)."""
+        if self._installed is None or FLOWS.name not in self._installed.holders:
+            return {}
+        return await asyncio.to_thread(self._with_reader, lambda reader: reader.counters(FLOWS))
+
+    def _reconfigure(self, options: TableOptions) -> None:
+        if options != self.table.options:
+            self.table = self.table.reconfigured(options)
+            self._elements_known = False
+
+    def _must_read(self) -> bool:
+        return self._installed is None or not self._elements_known or bool(self._doubtful)
+
+    def _start_anew(self) -> None:
+        self._doubted, self._installed = False, None
+        for key, (forwarding, _) in list(self._quarantine.items()):
+            self.update(key, forwarding)
+
+    async def _read_and_compare(self) -> Plan:
+        doubtful, self._doubtful = self._doubtful, set()
+        try:
+            return await asyncio.to_thread(
+                self._with_reader, lambda reader: self._compare_with(reader, doubtful)
+            )
+        except BaseException:
+            self._installed = None  # also when this task was cancelled: what was doubtful still is
+            raise
+
+    def _with_reader(self, work: Callable[[TableReader], T]) -> T:
+        with TableReader(self._family, table_name(self._settings.chain_prefix), self._open) as reader:
+            return work(reader)
+
+    def _compare_with(self, reader: TableReader, doubtful: Collection[str]) -> Plan:
+        """What differs from the kernel, of which everything that is not known is read."""
+        options, wanted = self.table.options, self.table.structure()
+        everything = self._installed is None or not self._elements_known
+        installed = self._installed = reader.structure()
+        for name in installed.chains.keys() & doubtful:
+            installed.chains[name] = replace(_DOUBTED, hook=installed.chains[name].hook)
+        ours = {n: h for n, h in wanted.holders.items() if not h.learnt}
+        if must_replace(options, wanted, installed) or installed.comment is None:
+            self._elements_known = False
+            return make_plan(options, wanted, installed, *self.table.against({}, ours))
+        if not wanted.chains:
+            return make_plan(options, wanted, installed, (), Step((), {}, {}))
+        looked_at = ours if everything else {n: h for n, h in ours.items() if n in doubtful}
+        self._elements_known = False  # until what was found to differ is written
+        found = reader.elements([h for n, h in looked_at.items() if n in installed.holders])
+        steps, shared = self.table.against(found, looked_at)
+        if not everything:
+            steps, shared = _joined(*self.table.touched(), steps, shared, looked_at)
+        return make_plan(options, wanted, installed, steps, shared)
+
+    def _compare(self) -> Plan:
+        """What differs from what was last written."""
+        assert self._installed is not None  # noqa: S101 (else the kernel is read)
+        return make_plan(self.table.options, self.table.structure(), self._installed, *self.table.touched())
+
+    def _settle(self, plan: Plan) -> None:
+        """All that is wanted is in the kernel."""
+        if plan.leaves is not None:
+            self._installed = plan.leaves
+        self._elements_known = True
+        self.table.written()
+
+    async def _prepare(self, nft: Nft) -> None:
+        """Before the first write: say on disk what will be there, and find out what this host can do."""
+        if not self._recorded:
+            try:
+                self._record.rules(self._settings.chain_prefix, [])
+            except OSError as error:
+                what = "what is done to this host cannot be recorded"
+                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+            self._recorded = True
+        if self._abilities is None:
+            self._abilities = able = await probe(nft, self.table.options, self._run)
+            options = self.table.options
+            self._reconfigure(
+                replace(
+                    options,
+                    affinity=able.affinity,
+                    random_fully=options.random_fully and able.random_fully,
+                    ping=able.ping,
+                    counts=able.counts,
+                )
+            )
+
+    async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
+        """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
+        assert isinstance(self._nft, Nft)  # noqa: S101 (a plan with work exists only where nft does)
+        written = 0
+        for number, (text, steps) in enumerate(plan.transactions()):
+            try:
+                await transact(text, self._run)
+            except ApplyError as error:
+                if not error.rules_at_fault or not any(step.keys for step in steps):
+                    raise
+                # When nft takes nothing at all, no service is to blame.
+                await self._require_nft(self._nft, error)
+                if number == 0 and (common := plan.without_steps()):
+                    await transact(common, self._run)
+                log.warning("%s; looking for the service at fault", error)
+                return await self._halves(plan.table, plan.steps[written:])
+            written += len(steps)
+        return {}
+
+    async def _require_nft(self, nft: Nft, error: ApplyError) -> None:
+        try:
+            await probe(nft, self.table.options, self._run)
+        except ApplyError:
+            raise error from None
+
+    async def _halves(self, table: str, steps: Sequence[Step]) -> dict[ForwardingKey, str]:
+        """Write steps in ever smaller parts; those that fail alone. A second plan does the rest."""
+        text = elements_text(table, steps)
+        try:
+            if text:
+                await transact(text, self._run)
+        except ApplyError as error:
+            if not error.rules_at_fault:
+                raise
+            if len(steps) == 1:
+                return dict.fromkeys(steps[0].keys, error.why)
+            middle = len(steps) // 2
+            first = await self._halves(table, steps[:middle])
+            return first | await self._halves(table, steps[middle:])
+        return {}
+
+
+def _joined(
+    steps: list[Step], shared: Step, read: list[Step], read_shared: Step, looked_at: Collection[str]
+) -> tuple[list[Step], Step]:
+    """Differences from what was written, but those of what was read as it was found there."""
+
+    def others(step: Step) -> Step:
+        deleted = {slot: value for slot, value in step.deleted.items() if slot.holder not in looked_at}
+        added = {slot: value for slot, value in step.added.items() if slot.holder not in looked_at}
+        return Step(step.keys, deleted, added)
+
+    def merged(one: Step, other: Step) -> Step:
+        return Step(one.keys, {**one.deleted, **other.deleted}, {**one.added, **other.added})
+
+    by_key: dict[tuple[ForwardingKey, ...], Step] = {}
+    for step in (*map(others, steps), *read):
+        by_key[step.keys] = merged(by_key[step.keys], step) if step.keys in by_key else step
+    return [step for step in by_key.values() if step], merged(others(shared), read_shared)

@@ -1,0 +1,85 @@
+"""The chains that exist once, whatever the services: hooks, dispatch, VIPs as a whole, masquerade. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vipd.dataplane.nftables.chains import Rules
+from vipd.dataplane.nftables.layout import CLAIMED, FLOWS, FRONTENDS, HAIRPIN, NODE_PORTS, PINGED
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.model import Family, Protocol
+
+REFUSED = (Protocol.UDP, Protocol.SCTP)
+"""Protocols, besides TCP, of which unused ports of a VIP are refused."""
+
+
+class Hook(NamedTuple):
+    """Where a base chain is entered: the words for nft, and the numbers by which the kernel knows them."""
+
+    name: str
+    number: int
+    priority: int
+
+    def __str__(self) -> str:
+        return f"type nat hook {self.name} priority {self.priority}; policy accept;"
+
+
+HOOKS = {
+    "prerouting": Hook("prerouting", 0, -100),
+    "input": Hook("input", 1, 100),
+    "output": Hook("output", 3, -100),
+    "postrouting": Hook("postrouting", 4, 100),
+}
+"""Base chains, all of nat: the kernel asks them of the first packet of a flow only, at the priorities of
+iptables' nat. Which of several nat rules translates a flow first is the last to be asked."""
+
+
+def fixed_chains(options: TableOptions) -> dict[str, Rules]:
+    """Every chain that is always there, with its rules."""
+    ip, dispatch = options.ip, ("goto dispatch",)
+    frontend = f"{ip} daddr . meta l4proto . th dport vmap @{FRONTENDS.name}"
+    echo = "icmp type echo-request" if options.family is Family.IPV4 else "icmpv6 type echo-request"
+    return {
+        "prerouting": dispatch,
+        "output": dispatch,
+        "dispatch": (
+            frontend,
+            f"meta l4proto . th dport vmap @{NODE_PORTS.name}",
+            *((f"{ip} daddr @{PINGED.name} {echo} redirect",) if options.ping else ()),
+            f"{ip} daddr @{CLAIMED.name} goto unused",
+        ),
+        "unused": ("meta l4proto tcp reject with tcp reset", _refused()),
+        "input": (_ours(options, "jump counting"),) if options.counts else (),
+        "counting": _counting(options),
+        "postrouting": _postrouting(options),
+    }
+
+
+def _postrouting(options: TableOptions) -> Rules:
+    ip, mark = options.ip, f"{options.mark:#x}"
+    flow = f"{options.flow_mark:#x}"
+    return (
+        f"ct mark & {flow} != {flow} return",
+        *(("jump counting",) if options.counts else ()),
+        f"meta mark & {mark} == {mark} meta mark set meta mark ^ {mark} masquerade{options.random}",
+        f"{ip} saddr . {ip} daddr @{HAIRPIN.name} masquerade{options.random}",
+    )
+
+
+def _counting(options: TableOptions) -> Rules:
+    """A rule for each protocol: nft knows the type of a tracked port only where the protocol is known."""
+    ip = options.ip
+    return tuple(
+        f"meta l4proto {protocol} update @{FLOWS.name} {{ ct original {ip} daddr . meta l4proto"
+        f" . ct original proto-dst . {ip} daddr . {protocol} dport counter }}"
+        for protocol in Protocol
+        if options.counts
+    )
+
+
+def _ours(options: TableOptions, rest: str) -> str:
+    return f"ct mark & {options.flow_mark:#x} == {options.flow_mark:#x} {rest}"
+
+
+def _refused() -> str:
+    return f"meta l4proto {{ {', '.join(REFUSED)} }} reject"

@@ -1,0 +1,170 @@
+"""What stands in the table: its maps and sets, and how their elements are spelled. Pure.
+
+Every map holds all services; which one a packet is for is in the key. Elements are written as nft prints
+them, fields joined by ` . `, so that an element read back equals the one written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv4Address, IPv6Address
+
+from vipd.model import Family
+
+FORMAT = 1
+"""Of the whole table. A table of another format is replaced in one transaction."""
+
+LOCAL_OFFSET = 1 << 16
+"""Slots of endpoints on this host, for the local traffic policy, begin here."""
+
+
+class Field(Enum):
+    """One part of a key or value, and its type (`IP` stands for ipv4 or ipv6)."""
+
+    ADDRESS = "IP_addr"
+    """An address; or a slot, or an endpoint's number, written as one (see `number_address`)."""
+    PROTOCOL = "inet_proto"
+    PORT = "inet_service"
+    NUMBER = ""
+    """32 bits in the host's byte order, a type that has no name."""
+    VERDICT = "verdict"
+
+
+_FRONTEND = (Field.ADDRESS, Field.PROTOCOL, Field.PORT)
+_HOST_PORT = (Field.PROTOCOL, Field.PORT)
+_ENDPOINT = (Field.ADDRESS, Field.PORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A map, or a set where there is no value."""
+
+    name: str
+    key: tuple[Field, ...]
+    value: tuple[Field, ...] = ()
+    learnt: str = ""
+    """Flags of what packets fill, so that its elements are not ours to write. Empty for all others."""
+    size: int = 0
+
+    @property
+    def kind(self) -> str:
+        """`map` or `set`."""
+        return "map" if self.value else "set"
+
+    def declaration(self, family: Family) -> str:
+        """What nft is told, between the braces; the comment by which it is recognised comes with it."""
+        words = [self._typed(family)]
+        words += [f"size {self.size};"] if self.size else []
+        words += [f"flags {self.learnt};"] if self.learnt else []
+        return " ".join([*words, f'comment "{self.digest(family)}";'])
+
+    def digest(self, family: Family) -> str:
+        """Equal for equal declarations."""
+        return digest(f"{self._typed(family)} {self.size} {self.learnt}")
+
+    def _typed(self, family: Family) -> str:
+        """By names of types, or by examples where one has no name. No value of two fields may be declared by
+        examples: nft 1.0.6 makes no rule that uses such a map in a later transaction."""
+        words, spelled = "type", {field: field.value.replace("IP", str(family)) for field in Field}
+        if Field.NUMBER in self.key:
+            ip = "ip" if family is Family.IPV4 else "ip6"
+            words, spelled = "typeof", {Field.NUMBER: "numgen random mod 2", Field.ADDRESS: f"{ip} daddr"}
+        key, value = (" . ".join(spelled[field] for field in fields) for fields in (self.key, self.value))
+        return f"{words} {key} : {value};" if value else f"{words} {key};"
+
+
+FRONTENDS = Holder("frontends", _FRONTEND, (Field.VERDICT,))
+"""Address, protocol and port of a service -> the chain that handles it."""
+NODE_PORTS = Holder("node_ports", _HOST_PORT, (Field.VERDICT,))
+"""Protocol and port of this host itself -> the chain."""
+PINGED = Holder("pinged", (Field.ADDRESS,))
+"""VIPs that answer ping."""
+CLAIMED = Holder("claimed", (Field.ADDRESS,))
+"""VIPs whose unused ports are refused. These are sets, not a map of verdicts, because the kernel looks behind
+every element of such maps whenever a verdict changes."""
+HAIRPIN = Holder("hairpin", (Field.ADDRESS, Field.ADDRESS))
+"""An endpoint's address, twice: a translated flow from there to there needs masquerade."""
+
+NUMBERS = Holder("numbers", (Field.NUMBER,), (Field.ADDRESS,))
+"""Number -> the same as an address; for IPv6 alone, where nft writes no number into an address."""
+
+_LEARNT = "dynamic,timeout"
+
+
+def pins(family: Family, size: int) -> Holder:
+    """Client and frontend -> number of the endpoint that the client keeps; filled by packets.
+
+    IPv6 keys are two hashes of those: nft 1.0.6 aborts on dynamic maps with keys of more than 16 bytes.
+    """
+    full = (Field.ADDRESS, *_FRONTEND)
+    return Holder(
+        "pins",
+        full if family is Family.IPV4 else (Field.NUMBER, Field.NUMBER),
+        (Field.ADDRESS,),
+        _LEARNT,
+        size,
+    )
+
+
+FLOWS = Holder("flows", (*_FRONTEND, *_ENDPOINT), learnt="dynamic", size=1_000_000)
+"""Frontend as the client named it, and endpoint, with a counter of new flows; filled by packets."""
+
+
+class Place(Enum):
+    """Which part of a packet says the service: address and port, or the port of this host alone."""
+
+    ADDRESS = ""
+    NODE = "node_"
+
+    @property
+    def frontend(self) -> tuple[Field, ...]:
+        """The fields by which the frontend is known there."""
+        return _FRONTEND if self is Place.ADDRESS else _HOST_PORT
+
+    @property
+    def endpoints(self) -> Holder:
+        """Frontend and slot -> endpoint."""
+        return _ENDPOINTS[self]
+
+    @property
+    def picks(self) -> Holder:
+        """Frontend and slot -> number of an endpoint, for services with affinity."""
+        return _PICKS[self]
+
+    @property
+    def numbered(self) -> Holder:
+        """Frontend and number -> endpoint, for services with affinity: whoever is not here, holds nobody."""
+        return _NUMBERED[self]
+
+
+_ENDPOINTS = {p: Holder(f"{p.value}endpoints", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in Place}
+_PICKS = {p: Holder(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in Place}
+_NUMBERED = {p: Holder(f"{p.value}numbered", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in Place}
+
+
+def allowed(length: int) -> Holder:
+    """Source network of this prefix length and frontend -> chain, where sources are limited. A map for each
+    length keeps them hash tables: one with ranges would be copied whole at each change."""
+    return Holder(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
+
+
+def fixed_holders(family: Family, size_of_pins: int) -> tuple[Holder, ...]:
+    """Every holder but those of limits, which are there for the lengths in use."""
+    written = (FRONTENDS, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
+    by_place = (*_ENDPOINTS.values(), *_PICKS.values(), *_NUMBERED.values())
+    wide = (NUMBERS,) if family is Family.IPV6 else ()
+    return (*written, *wide, *by_place, pins(family, size_of_pins), FLOWS)
+
+
+@lru_cache(maxsize=4096)
+def number_address(family: Family, number: int) -> str:
+    """A slot, or the number of an endpoint, as an address that nobody has: 0.0.0.0/8, or 100::/64."""
+    return str(IPv4Address(number)) if family is Family.IPV4 else str(IPv6Address((0x100 << 112) + number))
+
+
+def digest(text: str) -> str:
+    """A short digest in the form in which it stands in nft comments."""
+    return f"#{blake2b(text.encode(), digest_size=6).hexdigest()}"

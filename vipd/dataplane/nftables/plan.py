@@ -1,0 +1,241 @@
+"""From what is wanted and what is installed to the transactions that close the gap. Pure.
+
+One transaction is atomic: a lookup sees either the table before or the table after. So a change is one, but
+in large loads whole forwardings go in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vipd.dataplane.nftables.chains import Rules
+from vipd.dataplane.nftables.compile import Slot
+from vipd.dataplane.nftables.fixed import HOOKS, Hook
+from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, NUMBERS, digest
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.table import Step, Structure
+
+BATCH_ELEMENTS = 60_000
+"""Elements in a transaction: nft takes some 1.5 KB of memory for each while it works."""
+ELEMENTS_A_COMMAND = 2000
+
+COMMENT_START = "vipd format "
+TABLE_COMMENT = f"{COMMENT_START}{FORMAT}"
+"""By which a table is known to be ours, and of which make."""
+
+NOTHING = Step((), {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChain:
+    """A chain as it was read: its hook (name, number, priority), and the digests in its rules' comments."""
+
+    hook: tuple[int, int] | None
+    rules: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Installed:
+    """What the kernel is known to hold besides elements."""
+
+    comment: str | None = None
+    """The table's own; None while there is no table."""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Digest of each holder's declaration."""
+    chains: dict[str, FoundChain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Transactions to run in order. False when the kernel is as wanted; as text, the difference."""
+
+    table: str
+    structure: tuple[str, ...] = ()
+    """Commands that come first."""
+    early: Step = NOTHING
+    """What several forwardings share and gain."""
+    steps: tuple[Step, ...] = ()
+    late: Step = NOTHING
+    """What they shared and lose, or that changes."""
+    replaces: bool = False
+    """The whole table is made anew, and so in one transaction."""
+    leaves: Installed | None = None
+    """What is there afterwards besides elements. None: as before."""
+
+    def __bool__(self) -> bool:
+        return bool(self.structure or self.early or self.steps or self.late)
+
+    def __str__(self) -> str:
+        lines = [f"{command}\n" for command in self.structure]
+        for step in (self.early, *self.steps, self.late):
+            lines += [f"-{_told(slot, value)}\n" for slot, value in step.deleted.items()]
+            lines += [f"+{_told(slot, value)}\n" for slot, value in step.added.items()]
+        return "".join(lines)
+
+    def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
+        """Each transaction's text for `nft -f -`, and the steps in it. The structure is in the first one."""
+        batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
+        for number, batch in enumerate(batches or [[]]):
+            first, last = number == 0, number >= len(batches) - 1
+            parts = [*([self.early] if first else []), *batch, *([self.late] if last else [])]
+            text = "".join(f"{command}\n" for command in self.structure) if first else ""
+            yield text + elements_text(self.table, parts), batch
+
+    def without_steps(self) -> str:
+        """The transaction of what no single forwarding is about; empty when there is nothing."""
+        text = "".join(f"{command}\n" for command in self.structure)
+        return text + elements_text(self.table, [self.early])
+
+
+def make_plan(
+    options: TableOptions, wanted: Structure, installed: Installed, steps: Sequence[Step], shared: Step
+) -> Plan:
+    """The plan that makes the kernel as wanted. `steps` and `shared` are differences of elements; where the
+    table has to be replaced they must be against nothing (`must_replace` tells)."""
+    table = options.table
+    if not wanted.chains:
+        gone = (f"delete table {table}",) if installed.comment is not None else ()
+        return Plan(table, gone, leaves=Installed())
+    replaces = must_replace(options, wanted, installed)
+    base = Installed() if replaces else installed
+    commands = [f"delete table {table}"] if replaces else []
+    commands += structure_commands(options, wanted, base)
+    needed = {slot: v for slot, v in shared.added.items() if slot.holder in (HAIRPIN.name, NUMBERS.name)}
+    rest = {slot: value for slot, value in shared.added.items() if slot not in needed}
+    return Plan(
+        table,
+        tuple(commands),
+        Step((), {}, needed),
+        tuple(together(steps)),
+        Step((), shared.deleted, rest),
+        replaces,
+        _afterwards(options, wanted, base),
+    )
+
+
+def must_replace(options: TableOptions, wanted: Structure, installed: Installed) -> bool:
+    """Whether a table is there that cannot be made right piece by piece."""
+    if installed.comment is None:
+        return False
+    digests = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
+    other = any(installed.holders.get(name, right) != right for name, right in digests.items())
+    hooks = any(
+        name in installed.chains and installed.chains[name].hook != _hooked(HOOKS.get(name))
+        for name in wanted.chains
+    )
+    return installed.comment != TABLE_COMMENT or other or hooks
+
+
+def structure_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
+    """Commands for missing holders, and for chains that are missing or other than wanted."""
+    table, commands = options.table, []
+    if installed.comment is None:
+        commands.append(f'add table {table} {{ comment "{TABLE_COMMENT}"; }}')
+    for name, holder in wanted.holders.items():
+        if name not in installed.holders:
+            commands.append(f"add {holder.kind} {table} {name} {{ {holder.declaration(options.family)} }}")
+    wrong = {name: rules for name, rules in wanted.chains.items() if not _right(name, rules, installed)}
+    for name in wrong:
+        if name in installed.chains:
+            commands.append(f"flush chain {table} {name}")
+        else:
+            hook = HOOKS.get(name)
+            commands.append(f"add chain {table} {name}" + (f" {{ {hook} }}" if hook else ""))
+    commands += [
+        f'add rule {table} {name} {rule} comment "{digest(rule)}"'
+        for name, rules in wrong.items()
+        for rule in rules
+    ]
+    return commands
+
+
+def removals(options: TableOptions, wanted: Structure, installed: Installed) -> tuple[str, ...]:
+    """Transactions that delete the holders and chains that nothing needs any more: first whatever leads to
+    those chains, then they themselves."""
+    table = options.table
+    chains = sorted(installed.chains.keys() - wanted.chains.keys())
+    holders = sorted(installed.holders.keys() - wanted.holders.keys())
+    emptied = [f"flush chain {table} {name}\n" for name in chains]
+    emptied += [f"delete set {table} {name}\n" for name in holders]
+    return tuple(
+        text
+        for text in ("".join(emptied), "".join(f"delete chain {table} {name}\n" for name in chains))
+        if text
+    )
+
+
+def together(steps: Sequence[Step]) -> Iterator[Step]:
+    """The same steps, those in one that hand an element from one forwarding to another."""
+    leaving = {slot: number for number, step in enumerate(steps) for slot in step.deleted}
+    tied = {
+        tie
+        for number, step in enumerate(steps)
+        for slot in step.added
+        if (other := leaving.get(slot, number)) != number
+        for tie in (number, other)
+    }
+    for number, step in enumerate(steps):
+        if number not in tied:
+            yield step
+    if tied:
+        parts = [steps[number] for number in sorted(tied)]
+        deleted = {slot: value for step in parts for slot, value in step.deleted.items()}
+        added = {slot: value for step in parts for slot, value in step.added.items()}
+        keys = tuple(key for step in parts for key in step.keys)
+        yield Step.between(keys, deleted, added)
+
+
+def elements_text(table: str, steps: Iterable[Step]) -> str:
+    """Commands that delete and add the elements of some steps, all deletions first."""
+    deleted: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}
+    for step in steps:
+        for slot in step.deleted:
+            deleted.setdefault(slot.holder, []).append(slot.key)
+        for slot, value in step.added.items():
+            added.setdefault(slot.holder, []).append(f"{slot.key} : {value}" if value else slot.key)
+    return "".join((*_commands("delete", table, deleted), *_commands("add", table, added)))
+
+
+def _commands(verb: str, table: str, found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for holder, elements in found.items():
+        for at in range(0, len(elements), ELEMENTS_A_COMMAND):
+            listed = ", ".join(elements[at : at + ELEMENTS_A_COMMAND])
+            yield f"{verb} element {table} {holder} {{ {listed} }}\n"
+
+
+def _batches(steps: Iterable[Step]) -> Iterator[list[Step]]:
+    batch: list[Step] = []
+    size = 0
+    for step in steps:
+        batch.append(step)
+        size += len(step.deleted) + len(step.added)
+        if size >= BATCH_ELEMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _afterwards(options: TableOptions, wanted: Structure, installed: Installed) -> Installed:
+    holders = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
+    chains = {name: found_chain(name, rules) for name, rules in wanted.chains.items()}
+    return Installed(TABLE_COMMENT, {**installed.holders, **holders}, {**installed.chains, **chains})
+
+
+def found_chain(name: str, rules: Rules) -> FoundChain:
+    """A chain as it will be read once these rules are written."""
+    return FoundChain(_hooked(HOOKS.get(name)), tuple(digest(rule) for rule in rules))
+
+
+def _right(name: str, rules: Rules, installed: Installed) -> bool:
+    return installed.chains.get(name) == found_chain(name, rules)
+
+
+def _hooked(hook: Hook | None) -> tuple[int, int] | None:
+    return (hook.number, hook.priority) if hook else None
+
+
+def _told(slot: Slot, value: str) -> str:
+    return f"{slot.holder} {slot.key}" + (f" : {value}" if value else "")

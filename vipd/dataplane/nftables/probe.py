@@ -1,0 +1,112 @@
+"""What this host's nft and kernel can do, found by having them check each form of rule. Nothing is written.
+
+A form that is missing would otherwise make every transaction fail as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.chains import Rules, Spread
+from vipd.dataplane.nftables.fixed import HOOKS, fixed_chains
+from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, fixed_holders, pins
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.tools import Nft, rehearse
+from vipd.model import Balance
+from vipd.process import Runner
+
+SCRATCH = "vipd-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One form of rule, and the kernel module that has it."""
+
+    name: str
+    module: str
+    rules: Rules
+    holders: tuple[Holder, ...] = ()
+    hook: str = "prerouting"
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which optional features work."""
+
+    affinity: bool = True
+    random_fully: bool = True
+    ping: bool = True
+    counts: bool = True
+
+
+async def probe(nft: Nft, options: TableOptions, run: Runner) -> Abilities:
+    """Try every feature. Raises ApplyError for a missing one that no service can do without."""
+    features = _features(options)
+    try:
+        await rehearse("".join(_text(feature, options) for feature in features), run)
+    except ApplyError as error:
+        if not error.rules_at_fault:
+            raise
+        return await _try_each(features, nft, options, run)
+    return Abilities()
+
+
+async def _try_each(features: tuple[Feature, ...], nft: Nft, options: TableOptions, run: Runner) -> Abilities:
+    missing: set[str] = set()
+    for feature in features:
+        try:
+            await rehearse(_text(feature, options), run)
+        except ApplyError as error:
+            if feature.required:
+                what = f"{nft.version_text} cannot do {feature.name} on this kernel"
+                raise ApplyError(what, error.why, f"modprobe {feature.module}") from None
+            missing.add(feature.name)
+    return Abilities(
+        affinity="affinity" not in missing,
+        random_fully="random ports" not in missing,
+        ping="ping" not in missing,
+        counts="counters" not in missing,
+    )
+
+
+def _text(feature: Feature, options: TableOptions) -> str:
+    """A table of its own for one feature."""
+    table = f"{options.ip} {SCRATCH}-{feature.name.replace(' ', '-')}"
+    family = options.family
+    holders = [f"add {h.kind} {table} {h.name} {{ {h.declaration(family)} }}" for h in feature.holders]
+    rules = [f"add rule {table} probe {rule}" for rule in feature.rules]
+    chain = f"add chain {table} probe {{ {HOOKS[feature.hook]} }}"
+    lines = [f'add table {table} {{ comment "probe"; }}', *holders, chain, *rules, ""]
+    return "\n".join(lines)
+
+
+def _echo(fixed: Mapping[str, Rules]) -> str:
+    return next(rule for rule in fixed["dispatch"] if "redirect" in rule)
+
+
+def _features(options: TableOptions) -> tuple[Feature, ...]:
+    ip, fixed = options.ip, fixed_chains(options)
+    plain, pinned = Spread(2, Balance.RANDOM), Spread(2, Balance.RANDOM, timeout=60)
+    by_hash = Spread(2, Balance.SOURCE_HASH, local=True)
+    maps = tuple(holder for holder in fixed_holders(options.family, 1000) if not holder.learnt)
+    return (
+        Feature("maps and translation", "nft_nat", plain.rules(options), maps),
+        Feature("source hashes", "nft_hash", by_hash.rules(options), maps),
+        Feature("refusals", "nft_reject", ("meta l4proto tcp reject with tcp reset", "reject")),
+        Feature("address types", "nft_fib", ("fib daddr type != local return",)),
+        Feature("masquerade", "nft_masq", ("masquerade",), hook="postrouting"),
+        Feature("hairpin", "nft_masq", (f"{ip} saddr . {ip} daddr @hairpin",), (HAIRPIN,)),
+        Feature("ping", "nft_redir", (_echo(fixed),), (PINGED,), required=False),
+        Feature("random ports", "nft_masq", ("masquerade fully-random",), (), "postrouting", required=False),
+        Feature(
+            "affinity",
+            "nf_tables",
+            pinned.rules(options),
+            (*maps, pins(options.family, 1000)),
+            required=False,
+        ),
+        Feature("counters", "nf_tables", fixed["counting"], (FLOWS,), "postrouting", required=False),
+    )

@@ -1,0 +1,63 @@
+"""Removing the tables of some chain prefixes. Needs no daemon, settings or store: they are known by name and
+comment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.options import TableOptions, table_name
+from vipd.dataplane.nftables.plan import COMMENT_START, Installed
+from vipd.dataplane.nftables.reading import OpenSocket, TableReader, open_netlink
+from vipd.dataplane.nftables.tools import transact
+from vipd.model import Family
+from vipd.process import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A table of ours that is in the kernel."""
+
+    table: str
+    """As nft commands name it: `ip vipd`."""
+    chains: int
+    holders: int
+    """Maps and sets."""
+
+    def __str__(self) -> str:
+        return f"table {self.table}: {self.chains} chains, {self.holders} maps and sets"
+
+
+async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open_netlink) -> list[Leftover]:
+    """Tables of these prefixes in both families. None where the kernel has no nf_tables."""
+    found = []
+    for prefix in prefixes:
+        for family in Family:
+            try:
+                there = await asyncio.to_thread(_look, family, table_name(prefix), open_socket)
+            except ApplyError as error:
+                if "modprobe" in error.hint:
+                    continue
+                raise
+            # A table of that name with another comment is somebody else's.
+            if there.comment is not None and there.comment.startswith(COMMENT_START):
+                table = TableOptions(family, prefix).table
+                found.append(Leftover(table, len(there.chains), len(there.holders)))
+    return found
+
+
+async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
+    """Delete these tables. Raises ApplyError."""
+    for leftover in leftovers:
+        try:
+            await transact(f"delete table {leftover.table}\n", run)
+        except FileNotFoundError:
+            what = f"table {leftover.table} cannot be deleted"
+            raise ApplyError(what, "there is no nft program", "apt install nftables") from None
+
+
+def _look(family: Family, table: str, open_socket: OpenSocket) -> Installed:
+    with TableReader(family, table, open_socket) as reader:
+        return reader.structure()

@@ -1,0 +1,264 @@
+"""One family's table as it is wanted: all forwardings, and which of them were touched. Pure.
+
+Only forwardings are kept, not elements: what one compiles to is found again when it changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vipd.dataplane.nftables.chains import Chain, Limited, Rules, Spread, closure
+from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
+from vipd.dataplane.nftables.fixed import fixed_chains
+from vipd.dataplane.nftables.layout import (
+    CLAIMED,
+    HAIRPIN,
+    LOCAL_OFFSET,
+    NUMBERS,
+    PINGED,
+    Holder,
+    allowed,
+    fixed_holders,
+    number_address,
+)
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.model import Family, Forwarding, ForwardingKey
+
+Elements = Mapping[Slot, str]
+
+SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBERS.name)
+"""Holders of elements that several forwardings may want."""
+
+Numbers = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a table holds besides elements: its holders by name, and its chains with their rules."""
+
+    holders: Mapping[str, Holder]
+    chains: Mapping[str, Rules]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of elements that makes sense alone; a new value is a deletion and an addition."""
+
+    keys: tuple[ForwardingKey, ...]
+    """The forwardings that it is about. None: what several share, or what nobody wants any more."""
+    deleted: Elements
+    added: Elements
+
+    def __bool__(self) -> bool:
+        return bool(self.deleted or self.added)
+
+    @classmethod
+    def between(cls, keys: tuple[ForwardingKey, ...], before: Elements, after: Elements) -> Step:
+        """What makes one of the other."""
+        deleted = {slot: value for slot, value in before.items() if after.get(slot) != value}
+        added = {slot: value for slot, value in after.items() if before.get(slot) != value}
+        return cls(keys, deleted, added)
+
+
+class WantedTable:
+    """The forwardings of one family, and what is said to be in the kernel of them."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self.options = options
+        self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        self._committed: dict[ForwardingKey, Forwarding] = {}
+        """What the kernel held when everything was last written."""
+        self._touched: dict[ForwardingKey, None] = {}
+        self._fragments: dict[ForwardingKey, Fragment] = {}
+        """Of forwardings that were touched, until they are written."""
+        self._chains: Counter[Chain] = Counter()
+        self._lengths: Counter[int] = Counter()
+        self._hairpins: Counter[str] = Counter()
+        self._users: Counter[str] = Counter()
+        self._pingers: Counter[str] = Counter()
+        self._shared_before: dict[Slot, str | None] = {}
+        """Shared elements that were touched, as they were when everything was last written."""
+        self._numbers_before: Numbers = (0, 0)
+        self._structure: Structure | None = None
+
+    def __len__(self) -> int:
+        return len(self._forwardings)
+
+    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Take one forwarding's new form, or its end."""
+        before = self._forwardings.pop(key, None)
+        if before is not None:
+            fragment = self._fragments.pop(key, None)
+            self._count(fragment or compile_forwarding(before, self.options), -1)
+        if forwarding is not None:
+            self._forwardings[key] = forwarding
+            self._fragments[key] = compile_forwarding(forwarding, self.options)
+            self._count(self._fragments[key], 1)
+        self._touched[key] = None
+
+    def reconfigured(self, options: TableOptions) -> WantedTable:
+        """The same forwardings under other options; what is in the kernel has to be found out."""
+        made = WantedTable(options)
+        for key, forwarding in self._forwardings.items():
+            made.update(key, forwarding)
+        made._committed = dict(self._committed)
+        return made
+
+    def structure(self) -> Structure:
+        """The holders and chains that are wanted; none without forwardings."""
+        if self._structure is None:
+            self._structure = self._assemble() if self._forwardings else Structure({}, {})
+        return self._structure
+
+    def touched(self) -> tuple[list[Step], Step]:
+        """What differs from what was written: of each forwarding, and of what they share."""
+        steps = [
+            Step.between((key,), self._was(key), self._fragments[key].elements if self._wants(key) else {})
+            for key in self._touched
+        ]
+        shared = {slot: self._shared(slot) for slot in self._shared_before}
+        before = {slot: value for slot, value in self._shared_before.items() if value is not None}
+        after = {slot: value for slot, value in shared.items() if value is not None}
+        if self._numbers_before != self._numbers():
+            before.update(self._number_elements(self._numbers_before))
+            after.update(self._number_elements(self._numbers()))
+        return [step for step in steps if step], Step.between((), before, after)
+
+    def against(self, installed: Elements, holders: Collection[str]) -> tuple[list[Step], Step]:
+        """The same against what these holders really contain, leftovers included."""
+        left, steps = dict(installed), []
+        for key in self._forwardings:
+            wanted = {slot: value for slot, value in self._elements(key).items() if slot.holder in holders}
+            found = {slot: left.pop(slot) for slot in wanted if slot in left}
+            step = Step.between((key,), found, wanted)
+            steps += [step] if step else []
+        shared = {s: v for s, v in self.shared_elements() if s.holder in holders}
+        before = {slot: left.pop(slot) for slot in list(left) if slot.holder in SHARED}
+        steps += [Step((), left, {})] if left else []
+        return steps, Step.between((), before, shared)
+
+    def elements(self) -> Iterator[tuple[Slot, str]]:
+        """Every element that is wanted."""
+        for key in self._forwardings:
+            yield from self._elements(key).items()
+        yield from self.shared_elements()
+
+    def shared_elements(self) -> Iterator[tuple[Slot, str]]:
+        """Those elements that several forwardings may want."""
+        hairpins = (Slot(HAIRPIN.name, f"{address} . {address}") for address in self._hairpins)
+        claimed = (Slot(CLAIMED.name, address) for address in self._users)
+        pinged = (Slot(PINGED.name, address) for address in self._pingers)
+        for slot in (*hairpins, *claimed, *pinged):
+            value = self._shared(slot)
+            if value is not None:
+                yield slot, value
+        yield from self._number_elements(self._numbers())
+
+    def forwardings(self) -> Iterable[Forwarding]:
+        """All that are wanted."""
+        return self._forwardings.values()
+
+    def revert(self, keys: Iterable[ForwardingKey]) -> dict[ForwardingKey, Forwarding | None]:
+        """Take these back to what was last written, and return what that leaves out."""
+        held = {key: self._forwardings.get(key) for key in keys}
+        for key in held:
+            self.update(key, self._committed.get(key))
+        return held
+
+    def written(self) -> None:
+        """The kernel holds all that is wanted."""
+        for key in self._touched:
+            if key in self._forwardings:
+                self._committed[key] = self._forwardings[key]
+            else:
+                self._committed.pop(key, None)
+        self._touched.clear()
+        self._fragments.clear()
+        self._shared_before.clear()
+        self._numbers_before = self._numbers()
+
+    def _wants(self, key: ForwardingKey) -> bool:
+        return key in self._forwardings
+
+    def _was(self, key: ForwardingKey) -> Elements:
+        committed = self._committed.get(key)
+        return compile_forwarding(committed, self.options).elements if committed else {}
+
+    def _elements(self, key: ForwardingKey) -> Elements:
+        known = self._fragments.get(key)
+        return (known or compile_forwarding(self._forwardings[key], self.options)).elements
+
+    def _count(self, fragment: Fragment, one: int) -> None:
+        """Add a fragment's needs to all needs, or take them out."""
+        self._count_shared(fragment, one)
+        needed = {each: None for chain in fragment.chains for each in closure(chain)}
+        changed = [_add(self._chains, each, one) for each in needed]
+        changed += [_add(self._lengths, length, one) for length in fragment.lengths]
+        if any(changed) or len(self._forwardings) <= 1:
+            self._structure = None
+
+    def _count_shared(self, fragment: Fragment, one: int) -> None:
+        for address in fragment.hairpins:
+            self._remember(Slot(HAIRPIN.name, f"{address} . {address}"))
+            _add(self._hairpins, address, one)
+        for address in fragment.addresses:
+            self._remember(Slot(CLAIMED.name, address))
+            _add(self._users, address, one)
+        for address in fragment.pings:
+            self._remember(Slot(PINGED.name, address))
+            _add(self._pingers, address, one)
+
+    def _remember(self, slot: Slot) -> None:
+        if slot not in self._shared_before:
+            self._shared_before[slot] = self._shared(slot)
+
+    def _shared(self, slot: Slot) -> str | None:
+        """What a shared element is now; None: there is none."""
+        if slot.holder == HAIRPIN.name:
+            return "" if self._hairpins.get(slot.key.partition(" ")[0]) else None
+        if slot.holder == PINGED.name:
+            return "" if self._pingers.get(slot.key) else None
+        return "" if self._users.get(slot.key) and self.options.reject_unused_ports else None
+
+    def _numbers(self) -> Numbers:
+        """How many slots have to be known as addresses, of the cluster's and of the local policy's."""
+        if self.options.family is Family.IPV4:
+            return 0, 0
+        spreads = [chain for chain in self._chains if isinstance(chain, Spread)]
+        cluster = max((spread.slots for spread in spreads if not spread.local), default=0)
+        local = max((spread.slots for spread in spreads if spread.local), default=0)
+        return _room(cluster), _room(local)
+
+    def _number_elements(self, numbers: Numbers) -> Iterator[tuple[Slot, str]]:
+        for many, offset in zip(numbers, (0, LOCAL_OFFSET), strict=True):
+            for number in range(offset, offset + many):
+                yield Slot(NUMBERS.name, str(number)), number_address(self.options.family, number)
+
+    def _assemble(self) -> Structure:
+        options = self.options
+        holders = fixed_holders(options.family, options.pins if options.affinity else 0)
+        limits = tuple(allowed(length) for length in sorted(self._lengths))
+        chains = {chain.name: chain.rules(options) for chain in self._chains}
+        if limits:
+            limited = Limited(tuple(self._lengths))
+            chains[limited.name] = limited.rules(options)
+        present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
+        return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains})
+
+
+def _room(slots: int) -> int:
+    """At least so many, in powers of two from 64, so that it seldom changes; none for none."""
+    return 1 << max(slots - 1, 63).bit_length() if slots else 0
+
+
+def _add(counter: Counter[str] | Counter[int] | Counter[Chain], thing: object, one: int) -> bool:
+    """Count one more or less; whether it is new, or gone."""
+    counts: Counter[object] = counter  # type: ignore[assignment]  # of whatever there is
+    was = counts[thing]
+    if was + one:
+        counts[thing] = was + one
+    else:
+        del counts[thing]
+    return not was or not was + one

@@ -1,0 +1,69 @@
+"""The nft program of this host, and running it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.process import Finished, Runner
+
+OLDEST = (1, 0, 1)
+"""Earlier ones read the tables of all programs, and some crash on those of newer ones (contract 5)."""
+
+_VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
+_ENVIRONMENT = ("Operation not permitted", "No buffer space", "Cannot allocate memory", "must be root")
+"""What nft says where no rule is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nft:
+    """The program, as it names itself."""
+
+    version_text: str
+
+
+async def find_nft(run: Runner) -> Nft:
+    """The nft program. Raises ApplyError when there is none that can be used."""
+    try:
+        said = await run(["nft", "--version"], "")
+    except FileNotFoundError:
+        raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
+    match = _VERSION.search(said.output)
+    if not match:
+        raise ApplyError("nft --version is not understood", (said.output + said.errors).strip())
+    if tuple(int(part) for part in match.groups()) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ApplyError(f"{said.output.strip()} is too old", f"{oldest} or later is needed")
+    return Nft(said.output.strip())
+
+
+async def transact(text: str, run: Runner) -> None:
+    """Write one transaction: all of it, or nothing. Raises ApplyError."""
+    check(await run(["nft", "-f", "-"], text), "nft")
+
+
+async def rehearse(text: str, run: Runner) -> None:
+    """See whether nft and the kernel would take a transaction, without making it. Raises ApplyError."""
+    check(await run(["nft", "--check", "-f", "-"], text), "nft --check")
+
+
+def check(finished: Finished, what: str) -> None:
+    """Raise ApplyError unless a program ended well."""
+    if finished.code == 0:
+        return
+    why = _why(finished.errors) or f"exit code {finished.code}"
+    environment = any(word in finished.errors for word in _ENVIRONMENT)
+    hint = "vipd needs root, or CAP_NET_ADMIN" if "not permitted" in finished.errors else ""
+    raise ApplyError(f"{what} failed", why, hint, rules_at_fault=not environment)
+
+
+def _why(errors: str) -> str:
+    """nft's first complaint, with the command that it is about, shortened."""
+    lines = errors.splitlines()
+    at = next((number for number, line in enumerate(lines) if "Error:" in line), None)
+    if at is None:
+        return " ".join(errors.split())
+    said = lines[at].partition("Error: ")[2]
+    about = lines[at + 1].strip() if at + 1 < len(lines) else ""
+    return f"{said} ({about[:120]})" if about else said

@@ -1,0 +1,128 @@
+"""Makes the dataplanes that this program knows, removes what they have in the kernel, and watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.counting import Differences, FlowCounter, Place
+from vipd.dataplane.iptables import removal as iptables_removal
+from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.nftables import removal as nftables_removal
+from vipd.dataplane.nftables.driver import NftablesDataplane
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.probe import Abilities, probe
+from vipd.dataplane.nftables.surroundings import dropping_chains
+from vipd.dataplane.nftables.tools import find_nft
+from vipd.dataplane.nftables.watch import TableWatch
+from vipd.dataplane.switching import DataplaneName, Doubted, SwitchableDataplane
+from vipd.host_record import HostRecord
+from vipd.model import Family
+from vipd.process import Runner
+from vipd.settings import Settings
+
+RuleWatch: TypeAlias = Watch | TableWatch
+
+
+class HostDataplanes:
+    """Implements `Opening` on this host, in the network namespace in which `run` runs programs."""
+
+    def __init__(self, settings: Settings, record: HostRecord, run: Runner) -> None:
+        self._settings, self._record, self._run = settings, record, run
+
+    async def open(self, name: DataplaneName) -> Doubted:
+        """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
+        if name == "nftables":
+            return await NftablesDataplane.start(self._settings, self._record, self._run)
+        return await IptablesDataplane.start(self._settings, self._record, self._run)
+
+    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions:
+        """What shapes a family's rules. The nftables dataplane means the same by its maps, so that for it
+        these are the rules that the other one would write."""
+        if isinstance(dataplane, IptablesDataplane):
+            return dataplane.options_of(family)
+        return RuleOptions.of(self._settings, family, random_fully=True, host_addresses=frozenset())
+
+    async def remove(self, name: DataplaneName) -> bool:
+        """Remove everything under our prefix that a dataplane has in the kernel; whether there was anything.
+
+        Raises ApplyError.
+        """
+        prefixes = (self._settings.chain_prefix,)
+        if name == "nftables":
+            tables = await nftables_removal.find_leftovers(prefixes)
+            await nftables_removal.remove(tables, self._run)
+            return bool(tables)
+        rules = await iptables_removal.find_leftovers(prefixes, self._run)
+        await iptables_removal.remove(rules, self._run)
+        return bool(rules)
+
+
+def watch_of(dataplane: object, settings: Settings, own: OwnProcesses) -> RuleWatch:
+    """What sees that somebody else changes the rules of a dataplane."""
+    names = Names(settings.chain_prefix)
+    if isinstance(dataplane, IptablesDataplane):
+        watch = Watch(dataplane.watched(), names, own)
+        watch.hear = dataplane.counter.hear
+        return watch
+    return TableWatch(names, own)
+
+
+class FlowCounters:
+    """Implements `FlowCounter` by whichever dataplane is in use."""
+
+    def __init__(self, dataplane: SwitchableDataplane) -> None:
+        self._dataplane = dataplane
+        self._of: tuple[Doubted, FlowCounter] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took, about."""
+        return self._counter().seconds
+
+    async def take(self) -> Mapping[Place, int]:
+        """The new flows since the last time. Raises ApplyError or OSError."""
+        return await self._counter().take()
+
+    def memory(self) -> object:
+        """What has been taken, and of which dataplane."""
+        return {self._dataplane.name: self._counter().memory()}
+
+    def remember(self, memory: object) -> None:
+        """Go on from what an earlier run had taken of the same dataplane."""
+        if isinstance(memory, dict) and self._dataplane.name in memory:
+            self._counter().remember(memory[self._dataplane.name])
+
+    def _counter(self) -> FlowCounter:
+        current = self._dataplane.current
+        if self._of is None or self._of[0] is not current:
+            self._of = (current, _counter_of(current))
+        return self._of[1]
+
+
+def _counter_of(dataplane: Doubted) -> FlowCounter:
+    if isinstance(dataplane, IptablesDataplane):
+        return dataplane.counter
+    assert isinstance(dataplane, NftablesDataplane)  # noqa: S101 (there are two)
+    return Differences(dataplane.counters)
+
+
+async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:
+    """The dataplane that a setting means. `auto` is nftables where nft and kernel have all that it may need,
+    and where no other table drops forwarded packets, which ours could not prevent; else iptables.
+    """
+    if setting != "auto":
+        return "nftables" if setting == "nftables" else "iptables"
+    try:
+        nft = await find_nft(run)
+        able = [await probe(nft, TableOptions.of(settings, family), run) for family in Family]
+        if any(abilities != Abilities() for abilities in able) or await dropping_chains():
+            return "iptables"
+    except (ApplyError, OSError):
+        return "iptables"
+    return "nftables"

@@ -1,0 +1,192 @@
+"""The dataplane in use, and another one in its place while vipd runs.
+
+The new one is built beside the old one before that is removed, so that no new flow is refused meanwhile: the
+kernel translates a flow once, by whichever has it first. The same holds over a restart with other settings:
+what the other dataplane has left behind is removed once this one has written its rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.durable import write_durably
+from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
+
+log = logging.getLogger(__name__)
+
+DataplaneName = Literal["iptables", "nftables"]
+DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
+
+
+class ChosenDataplane:
+    """What an operator has chosen in place of the settings, kept in the state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "dataplane"
+
+    def read(self) -> str:
+        """The name, or `auto`; empty if the settings count."""
+        try:
+            chosen = self._path.read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
+        return chosen if chosen in (*DATAPLANES, "auto") else ""
+
+    def write(self, chosen: str) -> None:
+        """Make it last; empty: the settings count again. Raises OSError."""
+        if chosen:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            write_durably(self._path, f"{chosen}\n".encode())
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+class Doubted(Dataplane, Protocol):
+    """A dataplane that can be told which of its chains somebody else may have changed."""
+
+    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Trust nothing that is known about these chains."""
+
+
+class Opening(Protocol):
+    """Makes dataplanes, and removes what one of them has in the kernel."""
+
+    async def open(self, name: DataplaneName) -> Doubted:
+        """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
+
+    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions:
+        """What shapes a family's rules; of a dataplane without iptables rules what they would be."""
+
+    async def remove(self, name: DataplaneName) -> bool:
+        """Remove everything that a dataplane has in the kernel; whether there was anything. Raises
+        ApplyError."""
+
+
+class SwitchableDataplane:
+    """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
+
+    def __init__(self, name: DataplaneName, current: Doubted, opening: Opening) -> None:
+        self._name, self.current, self._opening = name, current, opening
+        self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        self._host_addresses: frozenset[str] = frozenset()
+        self._others_gone = self._written = False
+        self._left: tuple[str, ...] = ()
+        self.switched: list[Callable[[], None]] = []
+        """Called after another dataplane has taken over, before the old one is removed."""
+
+    @property
+    def name(self) -> DataplaneName:
+        """The dataplane in use."""
+        return self._name
+
+    @classmethod
+    async def start(cls, name: DataplaneName, opening: Opening) -> SwitchableDataplane:
+        """Begin with one. Raises ApplyError."""
+        return cls(name, await opening.open(name), opening)
+
+    async def switch(self, name: DataplaneName) -> bool:
+        """Put another dataplane in place of the one in use; whether it is another one.
+
+        Raises ApplyError; then the one in use is as before, and nothing of the other is left.
+        """
+        if name == self.name:
+            return False
+        new = await self._opening.open(name)
+        new.host_changed(self._host_addresses)
+        new.update(dict(self._forwardings))
+        try:
+            await new.apply(await new.plan())
+            if refused := new.quarantined():
+                key, why = next(iter(refused.items()))
+                raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
+        except ApplyError:
+            await self._opening.remove(name)
+            raise
+        self._name, self.current = name, new
+        self._others_gone, self._written = False, True
+        for tell in self.switched:
+            tell()
+        await self._remove_others()
+        return True
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone."""
+        for key, forwarding in changes.items():
+            if forwarding is None:
+                self._forwardings.pop(key, None)
+            else:
+                self._forwardings[key] = forwarding
+        self.current.update(changes)
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """This host's own addresses are these from now on."""
+        self._host_addresses = addresses
+        self.current.host_changed(addresses)
+
+    async def plan(self) -> DataplanePlan:
+        """What has to be written now. Raises ApplyError."""
+        plan = await self.current.plan()
+        self._written = self._written or not plan
+        return plan
+
+    async def apply(self, plan: DataplanePlan) -> None:
+        """Write a plan to the kernel. Raises ApplyError."""
+        await self.current.apply(plan)
+        self._written = True
+
+    async def sweep(self) -> None:
+        """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
+        await self.current.sweep()
+        if self._written and not self._others_gone:
+            await self._remove_others()
+
+    def forget(self) -> None:
+        """Trust nothing that is known about the kernel."""
+        self.current.forget()
+
+    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Trust nothing that is known about these chains."""
+        self.current.doubt(chains)
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        """The forwardings that the kernel does not take, and what it said."""
+        return self.current.quarantined()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What this host lacks and what that means for services."""
+        return (*self._left, *self.current.warnings())
+
+    def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
+        """The kernel names by which a forwarding and its endpoints are found."""
+        return self.current.chains_of(forwarding)
+
+    def versions(self) -> dict[str, str]:
+        """The tools in use, by family, as they name themselves."""
+        return self.current.versions()
+
+    def options_of(self, family: Family) -> RuleOptions:
+        """What shapes a family's rules, as iptables rules: by these a packet's fate is explained."""
+        return self._opening.options_of(self.current, family)
+
+    def host_addresses(self) -> frozenset[str]:
+        """This host's own addresses, as told last."""
+        return self._host_addresses
+
+    async def _remove_others(self) -> None:
+        """Remove what other dataplanes have in the kernel. What cannot be is a warning, and tried again."""
+        left = []
+        for name in DATAPLANES:
+            if name == self.name:
+                continue
+            try:
+                if await self._opening.remove(name):
+                    log.info("the rules of the %s dataplane are removed; %s has taken over", name, self.name)
+            except ApplyError as error:
+                left.append(f"rules of the {name} dataplane are still there: {error}")
+        self._left, self._others_gone = tuple(left), not left

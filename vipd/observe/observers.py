@@ -1,0 +1,72 @@
+"""Who may look from outside: Prometheus and the status page, wired to one daemon's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vipd import __version__
+from vipd.api.views import time_text
+from vipd.dataplane.base import Dataplane
+from vipd.observe.counters.door import Numbers
+from vipd.observe.events.recorder import Recorder
+from vipd.observe.listeners import Listeners, Place
+from vipd.observe.metrics.flows import reader
+from vipd.observe.metrics.scrape import Metrics
+from vipd.observe.metrics.tally import Tally
+from vipd.observe.page.board import Board, Facts
+from vipd.observe.page.server import StatusPage
+from vipd.reconciler import Reconciler
+from vipd.settings import Settings
+from vipd.sources.base import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The objects that are looked at."""
+
+    settings: Settings
+    reconciler: Reconciler
+    dataplane: Dataplane
+    sources: Sequence[Source]
+    numbers: Numbers
+    recorder: Recorder
+
+
+class Observers:
+    """Metrics and status page of a daemon. The tally's `counting` is to be entered, and `run` to be run."""
+
+    def __init__(self, daemon: Observed) -> None:
+        settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
+        read_flows = reader(daemon.numbers)
+        self.tally = Tally(reconciler, sources)
+        reconciler.after_step.append(self.tally.look)
+        self.metrics = Metrics(reconciler, sources, self.tally, daemon.dataplane, read_flows)
+        self.warnings: Callable[[], Sequence[str]] = tuple
+        """What is wrong besides the reconciler's own warnings; to be set."""
+        started = time_text(reconciler.clock())
+        facts = Facts(
+            reconciler,
+            daemon.dataplane,
+            sources,
+            {"host": settings.node_name, "version": __version__, "started": started},
+            lambda: self.warnings(),
+            daemon.recorder,
+            read_flows,
+        )
+        self._board = Board(facts)
+        self._page = StatusPage(self._board, _place(settings.page_place()))
+        self._scraped = self.metrics.listener(_place(settings.metrics_place()))
+
+    @property
+    def listeners(self) -> tuple[Listeners, ...]:
+        """Their ports, each to be run."""
+        return self._scraped, self._page.listener
+
+    async def run(self) -> None:
+        """Keep the page's state fresh while somebody looks at it, for ever."""
+        await self._board.run()
+
+
+def _place(place: tuple[str, int] | None) -> Place | None:
+    return Place(*place) if place else None
