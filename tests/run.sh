@@ -10,6 +10,7 @@ set -euo pipefail
 require_root "tests/run.sh"
 install_packages $test_packages
 make_venv dev
+bash "$project/tests/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"
 cd "$project"
 
 failed=()

@@ -33,7 +33,9 @@ CORE = (
     "vipd.catalog",
     "vipd.selection",
     "vipd.operations",
+    "vipd.dataplane.slots",
     "vipd.dataplane.iptables",
+    "vipd.dataplane.nftables",
     "vipd.observe.tracer",
 )
 """Modules and packages whose results follow from their arguments alone."""
@@ -49,6 +51,9 @@ SHELL_OF_CORE = tuple(
         "counters.counter",
         "counters.reading",
     )
+) + tuple(
+    f"vipd.dataplane.nftables.{name}"
+    for name in ("tools", "probe", "family", "driver", "removal", "reading", "watch", "surroundings")
 )
 """Modules within those packages that do run programs."""
 

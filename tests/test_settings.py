@@ -102,7 +102,7 @@ def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) ->
         ("socket: run/x\n", "absolute"),
         ("mark_bit: often\n", "mark_bit"),
         ("masquerade: off-cluster\n", "cluster_cidrs"),
-        ("dataplane: nftables\n", "dataplane"),
+        ("dataplane: ipvs\n", "dataplane"),
         ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
         ("chain_prefix: V-D\n", "chain_prefix"),
         ("log_level: !!python/object/apply:os.getcwd []\n", "not YAML"),

@@ -111,7 +111,9 @@ class Settings(BaseSettings):
     there is no such group.
     """
     dataplane: Literal["iptables", "nftables", "auto"] = "iptables"
-    """What programs the kernel."""
+    """What programs the kernel; `auto`: nftables where the host has all that it may need and no other table
+    drops forwarded packets, else iptables. `vipctl set-dataplane` has the last word.
+    """
     iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
     """Which iptables programs to use; `auto`: what `iptables` itself is."""
     # The longest prefix and a hash still fit iptables' 28 characters.

@@ -10,11 +10,11 @@ from vipd.cli.output import document, output_option, socket_option
 
 
 @click.command("set-dataplane")
-@click.argument("name", type=click.Choice(["iptables", "nftables"]))
+@click.argument("name", metavar="NAME", type=click.Choice(["iptables", "nftables"]))
 @output_option("text", "json", "yaml")
 @socket_option
 def set_dataplane(name: str, form: str) -> int:
-    """Change what programs the kernel, without a failed new connection: the new rules are written first, then
+    """Change what programs the kernel to NAME, iptables or nftables, without a failed new connection: the new rules are written first, then
     the old ones are removed. Open connections go on. It is kept over restarts, whatever vipd.yaml says.
     """
     told = connect(timeout=300.0).change("POST", "dataplane", body={"name": name})

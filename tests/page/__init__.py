@@ -1,0 +1,1 @@
+"""The status page: its server without a browser, and the page in a real one."""

@@ -1,0 +1,72 @@
+"""The page and the metrics of a real daemon that balances real traffic, seen from its own host."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.page.browser import PROGRAM, browser
+
+pytestmark = pytest.mark.root
+
+DECLARATION = """
+  - name: shop/web
+    address: 10.96.0.10
+    ports: [80/tcp]
+    backends: [10.244.0.11, 10.244.0.12]
+    check: {type: tcp, interval: 1s, timeout: 1s, rise: 1, fall: 1}
+"""
+ROW = "document.querySelector('tr.row')?.textContent"
+
+
+def sample(metrics: str, name: str) -> float:
+    """The value of a series; AssertionError when it is not there."""
+    (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", metrics, re.MULTILINE)
+    return float(value)
+
+
+def scrape(lab: Lab) -> str:
+    """What Prometheus would get."""
+    return lab.host.run("curl", "-sf", "--compressed", "http://127.0.0.1:9253/metrics").stdout
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
+def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
+    async def story(lab: Lab, vipd: Daemon) -> None:
+        async with browser(prefix=tuple(lab.host.inside(()))) as tab:
+            await tab.size(1360, 900)
+            await tab.open("http://127.0.0.1:9254/")
+            await tab.until(f"({ROW} || '').includes('2 of 2')")
+            await tab.until("document.getElementById('link').textContent === 'live'")
+            sent = asyncio.create_task(asyncio.to_thread(lab.client.send, "10.96.0.10", 80, count=400))
+            await tab.until("parseFloat(document.getElementById('n-rate').textContent) > 0")
+            (await sent).all_answered()
+
+            await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
+            await tab.until(f"{ROW}.includes('1 of 2')")
+            await tab.value("document.querySelector('.open').click()")
+            await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
+            await tab.until("document.getElementById('events').textContent.includes('override given')")
+            lab.backends[0].kill()
+            await tab.until(f"{ROW}.includes('Degraded') || {ROW}.includes('No backends')")
+            await tab.picture("real-daemon")
+            assert tab.faults == []
+
+    with Lab() as lab:
+        lab.serve_everywhere(80)
+        with Daemon(lab.host, DECLARATION, metrics_address=9253, status_page=9254) as vipd:
+            asyncio.run(asyncio.wait_for(story(lab, vipd), 100))
+            metrics = scrape(lab)
+            first, second = (f'service="shop/web",backend="10.244.0.1{n}:80",protocol="tcp"' for n in (1, 2))
+            assert sample(metrics, 'vipd_service_new_flows_total{service="shop/web"}') >= 400
+            assert sample(metrics, f"vipd_backend_admin_state{{{second}}}") == 1
+            assert sample(metrics, f"vipd_backend_weight{{{second}}}") == 0
+            assert sample(metrics, f"vipd_backend_up{{{first}}}") == 0
+            assert sample(metrics, f"vipd_backend_up{{{second}}}") == 1
+            assert sample(metrics, "vipd_applies_total") >= 2
+            lab.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
+            vipd.wait_until(lambda: sample(scrape(lab), "vipd_drift_repairs_total"), 1.0)

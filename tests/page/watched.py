@@ -1,0 +1,152 @@
+"""The page's server beside a real reconciler whose kernel, checks and flow counts are played."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import ClientSession
+
+from tests.fake_dataplane import FakeDataplane, FakeSurroundings
+from tests.reconciling import FakeSource
+from tests.samples import declared
+from vipd.dataplane.counting import Place as BackendPlace
+from vipd.model import Service
+from vipd.observe.counters.ledger import Ledger
+from vipd.observe.counters.traffic import Table
+from vipd.observe.events.recorder import Recorder
+from vipd.observe.listeners import Place
+from vipd.observe.metrics.flows import Reading
+from vipd.observe.page.board import Board, Facts
+from vipd.observe.page.server import StatusPage
+from vipd.reconciler import Reconciler
+from vipd.standing import Standing, Standings
+
+ABOUT = {"host": "lb1", "version": "1.2.3", "started": "2026-01-01T00:00:00Z"}
+
+
+@dataclass
+class Judges:
+    """Says how backends stand, as a test tells it."""
+
+    stood: dict[str, dict[str, Standing]] = field(default_factory=dict)
+    _moved: set[str] = field(default_factory=set)
+
+    def stand(self, service: str, backend: str, standing: Standing | None) -> None:
+        """From now on a backend stands like this; None: as declared."""
+        of_service = self.stood.setdefault(service, {})
+        of_service.pop(backend, None)
+        if standing is not None:
+            of_service[backend] = standing
+        self._moved.add(service)
+
+    def follow(self, services: Mapping[str, Service]) -> None:
+        """All are known."""
+
+    def moved(self) -> frozenset[str]:
+        """Those that were told of since the last step."""
+        return frozenset(self._moved)
+
+    def standings(self, service: Service) -> Standings:
+        """As told."""
+        return dict(self.stood.get(service.name, {}))
+
+    def taken_up(self, services: frozenset[str]) -> None:
+        """The step has them."""
+        self._moved -= services
+
+
+class Watched:
+    """A reconciler, and the page over it on a free port of loopback."""
+
+    def __init__(self, services: Sequence[Service], recorder: Recorder | None = None) -> None:
+        self.dataplane, self.judges = FakeDataplane(), Judges()
+        self.source = FakeSource(self.dataplane, *services)
+        surroundings = FakeSurroundings()
+        self.reconciler = Reconciler(
+            (self.source,), self.dataplane, surroundings, lambda: datetime.now(UTC), self.judges
+        )
+        self.ledger, self.warnings, self.counted = Ledger(), list[str](), 0
+        self.table = Table(4200, 262144, accounting=False)
+        facts = Facts(
+            self.reconciler,
+            self.dataplane,
+            (self.source,),
+            ABOUT,
+            lambda: self.warnings,
+            recorder,
+            self.read_flows,
+        )
+        self.board = Board(facts)
+        self.place = Place("127.0.0.1", free_port())
+        self.page = StatusPage(self.board, self.place)
+
+    @property
+    def url(self) -> str:
+        """The page's."""
+        return f"http://{self.place}/"
+
+    async def read_flows(self) -> Reading:
+        """The counts as they are played."""
+        self.counted += 1
+        return Reading(datetime.now(UTC), self.ledger, self.table)
+
+    def flow(self, service: str, *numbers: int) -> None:
+        """New flows to the first backends of a service's first forwarding."""
+        forwarding = self.reconciler.forwardings[service][0]
+        places = (BackendPlace(forwarding.key, e.address, e.port) for e in forwarding.reachable())
+        self.ledger.add(dict(zip(places, numbers, strict=False)))
+
+    async def declare(self, services: Collection[Service]) -> None:
+        """Other services from now on."""
+        self.source.candidate = declared(*services)
+        await self.step()
+
+    async def step(self) -> None:
+        """Return once the reconciler has taken up whatever is new."""
+        await self.reconciler.settled(self.reconciler.wake(), 10)
+
+    async def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
+        """Status, headers and body of a GET."""
+        async with ClientSession() as session, session.get(self.url + path, headers=headers) as response:
+            return response.status, dict(response.headers), await response.text()
+
+    async def state(self, after: str = "") -> dict[str, Any]:
+        """The answer to /state."""
+        async with ClientSession() as session, session.get(f"{self.url}state?after={after}") as response:
+            assert response.status == 200
+            found: dict[str, Any] = await response.json()
+            return found
+
+
+@contextlib.asynccontextmanager
+async def watched(services: Sequence[Service], recorder: Recorder | None = None) -> AsyncIterator[Watched]:
+    """All its loops at work, the port open."""
+    world = Watched(services, recorder)
+    runs = (world.reconciler.run(), world.board.run(), world.page.listener.run())
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        await world.step()
+        for _ in range(200):
+            if world.page.listener.open:
+                break
+            await asyncio.sleep(0.01)
+        yield world
+        assert not any(task.done() for task in tasks), "a loop has ended by itself"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,71 @@
+"""Every metric that vipd has: name, kind, meaning and labels. Pure data; nothing else names a metric.
+
+Label values are bounded by what is declared: services and their backends, sources, and fixed words. A series
+is there for as long as what it is about, so that nothing appears only when it goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+class Family(NamedTuple):
+    """One metric's kind, its meaning as Prometheus shows it, and its labels in order."""
+
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+_SERVICE = ("service",)
+_BACKEND = ("service", "backend", "protocol")
+
+FAMILIES: Mapping[str, Family] = {
+    "vipd_build_info": Family("gauge", "Always 1; which vipd this is.", ("version", "dataplane")),
+    "vipd_in_sync": Family(
+        "gauge", "1 while the kernel holds what is declared, no service being quarantined; else 0."
+    ),
+    "vipd_healthy": Family("gauge", "1 while /healthz answers 200; else 0."),
+    "vipd_services": Family("gauge", "Services declared."),
+    "vipd_quarantined_services": Family("gauge", "Services of which the kernel does not take a part."),
+    "vipd_applies_total": Family("counter", "Times that rules were written to the kernel."),
+    "vipd_apply_failures_total": Family("counter", "Times that the kernel could not be made as declared."),
+    "vipd_apply_duration_seconds": Family(
+        "histogram", "Time of each write of rules, from the declarations to the kernel."
+    ),
+    "vipd_drift_repairs_total": Family("counter", "Times that rules changed by others were repaired."),
+    "vipd_events_total": Family("counter", "What has happened, by the name of the event.", ("event",)),
+    "vipd_source_problems": Family(
+        "gauge", "Problems of declarations, and of reaching the source itself.", ("source",)
+    ),
+    "vipd_store_connected": Family("gauge", "1 while changes in etcd are heard of; else 0.", ("source",)),
+    "vipd_config_last_success_timestamp_seconds": Family(
+        "gauge", "When all that is declared was last taken up without a problem; 0: not in this run."
+    ),
+    "vipd_conntrack_entries": Family("gauge", "Flows that the kernel tracks, in all."),
+    "vipd_conntrack_max": Family("gauge", "Flows that the kernel can track at most."),
+    "vipd_service_backends": Family("gauge", "Backends declared.", _SERVICE),
+    "vipd_service_ready_backends": Family("gauge", "Backends that take new flows.", _SERVICE),
+    "vipd_service_new_flows_total": Family("counter", "New flows that were given a backend.", _SERVICE),
+    "vipd_service_flows": Family("gauge", "Flows that are tracked now.", _SERVICE),
+    "vipd_service_flows_received_bytes": Family(
+        "gauge", "Bytes from clients in the flows tracked now; falls as these end.", _SERVICE
+    ),
+    "vipd_service_flows_sent_bytes": Family(
+        "gauge", "Bytes to clients in the flows tracked now; falls as these end.", _SERVICE
+    ),
+    "vipd_backend_up": Family(
+        "gauge", "1 while fit to serve: healthy or not checked, and not declared down; else 0.", _BACKEND
+    ),
+    "vipd_backend_admin_state": Family(
+        "gauge", "What an operator ordered: 0 nothing, 1 draining, 2 disabled.", _BACKEND
+    ),
+    "vipd_backend_weight": Family(
+        "gauge", "Weight for new flows beside the others of its service; 0: it takes none.", _BACKEND
+    ),
+    "vipd_backend_new_flows_total": Family("counter", "New flows that it was given.", _BACKEND),
+    "vipd_backend_flows": Family("gauge", "Flows that are tracked now.", _BACKEND),
+}

@@ -1,0 +1,73 @@
+"""Answers scrapes: on the API's socket, and over TCP where `metrics_address` says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from vipd.dataplane.base import Dataplane
+from vipd.observe.listeners import Limits, Listeners, Place
+from vipd.observe.metrics.flows import ReadFlows
+from vipd.observe.metrics.snapshot import Snapshot, take
+from vipd.observe.metrics.tally import Tally
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+
+PATH = "/metrics"
+LIMITS = Limits(connections=32, seconds=60.0)
+"""A scrape of very many backends takes seconds, and whoever asks gives up within a minute."""
+
+
+class Metrics:
+    """The daemon's metrics as they are when they are asked for; one scrape at a time is worked on."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        sources: Sequence[Source],
+        tally: Tally,
+        dataplane: Dataplane,
+        read_flows: ReadFlows | None = None,
+    ) -> None:
+        self._reconciler, self._sources, self._tally = reconciler, sources, tally
+        self._dataplane, self._read_flows = dataplane, read_flows
+        self._turn = asyncio.Lock()
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """The text, compressed for those who take that."""
+        compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+        async with self._turn:
+            if request.transport is None or request.transport.is_closing():
+                return web.Response(status=503)  # nobody reads it
+            snapshot = await self._snapshot()
+            body = await asyncio.to_thread(self._render, snapshot, compressed)
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        if compressed:
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body, headers=headers)
+
+    def listener(self, place: Place | None) -> Listeners:
+        """The same over TCP, and nothing else there. None: nowhere."""
+
+        async def answer(request: web.BaseRequest) -> web.Response:
+            if request.path != PATH:
+                return web.Response(status=404)
+            if request.method not in ("GET", "HEAD"):
+                return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+            return await self.answer(request)
+
+        listeners = Listeners(answer, LIMITS)
+        if place:
+            listeners.want({place: "metrics_address"})
+        return listeners
+
+    async def _snapshot(self) -> Snapshot:
+        reading = await self._read_flows() if self._read_flows else None
+        return await take(self._reconciler, self._sources, reading)
+
+    def _render(self, snapshot: Snapshot, compressed: bool) -> bytes:
+        from vipd.observe.metrics.exposition import render  # the library is loaded when it is needed
+
+        return render(snapshot, self._tally, self._dataplane.name, compressed=compressed)

@@ -1,0 +1,208 @@
+"""What a scrape shows, gathered from the daemon's objects on its event loop without holding that up.
+
+The objects belong to the loop, so a thread may not read them; with many services the loop gets its turn after
+each part. The text is then made of the snapshot in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple, runtime_checkable
+from typing import Protocol as Shape
+
+from vipd.api.endpoint_views import standings_by_place
+from vipd.api.views import ready_backends
+from vipd.dataplane.counting import Place
+from vipd.model import Endpoint, Forwarding, Protocol, Service
+from vipd.observe.counters.traffic import Sum, Table
+from vipd.observe.metrics.flows import Reading
+from vipd.progress import healthy
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+from vipd.standing import GOOD, Admin, Standing
+
+PART_SECONDS = 0.01
+"""After so long the loop gets its turn."""
+
+NOTHING = Sum()
+
+_ADMIN = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
+
+
+@runtime_checkable
+class Connected(Shape):
+    """A source that may be cut off from where its declarations are."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it hears of changes."""
+
+
+class BackendState(NamedTuple):
+    """A backend where it is reached; several service ports that lead there count as one."""
+
+    up: int
+    admin: int
+    weight: int
+    new_flows: int
+    flows: int
+
+    def joined(self, other: BackendState) -> BackendState:
+        """Both as one."""
+        return BackendState(
+            min(self.up, other.up),
+            max(self.admin, other.admin),
+            max(self.weight, other.weight),
+            self.new_flows + other.new_flows,
+            self.flows + other.flows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """A row for each service. Columns, for as many objects as cells would set off Python's long collections
+    of garbage, during which nothing else runs."""
+
+    names: list[str] = field(default_factory=list)
+    backends: list[int] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+    new_flows: list[int] = field(default_factory=list)
+    flows: list[int] = field(default_factory=list)
+    bytes_in: list[int] = field(default_factory=list)
+    bytes_out: list[int] = field(default_factory=list)
+
+    def add(self, service: Service, ready: int, new_flows: int, tracked: Sum) -> None:
+        """One more row."""
+        self.names.append(service.name)
+        self.backends.append(len(service.backends))
+        self.ready.append(ready)
+        self.new_flows.append(new_flows)
+        self.flows.append(tracked.flows)
+        self.bytes_in.append(tracked.bytes_in)
+        self.bytes_out.append(tracked.bytes_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """A row for each backend of each service, as columns too."""
+
+    services: list[str] = field(default_factory=list)
+    endpoints: list[str] = field(default_factory=list)
+    protocols: list[str] = field(default_factory=list)
+    up: list[int] = field(default_factory=list)
+    admin: list[int] = field(default_factory=list)
+    weight: list[int] = field(default_factory=list)
+    new_flows: list[int] = field(default_factory=list)
+    flows: list[int] = field(default_factory=list)
+
+    def add(self, service: str, endpoint: str, protocol: str, state: BackendState) -> None:
+        """One more row."""
+        self.services.append(service)
+        self.endpoints.append(endpoint)
+        self.protocols.append(protocol)
+        self.up.append(state.up)
+        self.admin.append(state.admin)
+        self.weight.append(state.weight)
+        self.new_flows.append(state.new_flows)
+        self.flows.append(state.flows)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything but what `Tally` keeps."""
+
+    in_sync: bool
+    healthy: bool
+    applies: int
+    failures: int
+    quarantined: int
+    problems: Mapping[str, int]
+    """By source."""
+    connected: Mapping[str, bool]
+    """By source, of those that can be cut off."""
+    services: Services
+    backends: Backends
+    counted: bool
+    """The numbers of new flows are known; else they are 0."""
+    tracked: bool
+    """Those of the flows now are known; else they are 0."""
+    table: Table | None
+    """Connection tracking as a whole."""
+
+
+async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Reading | None) -> Snapshot:
+    """The daemon's state now; services that change meanwhile may be as before or as after."""
+    services, backends = await _rows(reconciler, reading)
+    progress = reconciler.progress
+    return Snapshot(
+        in_sync=progress.state == "in-sync",
+        healthy=healthy(progress, reconciler.clock())[0],
+        applies=progress.applies,
+        failures=progress.failures,
+        quarantined=len(progress.quarantined),
+        problems={source.name: _problems(source, reconciler) for source in sources},
+        connected={source.name: source.connected for source in sources if isinstance(source, Connected)},
+        services=services,
+        backends=backends,
+        counted=reading is not None,
+        tracked=reading is not None and reading.tracked is not None,
+        table=reading.table if reading else None,
+    )
+
+
+async def _rows(reconciler: Reconciler, reading: Reading | None) -> tuple[Services, Backends]:
+    services, backends, began = Services(), Backends(), perf_counter()
+    for name in tuple(reconciler.services):
+        service = reconciler.services.get(name)
+        if service is None:
+            continue
+        forwardings = reconciler.forwardings.get(name, ())
+        new_flows = reading.ledger.of_service(name) if reading else 0
+        tracked = reading.by_service.get(name, NOTHING) if reading else NOTHING
+        services.add(service, ready_backends(service, forwardings), new_flows, tracked)
+        for (endpoint, protocol), state in _places(reconciler, service, forwardings, reading).items():
+            backends.add(name, endpoint, protocol, state)
+        if perf_counter() - began > PART_SECONDS:
+            await asyncio.sleep(0)
+            began = perf_counter()
+    return services, backends
+
+
+def _places(
+    reconciler: Reconciler, service: Service, forwardings: Sequence[Forwarding], reading: Reading | None
+) -> Mapping[tuple[str, Protocol], BackendState]:
+    places: dict[tuple[str, Protocol], BackendState] = {}
+    standings = reconciler.standings(service)
+    for forwarding in forwardings:
+        stood = standings_by_place(service, forwarding, standings)
+        for endpoint, weight in _endpoints(forwarding):
+            state = _backend(forwarding, endpoint, weight, stood.get(endpoint[:2], GOOD), reading)
+            known = places.get(where := (str(endpoint), forwarding.key.protocol))
+            places[where] = known.joined(state) if known else state
+    return places
+
+
+def _endpoints(forwarding: Forwarding) -> Iterable[tuple[Endpoint, int]]:
+    """Every endpoint with its weight for new flows."""
+    yield from ((endpoint, endpoint.weight) for endpoint in forwarding.reachable())
+    yield from ((endpoint, 0) for endpoint in (*forwarding.resting, *forwarding.down))
+
+
+def _backend(
+    forwarding: Forwarding, endpoint: Endpoint, weight: int, standing: Standing, reading: Reading | None
+) -> BackendState:
+    up = int(standing.healthy and endpoint not in forwarding.down)
+    if reading is None:
+        return BackendState(up, _ADMIN[standing.admin], weight, 0, 0)
+    place = Place(forwarding.key, endpoint.address, endpoint.port)
+    now = reading.tracked.get(place) if reading.tracked else None
+    new_flows = reading.ledger.of_backend(place)
+    return BackendState(up, _ADMIN[standing.admin], weight, new_flows, now.flows if now else 0)
+
+
+def _problems(source: Source, reconciler: Reconciler) -> int:
+    units = source.units()
+    return len(source.faults()) + sum(len(found) for u, found in reconciler.problems.items() if u in units)

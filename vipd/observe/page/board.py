@@ -1,0 +1,316 @@
+"""The state that all viewers of the status page share: renewed while somebody looks, and told as differences.
+
+Each change has a version. A viewer says which one it has, and gets what came later: nothing is queued for
+anybody, and who is slow gets the sum of what was missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+
+from vipd.api.messages import Json
+from vipd.dataplane.base import Dataplane
+from vipd.model import Forwarding, Service
+from vipd.observe.events.follower import Follower
+from vipd.observe.events.recorder import Recorder
+from vipd.observe.metrics.flows import ReadFlows
+from vipd.observe.page.flow_history import FlowHistory
+from vipd.observe.page.recent import RecentEvents
+from vipd.observe.page.views import daemon_view, service_view
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+WANTED_SECONDS = 15.0
+"""So long after the last look the state goes on being renewed."""
+PART_SECONDS = 0.01
+"""After so long the loop gets its turn."""
+REVIEW_SECONDS = 0.02
+"""In each tick services whose rules are unchanged are looked at for so long: what their checks found."""
+PATIENCE_SECONDS = 8.0
+AGAIN_SECONDS = 5.0
+MOST_GONE = 10_000
+"""Who has missed more removals gets the whole state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Where the board's facts come from."""
+
+    reconciler: Reconciler
+    dataplane: Dataplane
+    sources: Sequence[Source]
+    about: Mapping[str, object]
+    """What stays as it is, such as the version."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    recorder: Recorder | None = None
+    read_flows: ReadFlows | None = None
+    """None: flows are not counted."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A service as it was looked at last."""
+
+    service: Service
+    forwardings: Sequence[Forwarding]
+    quarantine: str | None
+    text: str
+    version: int
+
+
+@dataclass(slots=True)
+class _Dated:
+    """A part of the state, as JSON, and the version at which it changed."""
+
+    text: str = "null"
+    version: int = 0
+
+    def set(self, value: object, version: int) -> bool:
+        text = json.dumps(value, separators=(",", ":"))
+        if text == self.text:
+            return False
+        self.text, self.version = text, version
+        return True
+
+
+@dataclass(slots=True)
+class _Parts:
+    daemon: _Dated = field(default_factory=_Dated)
+    flows: _Dated = field(default_factory=_Dated)
+    conntrack: _Dated = field(default_factory=_Dated)
+
+
+class Board:
+    """The state, as far as it is known. `run` renews it while it is wanted."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._epoch = secrets.token_hex(4)
+        self._version = 0
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        """In the order of their last change."""
+        self._gone: deque[tuple[int, str]] = deque()
+        self._oldest = 0
+        """Whoever has an older version may have missed a removal that is not known any more."""
+        self._parts = _Parts()
+        self._history = FlowHistory()
+        self._recent = RecentEvents()
+        self._reviewed = 0
+        self._wanted_until = 0.0
+        self._woken = asyncio.Event()
+        self._renewed = asyncio.Condition()
+        self._renewed_at = 0.0
+        self.ended = False
+        """Nothing is renewed any more: vipd stops."""
+
+    async def run(self) -> None:
+        """Renew the state while it is wanted, for ever. Once this is cancelled nobody needs to wait."""
+        try:
+            await self._run()
+        finally:
+            self.ended = True
+            async with self._renewed:
+                self._renewed.notify_all()
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            if monotonic() >= self._wanted_until:
+                await self._woken.wait()
+            try:
+                with self._following() as follower:
+                    await self._while_wanted(follower)
+            except Exception:  # whatever is wrong with a page, vipd balances on
+                log.exception("the status page cannot be renewed; trying again")
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def want(self) -> None:
+        """Somebody looks."""
+        self._wanted_until = monotonic() + WANTED_SECONDS
+        self._woken.set()
+
+    async def fresh(self) -> None:
+        """Wait until the state is not older than some ticks, or longer if it takes very long."""
+        self.want()
+        oldest = monotonic() - 3 * TICK_SECONDS
+        async with self._renewed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._renewed.wait_for(lambda: self._renewed_at >= oldest), PATIENCE_SECONDS
+                )
+
+    async def later_than(self, seen: str, seconds: float) -> bool:
+        """Wait until there is another version than this one, but so long at most; whether there is."""
+        self.want()
+        async with self._renewed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._renewed.wait_for(lambda: self.ended or self.version != seen), seconds
+                )
+        return self.version != seen
+
+    @property
+    def version(self) -> str:
+        """The present version, for `since`."""
+        return f"{self._epoch}-{self._version}"
+
+    def since(self, seen: str) -> str:
+        """What came after a version, as JSON on one line; everything for a version that is not known."""
+        after = self._number(seen)
+        full = after is None
+        after = after or 0
+        parts = [f'"version":"{self.version}","full":{json.dumps(full)}']
+        for name in ("daemon", "flows", "conntrack"):
+            part: _Dated = getattr(self._parts, name)
+            if full or part.version > after:
+                parts.append(f'"{name}":{part.text}')
+        if full:
+            parts.append(f'"history":{json.dumps(self._history.kept(), separators=(",", ":"))}')
+        changed = ",".join(self._changed(after))
+        gone = json.dumps([name for version, name in self._gone if version > after])
+        events = ",".join(self._recent.since(0 if full else after).values())
+        parts.append(f'"services":[{changed}],"gone":{gone},"events":[{events}]')
+        return "{" + ",".join(parts) + "}"
+
+    def _number(self, seen: str) -> int | None:
+        epoch, _, number = seen.partition("-")
+        known = epoch == self._epoch and number.isascii() and number.isdecimal() and len(number) < 16
+        return int(number) if known and int(number) >= self._oldest else None
+
+    def _changed(self, after: int) -> Iterator[str]:
+        for entry in reversed(self._entries.values()):
+            if entry.version <= after:
+                return
+            yield entry.text
+
+    @contextlib.contextmanager
+    def _following(self) -> Iterator[Follower | None]:
+        recorder = self._facts.recorder
+        if recorder is None:
+            yield None
+            return
+        with recorder.following() as follower:
+            yield follower
+
+    async def _while_wanted(self, follower: Follower | None) -> None:
+        """Ends also when events were missed: then they are read anew."""
+        if follower is not None and self._facts.recorder is not None:
+            await self._recent.load(self._facts.recorder, self._version + 1)
+            self._version += 1
+        while monotonic() < self._wanted_until:
+            began = monotonic()
+            await self._renew(follower)
+            if follower is not None and (follower.behind or follower.ended):
+                break
+            await asyncio.sleep(max(TICK_SECONDS - (monotonic() - began), TICK_SECONDS / 4))
+
+    async def _renew(self, follower: Follower | None) -> None:
+        """Everything that may have changed. The new version is there for all at once, at the end."""
+        began, version = monotonic(), self._version + 1
+        facts, parts = self._facts, self._parts
+        view = daemon_view(facts.reconciler, facts.sources, facts.warnings(), facts.about)
+        changed = [parts.daemon.set(view, version), self._drop_gone(version)]
+        changed.append(await self._review(version))
+        changed.append(await self._count_flows(version))
+        if follower is not None:
+            changed.append(await self._recent.take_in(follower, version))
+        async with self._renewed:
+            self._version = version if any(changed) else self._version
+            self._renewed_at = began
+            self._renewed.notify_all()
+
+    def _drop_gone(self, version: int) -> bool:
+        gone = self._entries.keys() - self._facts.reconciler.services.keys()
+        for name in gone:
+            del self._entries[name]
+            self._gone.append((version, name))
+            self._history.forget(name)
+        while len(self._gone) > MOST_GONE:
+            self._oldest = self._gone.popleft()[0]
+        return bool(gone)
+
+    async def _review(self, version: int) -> bool:
+        """Look at the services with new rules, and for a bounded time at those that were not for longest."""
+        reconciler = self._facts.reconciler
+        services, quarantined = reconciler.services, reconciler.progress.quarantined
+        changed, began = False, perf_counter()
+        others = deque[str]()
+        for name in tuple(services):
+            service = services[name]
+            known = self._entries.get(name)
+            if known is not None and self._same(known, service, quarantined.get(name)):
+                others.append(name)
+                continue
+            changed |= self._look(service, quarantined.get(name), version)
+            began = await _breathe(began)
+        return await self._review_some(others, version) or changed
+
+    async def _review_some(self, names: deque[str], version: int) -> bool:
+        reconciler, changed = self._facts.reconciler, False
+        names.rotate(-self._next(len(names)))
+        until, done = perf_counter() + REVIEW_SECONDS, 0
+        for name in names:
+            service = reconciler.services.get(name)
+            if service is not None:
+                changed |= self._look(service, reconciler.progress.quarantined.get(name), version)
+            done += 1
+            if perf_counter() > until:
+                break
+        self._reviewed += done
+        await asyncio.sleep(0)
+        return changed
+
+    def _next(self, number: int) -> int:
+        return self._reviewed % number if number else 0
+
+    def _same(self, known: _Entry, service: Service, quarantine: str | None) -> bool:
+        forwardings = self._facts.reconciler.forwardings.get(service.name, ())
+        same = known.service is service and known.forwardings is forwardings
+        return same and known.quarantine == quarantine
+
+    def _look(self, service: Service, quarantine: str | None, version: int) -> bool:
+        reconciler = self._facts.reconciler
+        forwardings = reconciler.forwardings.get(service.name, ())
+        standings = reconciler.standings(service)
+        view = service_view(service, forwardings, standings, self._facts.dataplane, quarantine)
+        text = json.dumps(view, separators=(",", ":"))
+        known = self._entries.get(service.name)
+        if known is not None and known.text == text:
+            known.service, known.forwardings, known.quarantine = service, forwardings, quarantine
+            return False
+        self._entries[service.name] = _Entry(service, forwardings, quarantine, text, version)
+        self._entries.move_to_end(service.name)
+        return True
+
+    async def _count_flows(self, version: int) -> bool:
+        if self._facts.read_flows is None:
+            return False
+        reading = await self._facts.read_flows()
+        self._history.take_in(reading, self._facts.reconciler.services)
+        tracked = reading.tracked is not None
+        flows: Json = {
+            "sample": self._history.samples,
+            "tracked": tracked,
+            "services": self._history.latest,
+        }
+        conntrack = {"entries": reading.table.entries, "max": reading.table.limit}
+        told = self._parts.conntrack.set(conntrack, version)
+        return self._parts.flows.set(flows, version) or told
+
+
+async def _breathe(began: float) -> float:
+    if perf_counter() - began < PART_SECONDS:
+        return began
+    await asyncio.sleep(0)
+    return perf_counter()

@@ -1,0 +1,86 @@
+"""How fast new flows come, from counts that only grow. Pure; times are those of the readings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from vipd.api.messages import Json
+from vipd.dataplane.counting import Place
+from vipd.model import socket_text
+from vipd.observe.counters.ledger import Ledger
+from vipd.observe.metrics.flows import Reading
+
+LENGTH = 60
+"""Rates that are kept of each service."""
+
+
+class FlowHistory:
+    """The last rates of new flows of each service, in flows a second."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._totals: dict[str, int] = {}
+        self._places: dict[Place, int] = {}
+        self._rates: dict[str, deque[float]] = {}
+        self.latest: Json = {}
+        """By service with any flow: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE}]`."""
+        self.samples = 0
+
+    def take_in(self, reading: Reading, services: Iterable[str]) -> None:
+        """The next reading; the first one gives no rates, and the same one again nothing."""
+        before, self._at = self._at, reading.at
+        if before is not None and reading.at <= before:
+            return
+        seconds = (reading.at - before).total_seconds() if before else 0.0
+        self.latest, self.samples = {}, self.samples + bool(seconds)
+        for name in services:
+            rate, backends = self._grown(name, reading.ledger, seconds)
+            self._note(name, rate)
+            now = reading.by_service.get(name)
+            if rate or now:
+                self.latest[name] = [rate, now.flows if now else 0, backends]
+
+    def forget(self, name: str) -> None:
+        """A service is gone."""
+        self._totals.pop(name, None)
+        self._rates.pop(name, None)
+        for place in [place for place in self._places if place.key.service == name]:
+            del self._places[place]
+
+    def kept(self) -> Mapping[str, list[float]]:
+        """The rates of each service that had any, the oldest first."""
+        return {name: list(rates) for name, rates in self._rates.items()}
+
+    def _grown(self, name: str, ledger: Ledger, seconds: float) -> tuple[float, dict[str, float]]:
+        """The rates of a service and of its backends. Costs little where nothing has come."""
+        total = ledger.of_service(name)
+        known = self._totals.get(name)
+        if known == total:
+            return 0.0, {}
+        self._totals[name] = total
+        backends = dict[str, float]()
+        for place in ledger.backends_of(name):
+            count = ledger.of_backend(place)
+            rate = _rate(self._places.get(place, 0), count, seconds)
+            self._places[place] = count
+            if rate:
+                key = place.key
+                address = socket_text(place.address, place.port)
+                backends[f"{key.service_port}/{key.protocol}/{address}"] = rate
+        # What is first seen may have counted for long.
+        return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
+
+    def _note(self, name: str, rate: float) -> None:
+        if rate and name not in self._rates:
+            self._rates[name] = deque(maxlen=LENGTH)
+        rates = self._rates.get(name)
+        if rates is not None:
+            rates.append(rate)
+            if not any(rates):
+                del self._rates[name]
+
+
+def _rate(before: int, after: int, seconds: float) -> float:
+    return round(max(0, after - before) / seconds, 2) if seconds else 0.0

@@ -1,0 +1,149 @@
+"""Serves the status page over TCP: GET and HEAD alone, to whoever calls it by an address of its own.
+
+A name that somebody makes point here (DNS rebinding) is refused, and the page loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import ipaddress
+import re
+import zlib
+from collections.abc import Mapping
+from importlib.resources import files
+
+from aiohttp import web
+
+from vipd.observe.listeners import Limits, Listeners, Place
+from vipd.observe.page.board import Board
+
+LIMITS = Limits(connections=64, seconds=15.0)
+MOST_STREAMS = 32
+"""Further viewers ask from time to time instead."""
+STREAM_SECONDS = 600.0
+"""Then a stream ends, and the page opens another."""
+HEARTBEAT_SECONDS = 5.0
+STUCK_SECONDS = 10.0
+"""Whoever takes nothing for so long is let go."""
+
+HEADERS: Mapping[str, str] = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+
+
+class StatusPage:
+    """The page's answers. `listener` opens nothing by itself."""
+
+    def __init__(self, board: Board, place: Place | None) -> None:
+        self._board, self._place = board, place
+        self._html = (files(__package__) / "status.html").read_text(encoding="utf-8")
+        self._policy = content_policy(self._html)
+        self._streams = 0
+        self.listener = Listeners(self._answer, LIMITS)
+        if place:
+            self.listener.want({place: "status_page"})
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        refused = self._refused(request)
+        if refused:
+            return refused
+        match request.path:
+            case "/":
+                headers = {**HEADERS, "Content-Security-Policy": self._policy}
+                return web.Response(text=self._html, content_type="text/html", headers=headers)
+            case "/state":
+                return await self._state(request)
+            case "/stream" if request.method == "GET":
+                return await self._stream(request)
+        return _short(404, "there is nothing here")
+
+    def _refused(self, request: web.BaseRequest) -> web.Response | None:
+        if request.method not in ("GET", "HEAD"):
+            return _short(405, "the status page changes nothing", {"Allow": "GET, HEAD"})
+        own = request.transport.get_extra_info("sockname") if request.transport else None
+        if not own_name(request.headers.get("Host", ""), own[0] if own else ""):
+            return _short(421, "this host is not called so here; hint: use its address, or localhost")
+        return None
+
+    async def _state(self, request: web.BaseRequest) -> web.Response:
+        await self._board.fresh()
+        text = self._board.since(request.query.get("after", ""))
+        body, headers = text.encode(), dict(HEADERS)
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body = await asyncio.to_thread(zlib.compress, body, 1, 31)
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._streams >= MOST_STREAMS:
+            return _short(503, "enough others watch; hint: ask /state from time to time")
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        response.force_close()
+        self._streams += 1
+        self.listener.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
+        try:
+            await response.prepare(request)
+            await self._tell(request, response)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # it has gone
+        finally:
+            self._streams -= 1
+            self.listener.prolong(request, STUCK_SECONDS)
+        return response
+
+    async def _tell(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        board, clock = self._board, asyncio.get_running_loop().time
+        seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        await _send(response, "retry: 2000\n\n")
+        await board.fresh()
+        until = clock() + STREAM_SECONDS
+        while clock() < until and not board.ended:
+            if await board.later_than(seen, HEARTBEAT_SECONDS):
+                version, text = board.version, board.since(seen)
+                await _send(response, f"id: {version}\ndata: {text}\n\n")
+                seen = version
+            else:
+                await _send(response, "event: still\ndata:\n\n")
+
+
+def content_policy(html: str) -> str:
+    """A policy under which only what stands in the page runs, and only this server is asked."""
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
+    for kind, text in _INLINE.findall(html):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    inline = "; ".join(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items())
+    rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return f"default-src 'none'; {inline}; {rest}"
+
+
+def own_name(host: str, address: str) -> bool:
+    """Whether a Host header names localhost, a loopback address, or the address that was connected to."""
+    name = re.sub(r":\d+$", "", host)
+    if name.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return found.is_loopback or found == ipaddress.ip_address(address)
+    return False
+
+
+async def _send(response: web.StreamResponse, text: str) -> None:
+    async with asyncio.timeout(STUCK_SECONDS):
+        await response.write(text.encode())
+
+
+def _short(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n", headers={**HEADERS, **(headers or {})})

@@ -1,0 +1,116 @@
+"""What the status page shows, as JSON values. Pure but for reading the reconciler's state.
+
+Never the settings or a declaration as it stands: a check may hold a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
+from vipd.api.messages import Json
+from vipd.api.views import ready_backends, time_text
+from vipd.dataplane.base import Dataplane
+from vipd.model import Forwarding, Service
+from vipd.observe.metrics.snapshot import Connected
+from vipd.progress import healthy
+from vipd.reconciler import Reconciler
+from vipd.sources.base import Source
+from vipd.standing import GOOD, Admin, Standing, Standings
+
+MOST_PROBLEMS = 20
+"""Of each source; the rest is a number."""
+
+_OF_ENDPOINT = ("endpoint", "weight", "share", "ready", "health", "reason")
+_OF_FORWARDING = ("name", "protocol", "frontends", "external", "node_port")
+
+
+def service_view(
+    service: Service,
+    forwardings: Sequence[Forwarding],
+    standings: Standings,
+    dataplane: Dataplane,
+    quarantine: str | None,
+) -> Json:
+    """One service. `quarantine`: why the kernel does not take a part of it; None when it does.
+
+    `state` is `quarantined`, `no-backends` (some new flows are refused), `degraded` (some of its backends are
+    down or unhealthy) or `ok`. A backend that an operator drains is no fault.
+    """
+    places = [_forwarding_view(service, f, standings, dataplane) for f in forwardings]
+    return {
+        "name": service.name,
+        "owner": service.origin.owner,
+        "state": _state(service, forwardings, standings, quarantine),
+        "message": quarantine or "",
+        "ready": ready_backends(service, forwardings),
+        "backends": len(service.backends),
+        "forwardings": places,
+    }
+
+
+def daemon_view(
+    reconciler: Reconciler, sources: Sequence[Source], warnings: Sequence[str], about: Mapping[str, object]
+) -> Json:
+    """The daemon itself. `about`: what stays as it is, such as its version."""
+    progress = reconciler.progress
+    return {
+        **about,
+        "state": progress.state,
+        "healthy": healthy(progress, reconciler.clock())[0],
+        "message": progress.fault,
+        "last_apply": time_text(progress.last_apply),
+        "last_apply_seconds": round(progress.last_seconds, 3),
+        "applies": progress.applies,
+        "apply_failures": progress.failures,
+        "sources": [_source_view(source, reconciler) for source in sources],
+        "warnings": [*progress.warnings, *warnings],
+    }
+
+
+def event_time(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _state(
+    service: Service, forwardings: Sequence[Forwarding], standings: Standings, quarantine: str | None
+) -> str:
+    if quarantine is not None:
+        return "quarantined"
+    if any(not f.endpoints_under(f.internal_policy) for f in forwardings):
+        return "no-backends"
+    unfit = any(not standing.healthy for standing in standings.values())
+    return "degraded" if unfit or any(f.down for f in forwardings) else "ok"
+
+
+def _forwarding_view(
+    service: Service, forwarding: Forwarding, standings: Standings, dataplane: Dataplane
+) -> Json:
+    stood = standings_by_place(service, forwarding, standings)
+    full = forwarding_view(forwarding, dataplane, stood, waiting_by_place(service, forwarding))
+    return {name: full[name] for name in _OF_FORWARDING} | {
+        "endpoints": list(_endpoint_views(full["endpoints"], stood)),
+    }
+
+
+def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], Standing]) -> Iterator[Json]:
+    for endpoint in endpoints if isinstance(endpoints, list) else ():
+        admin = stood.get((endpoint["address"], endpoint["port"]), GOOD).admin
+        view: Json = {name: endpoint[name] for name in _OF_ENDPOINT}
+        # How fast a healthy backend answered differs each time, and would be told each time.
+        check = "" if endpoint["health"] == "healthy" else endpoint["check"]
+        yield view | {"admin": "" if admin is Admin.ACTIVE else str(admin), "check": check}
+
+
+def _source_view(source: Source, reconciler: Reconciler) -> Json:
+    units = source.units()
+    problems = [*source.faults()]
+    problems += [str(p) for unit, found in reconciler.problems.items() if unit in units for p in found]
+    return {
+        "name": source.name,
+        "connected": source.connected if isinstance(source, Connected) else True,
+        "problems": problems[:MOST_PROBLEMS],
+        "more": max(0, len(problems) - MOST_PROBLEMS),
+    }
