@@ -21,12 +21,14 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.switching import DATAPLANES
 from vipd.declaration.native import parse_declaration
 from vipd.model import Family, Forwarding, Service
 from vipd.selection import SelectionPolicy, choose
 from vipd.settings import load_settings
 
 ROUNDS = 7
+FLOWS = 3_000
 LOAD_SECONDS = 600.0
 VIPCTL = Path(sys.executable).with_name("vipctl")
 
@@ -49,8 +51,9 @@ def main() -> None:
         with Daemon(lab.host) as daemon:
             _measure_commands(lab, daemon)
     for size in dict.fromkeys((arguments.monolithic, services)):
-        with Lab(Wiring(backends=2)) as lab:
-            _measure_full_load(lab, size)
+        for dataplane in DATAPLANES:
+            with Lab(Wiring(backends=2)) as lab:
+                _measure_full_load(lab, size, dataplane)
     with Lab(Wiring(backends=1)) as lab:
         _measure_monolithic(lab, arguments.monolithic)
 
@@ -98,26 +101,39 @@ def _measure_commands(lab: Lab, daemon: Daemon) -> None:
     _report("vipctl add to the end of the first connection", ROUNDS, add_and_connect)
 
 
-def _measure_full_load(lab: Lab, count: int) -> None:
-    """From a cold start on a file to `in-sync`, then one changed backend."""
-    text = many_services(count)
-    daemon = Daemon(lab.host)
+def _measure_full_load(lab: Lab, count: int, dataplane: str) -> None:
+    """From a cold start on a file to `in-sync`, then one changed backend, and connections beside all that."""
+    text, size = many_services(count), f"{count} x 5 by {dataplane}"
+    lab.serve_everywhere(8080)
+    _connect(f"connect and answer, directly, before {size}", lab, lab.backends[0].ipv4)
+    daemon = Daemon(lab.host, dataplane=dataplane)
     daemon.write(text.partition("services:\n")[2])
     began = time.perf_counter()
     daemon.start(LOAD_SECONDS)
     try:
-        _print(f"vipd start to in sync, {count} services x 5", [time.perf_counter() - began])
+        _print(f"vipd start to in sync, {size}", [time.perf_counter() - began])
         resident = next(line.split()[1] for line in daemon.memory() if line.startswith("VmRSS"))
-        print(f"{f'memory of vipd with {count} services x 5':<58} {int(resident) / 1024:>7.0f} MiB")
-        daemon.vipctl("add", "10.250.0.1:80/tcp", "10.244.0.11", "10.244.0.12")
-        weights = iter(range(2, 100))
+        print(f"{f'memory of vipd with {size}':<58} {int(resident) / 1024:>7.0f} MiB")
+        daemon.vipctl("add", "10.250.0.1:80/tcp", *(f"{backend.ipv4}:8080" for backend in lab.backends))
+        weights, changed = iter(range(2, 100)), f"{lab.backends[0].ipv4}:8080"
         _report(
-            f"one backend changed by vipctl among {count} services",
+            f"one backend changed by vipctl among {size}",
             ROUNDS,
-            lambda: daemon.vipctl("set", "10.250.0.1:80/tcp/10.244.0.11", "--weight", str(next(weights))),
+            lambda: daemon.vipctl("set", f"10.250.0.1:80/tcp/{changed}", "--weight", str(next(weights))),
         )
+        _connect(f"connect and answer, by a VIP among {size}", lab, "10.250.0.1", 80)
     finally:
         daemon.stop()
+
+
+def _connect(what: str, lab: Lab, address: str, port: int = 8080) -> None:
+    """One connection after the other, by a client in Python: compare with the direct ones of the same run."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        lab.client.send(address, port, count=FLOWS).all_answered()
+        seconds.append((time.perf_counter() - began) / FLOWS)
+    _print(what, seconds)
 
 
 def _measure_monolithic(lab: Lab, count: int) -> None:
@@ -144,7 +160,7 @@ def _report(what: str, rounds: int, action: Callable[[], object]) -> None:
 def _print(what: str, seconds: list[float]) -> None:
     ordered = sorted(seconds)
     median = ordered[len(ordered) // 2]
-    print(f"{what:<58} {median:>8.3f}s {ordered[0]:>8.3f}s {ordered[-1]:>8.3f}s", flush=True)
+    print(f"{what:<58} {median:>8.4f}s {ordered[0]:>8.4f}s {ordered[-1]:>8.4f}s", flush=True)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,23 @@ def test_a_probe_that_runs_when_the_next_is_due_is_followed_at_once() -> None:
     run(story())
 
 
+def test_those_that_were_all_overtaken_at_once_go_on_for_ever() -> None:
+    both = [target(number, interval=0.1, timeout=0.1) for number in (1, 2)]
+
+    async def story() -> None:
+        probers = Probers()
+        made = scheduler(probers)
+        made.add(both)
+        for round_ in range(1, 4):
+            await asyncio.sleep(0.3)  # long enough for every one to be due while it runs
+            assert len(probers.held) == 2 * round_
+            for held in probers.held[-2:]:
+                held.done(GOOD)
+        made.stop()
+
+    run(story())
+
+
 def test_no_more_run_at_once_than_there_is_room_for_and_all_get_their_turn() -> None:
     async def story() -> None:
         probers = Probers()

@@ -122,12 +122,14 @@ class Scheduler:
         self._turn = None
         for _ in range(MOST_STARTS_AT_ONCE):
             if not self._waiting or self.running >= self._at_once:
-                return
+                break
             job = self._waiting.popleft()
             if not job.gone:
                 self._start(job)
-        if self._waiting:
+        else:
             self._soon()
+        # Those that were started have new due times, and perhaps no others wait for the timer.
+        self._arm()
 
     def _start(self, job: _Job) -> None:
         now = self._loop.time()
