@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     """Refuse at once what is for a service's `address` and none of its ports. Never with the prefix KUBE or
     `compat: kube-proxy`.
     """
+    affinity_clients: int = Field(1_000_000, ge=1_000, le=100_000_000)
+    """How many clients the nftables dataplane remembers in each address family; a client counts once for each
+    frontend. Another number begins with none.
+    """
     dispatch: Literal["auto", "flat", "grouped"] = "auto"
     """How a packet finds its service: past every rule, or through groups of addresses; `auto`: grouped above
     64 addresses. Flat with `compat: kube-proxy`.

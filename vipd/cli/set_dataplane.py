@@ -14,8 +14,10 @@ from vipd.cli.output import document, output_option, socket_option
 @output_option("text", "json", "yaml")
 @socket_option
 def set_dataplane(name: str, form: str) -> int:
-    """Change what programs the kernel to NAME, iptables or nftables, without a failed new connection: the new rules are written first, then
-    the old ones are removed. Open connections go on. It is kept over restarts, whatever vipd.yaml says.
+    """Change what programs the kernel to NAME, iptables or nftables, without a failed new connection.
+
+    The new rules are written first, then the old ones are removed; open connections go on. The choice is kept
+    over restarts, whatever vipd.yaml says.
     """
     told = connect(timeout=300.0).change("POST", "dataplane", body={"name": name})
     if form != "text":

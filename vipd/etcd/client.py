@@ -134,7 +134,7 @@ class EtcdClient:
         return int(answer.get("result", {}).get("TTL", 0))
 
     async def lease_times(self, lease: int) -> tuple[int, int]:
-        """Seconds that a lease was granted for, and those that are left; none are left of one that is no more."""
+        """Seconds that a lease was granted for, and those left; none are left of one that is no more."""
         answer = await self.connection.call("/v3/lease/timetolive", {"ID": str(lease)}, "a lease")
         return int(answer.get("grantedTTL", 0)), max(0, int(answer.get("TTL", 0)))
 

@@ -21,7 +21,7 @@ from vipd.dataplane.nftables.layout import (
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.slots import slots
+from vipd.dataplane.slots import slots
 from vipd.model import (
     Balance,
     Endpoint,

@@ -53,6 +53,7 @@ class TableOptions:
             localhost_node_ports=settings.answers_on_localhost,
             node_port_addresses=settings.node_addresses(family, host_addresses),
             reject_unused_ports=settings.reject_unused_ports,
+            pins=settings.affinity_clients,
         )
 
     @property
