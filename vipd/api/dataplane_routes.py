@@ -12,6 +12,7 @@ from vipd.api.messages import answer, body_of
 from vipd.api.peers import Permission
 from vipd.dataplane.base import Dataplane
 from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane
+from vipd.observe.counters.door import Numbers
 from vipd.operations import RefusedError
 from vipd.reconciler import Reconciler
 from vipd.settings import balances_of
@@ -28,6 +29,7 @@ class DataplaneRoutes:
     dataplane: Dataplane
     choose: Callable[[str], None]
     permission: Permission
+    numbers: Callable[[], Numbers | None] = lambda: None
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -49,6 +51,8 @@ class DataplaneRoutes:
                 what = f"the {wanted} dataplane cannot do balance: {service.balance}"
                 raise RefusedError("conflict", what, f"service {service.name} needs it")
         before = dataplane.name
+        if numbers := self.numbers():
+            await numbers.counting.take_now()  # the old rules go, and their counts with them
         changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted))
         self.choose(wanted)
         if changed:

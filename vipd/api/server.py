@@ -143,7 +143,9 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.post("/v1/apply", routes.apply),
             web.post("/v1/reload", routes.reload),
             *routes.overrides(),
-            *DataplaneRoutes(served.reconciler, served.dataplane, served.choose, permission).routes(),
+            *DataplaneRoutes(
+                served.reconciler, served.dataplane, served.choose, permission, lambda: served.numbers
+            ).routes(),
             *events.routes(),
             *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
             *routes.fleet(),

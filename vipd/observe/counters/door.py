@@ -59,6 +59,10 @@ class Counting:
         """Take counts if the last are old enough for it."""
         await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
 
+    async def take_now(self) -> None:
+        """Take counts, however old the last are: what counts is about to go."""
+        await self._take(0.0)
+
     async def close(self) -> None:
         """Take counts a last time, and write. Takes a few seconds at most."""
         try:
