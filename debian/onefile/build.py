@@ -80,7 +80,9 @@ def one_file(collected: Mapping[wheels.Target, Files]) -> bytes:
 def own_package() -> dict[str, bytes]:
     """The package vipd, with what pyproject.toml declares as its data."""
     paths = [
-        path for pattern in ("*.py", "README.md", "py.typed") for path in (PROJECT / "vipd").rglob(pattern)
+        path
+        for pattern in ("*.py", "*.html", "README.md", "py.typed")
+        for path in (PROJECT / "vipd").rglob(pattern)
     ]
     return {path.relative_to(PROJECT).as_posix(): path.read_bytes() for path in paths}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.health_checks.servers import ask_once, run, target, tcp_server
 from vipd.checks import HttpProbe
 from vipd.health.probes.http import ask_http
-from vipd.health.result import Result
+from vipd.health.result import Result, one_line
 
 NAME = "shop.example"
 
@@ -133,7 +133,7 @@ def test_a_handshake_that_hangs_times_out() -> None:
 def test_a_ca_file_that_is_gone_blames_no_backend(good: Certificate, tmp_path: Path) -> None:
     result = probe(good, HttpProbe(tls=True, ca=str(tmp_path / "none.pem"), server_name=NAME))
     assert result.good is None
-    assert result.reason == f"cannot be asked: {tmp_path}/none.pem: No such file or directory"[:120]
+    assert result.reason == one_line(f"cannot be asked: {tmp_path}/none.pem: No such file or directory")
 
 
 def test_a_ca_file_that_is_replaced_counts_at_once(

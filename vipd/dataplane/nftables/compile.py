@@ -21,7 +21,7 @@ from vipd.dataplane.nftables.layout import (
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.slots import slots
+from vipd.dataplane.slots import interleaved, slot_counts, slots
 from vipd.model import (
     Balance,
     Endpoint,
@@ -183,10 +183,12 @@ class _Compilation:
             return
         elements, offset = self._found.elements, LOCAL_OFFSET if local else 0
         family = self._options.family
-        texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in endpoints]
+        # Who drains may keep its pinned clients: it has a number, and no slot.
+        everyone = endpoints if local else (*endpoints, *self._f.pinned)
+        texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
         if self._timeout() is not None:
-            numbers = [number_address(family, number) for number in _numbers(endpoints, local)]
+            numbers = [number_address(family, number) for number in _numbers(everyone, local)]
             for number, text in zip(numbers, texts, strict=True):
                 elements[Slot(place.numbered.name, f"{frontend} . {number}")] = text
             holder, texts = place.picks.name, numbers
@@ -211,15 +213,8 @@ def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
     if forwarding.balance is Balance.SOURCE_HASH:
         return lookup_table(tuple(str(endpoint) for endpoint in endpoints), weights)
     if forwarding.balance is Balance.ROUND_ROBIN:
-        return _interleaved(slots(weights), len(endpoints))
+        return interleaved(slot_counts(weights))
     return slots(weights)
-
-
-def _interleaved(given: tuple[int, ...], endpoints: int) -> tuple[int, ...]:
-    """The same slots, each endpoint's spread evenly, so that turns do not come in runs."""
-    counts = [given.count(index) for index in range(endpoints)]
-    placed = [((2 * turn + 1) / (2 * count), i) for i, count in enumerate(counts) for turn in range(count)]
-    return tuple(index for _, index in sorted(placed))
 
 
 def _numbers(endpoints: tuple[Endpoint, ...], local: bool) -> list[int]:
