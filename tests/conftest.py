@@ -17,20 +17,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail("needs root for network namespaces; run: sudo bash tests/run.sh", pytrace=False)
 
 
-WHOLE_ROOMS = ("tests/onefile", "tests/system")
-"""Rooms whose tests share something that is dear to make, so that one process runs all of each."""
-LONGEST = (*WHOLE_ROOMS, "tests/fleet", "tests/etcd", "tests/health_checks", "tests/docs/test_pages")
+LONGEST = (
+    "tests/system",
+    "tests/onefile",
+    "tests/fleet",
+    "tests/etcd",
+    "tests/health_checks",
+    "tests/docs/test_pages",
+)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """When several processes run the tests, those of one file stay together: they share a lab. The longest
-    come first, so that no process is left alone with them in the end."""
+    """When several processes run the tests, a file each, the longest come first: none is left alone with them
+    in the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        room = next((room for room in WHOLE_ROOMS if file.startswith(f"{room}/")), file)
-        item.add_marker(pytest.mark.xdist_group(room))
 
 
 @pytest.fixture(scope="session", autouse=True)

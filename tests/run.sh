@@ -24,7 +24,7 @@ check() { # name, command
 check "ruff check" "$venv/bin/ruff" check
 check "ruff format" "$venv/bin/ruff" format --check
 check "mypy" "$venv/bin/mypy"
-check "pytest" "$venv/bin/pytest" -n 4 --dist loadgroup "$@"
+check "pytest" "$venv/bin/pytest" -n 3 --dist loadfile "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
     step "FAILED: $(printf '%s, ' "${failed[@]}" | sed 's/, $//')"

@@ -167,7 +167,8 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
             log.info("vipd %s serves %s", __version__, settings.socket, extra=started)
             cause = f"signal {(await stop).name}"
             reporter.stopping()
-            await parts.numbers.counting.close()
+            if parts.reconciler.progress.done:  # else there are no rules yet that could have counted
+                await parts.numbers.counting.close()
             for task in work:
                 task.cancel()
         stopped = fields(Event.STOPPED, cause=cause, reason="the rules stay in the kernel")

@@ -195,7 +195,9 @@ class Reconciler:
             self.pulse.beat()
             part = min(seconds, self.pulse.every)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), timeout=part)
+                # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the event.
+                async with asyncio.timeout(part):
+                    await self._woken.wait()
                 return True
             seconds -= part
         return False

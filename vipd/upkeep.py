@@ -103,7 +103,8 @@ async def watch_time(orders: Fading, shares: Growing, reconciler: Reconciler, ch
         if (at := shares.due()) is not None:
             pauses.append(at - time.monotonic())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), max(min(pauses), SHORTEST_PAUSE_SECONDS))
+            async with asyncio.timeout(max(min(pauses), SHORTEST_PAUSE_SECONDS)):
+                await changed.wait()
             continue
         try:
             ended = moment is not None and moment <= reconciler.clock()
@@ -146,7 +147,8 @@ async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
     due = peace.disturbed(seen[0].actors, clock())
     while (left := due - clock()) > 0:
         with contextlib.suppress(TimeoutError):
-            seen.append(await asyncio.wait_for(anext(watch), left))
+            async with asyncio.timeout(left):
+                seen.append(await anext(watch))
             due = peace.disturbed(seen[-1].actors, clock())
     return seen
 
@@ -180,7 +182,8 @@ async def keep_conntrack(
     failures = 0
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(woken.wait(), LOOK_AT_CONNTRACK_SECONDS)
+            async with asyncio.timeout(LOOK_AT_CONNTRACK_SECONDS):
+                await woken.wait()
         woken.clear()
         while keeper.due:
             try:

@@ -23,7 +23,7 @@ import yaml
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 
-START_SECONDS = 15.0
+START_SECONDS = 45.0
 STOP_SECONDS = 10.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 from vipd.checks import UNCHECKED
@@ -23,6 +24,9 @@ from vipd.model import (
 )
 
 API_VERSION = "vipd/v1"
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@%+-]*")
+"""Text that needs no quotes anywhere."""
 
 
 def service_to_spec(service: Service) -> dict[str, object]:
@@ -187,6 +191,6 @@ def _inline(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     text = str(value)
-    # Colons and brackets mean something to YAML in some places, and some plain words mean no text.
-    plain = text[0].isalnum() and ":" not in text and not other_meaning(Scalar(0, text, plain=True))
+    # Within brackets most signs mean something to YAML, and some plain words mean no text.
+    plain = _PLAIN.fullmatch(text) and not other_meaning(Scalar(0, text, plain=True))
     return text if plain else json.dumps(text)

@@ -91,7 +91,8 @@ class Listeners:
                 self._woken.clear()
                 await self._match(server)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), RETRY_SECONDS if self._faults else None)
+                    async with asyncio.timeout(RETRY_SECONDS if self._faults else None):
+                        await self._woken.wait()
         finally:
             for place in list(self._open):
                 self._open.pop(place).close()

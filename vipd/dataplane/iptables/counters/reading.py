@@ -24,7 +24,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.model import Family
 
 NETLINK_NETFILTER = 12
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 3.0
 _RECEIVE_BYTES = 1 << 16
 _REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3
