@@ -63,7 +63,7 @@ def fault_of(call: tuple[str, ...], *, fragment: bool = False) -> str:
 
 
 def _read_by_vipctl(words: tuple[str, ...]) -> None:
-    group = click.Context(cli, info_name="vipctl")
+    group = click.Context(cli, info_name="vipctl", **cli.context_settings)
     # The group's own options stand before the verb.
     _, rest, _ = cli.make_parser(group).parse_args(list(words))
     if not rest:

@@ -113,7 +113,7 @@ def test_every_verb_has_its_place_and_hidden_ones_have_none(texts: dict[str, str
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_has_its_options_and_arguments(texts: dict[str, str], verb: str) -> None:
     part = parts_of(texts["vipctl.1"])[verb]
-    command = cli.get_command(click.Context(cli), verb)
+    command = cli.get_command(click.Context(cli, **cli.context_settings), verb)
     assert command is not None
     for parameter in command.params:
         if isinstance(parameter, click.Option):

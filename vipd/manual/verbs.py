@@ -68,7 +68,7 @@ def group_options() -> tuple[Option, ...]:
 
 
 def _verbs() -> Iterator[Verb]:
-    context = click.Context(cli, info_name="vipctl")
+    context = click.Context(cli, info_name="vipctl", **cli.context_settings)
     for family, names in FAMILIES.items():
         for name, verb in names.items():
             command = cli.get_command(context, name)
