@@ -152,7 +152,11 @@ def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list
     with declared(daemon, steady, f"{check}, fallback: keep") as vip:
         until(lambda: "all serve" in str(daemon.get("services/checked")["service"]["status"]["message"]))
         assert len(answered(lab, vip)) == 3
+        assert "ok, 3 unhealthy" in daemon.vipctl("list", "checked").stdout
+        (warning,) = [w for w in daemon.get("status")["warnings"] if "fallback: keep" in w]
+        assert warning.startswith("service checked: no backend is healthy")
     with declared(daemon, steady, check) as vip:
+        assert not [w for w in daemon.get("status")["warnings"] if "fallback: keep" in w]
         until(lambda: ready(daemon) == 0)
         lab.client.send(vip, 80, count=3).all_failed("refused")
     with declared(daemon, steady[:2], f"{check}, fallback: {{backends: [{steady[2].address}]}}") as vip:

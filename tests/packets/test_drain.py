@@ -137,14 +137,15 @@ def test_orders_outlive_the_daemon_and_end_by_themselves(
 ) -> None:
     vip = services.add(lab.backends)
     daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
-    daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", "6s")
+    daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", "12s")
     daemon.kill()
     daemon.start()
     listed = daemon.vipctl("overrides").stdout
     assert "draining" in listed
     assert "disabled" in listed
+    assert "ok, 1 draining, 1 disabled" in daemon.vipctl("list", str(vip)).stdout
     assert serving(lab, vip) == {lab.backends[2].name}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while len(serving(lab, vip)) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert serving(lab, vip) == {lab.backends[1].name, lab.backends[2].name}

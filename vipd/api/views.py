@@ -72,9 +72,24 @@ def _backends_told(service: Service, standings: Standings) -> str:
         "unhealthy": unhealthy,
     }
     told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
-    if service.keeps_unhealthy and unhealthy and unhealthy == len(service.backends):
+    if _in_panic(service, standings):
         told += "; all serve, as fallback: keep says"
     return told
+
+
+def _in_panic(service: Service, standings: Standings) -> bool:
+    """Whether none of its own backends is healthy, and all serve for want of better."""
+    own = [standings.get(str(backend)) for backend in service.backends]
+    return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
+
+
+def _panic_warnings(reconciler: Reconciler) -> list[str]:
+    return [
+        f"service {service.name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
+        f"hint: vipctl describe {service.name} tells what the checks say"
+        for service in reconciler.services.values()
+        if service.keeps_unhealthy and _in_panic(service, reconciler.standings(service))
+    ]
 
 
 def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progress) -> tuple[str, str]:
@@ -110,7 +125,7 @@ def status_view(
         "apply_failures": progress.failures,
         "quarantined": dict(progress.quarantined),
         "sources": [_source_view(source, reconciler) for source in sources],
-        "warnings": [*progress.warnings, *_listed(about.get("warnings"))],
+        "warnings": [*progress.warnings, *_panic_warnings(reconciler), *_listed(about.get("warnings"))],
     }
 
 

@@ -7,11 +7,12 @@ from dataclasses import asdict
 
 import click
 
-from vipd.cli.completion import DIRECTORY, FILE, SETTING
+from vipd.cli.completion import DIRECTORY, FILE
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, read_settings
 from vipd.cli.output import counted, document, output_option, prose, screen
+from vipd.cli.settings_options import settings_options
 
 
 @click.command()
@@ -24,17 +25,7 @@ from vipd.cli.output import counted, document, output_option, prose, screen
     show_default=True,
     help="What to check when no FILE is given.",
 )
-@click.option(
-    "--settings", "settings_file", metavar="FILE", type=FILE, help="Settings, instead of /etc/vipd/vipd.yaml."
-)
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    type=SETTING,
-    multiple=True,
-    help="One setting; repeatable.",
-)
+@settings_options("Settings, instead of /etc/vipd/vipd.yaml.")
 @click.option("-q", "--quiet", is_flag=True, help="Print problems only.")
 @output_option("text", "json", "yaml")
 def check(

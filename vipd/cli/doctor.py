@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from vipd.cli.completion import FILE, SETTING, TARGET
+from vipd.cli.completion import TARGET
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
+from vipd.cli.settings_options import settings_options
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.looking.host import Question, UnknownTargetError, is_root, look
 from vipd.observe.doctor.text import WIDEST, lines_of
@@ -19,20 +20,8 @@ from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, load_settings
 @click.argument("target", metavar="[TARGET]", required=False, default="", type=TARGET)
 @click.option("-q", "--quiet", is_flag=True, help="Show only what is not in order.")
 @click.option("--all", "everything", is_flag=True, help="Show what is in order, too.")
-@click.option(
-    "--settings",
-    "settings_file",
-    metavar="FILE",
-    type=FILE,
-    help="Settings of a daemon that does not run; default: vipd.yaml.",
-)
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    type=SETTING,
-    multiple=True,
-    help="One such setting; repeatable.",
+@settings_options(
+    "Settings of a daemon that does not run; default: vipd.yaml.", "One such setting; repeatable."
 )
 @output_option("text", "json", "yaml")
 @socket_option

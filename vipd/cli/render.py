@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from vipd.cli.completion import FILE, SETTING
+from vipd.cli.completion import FILE
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
+from vipd.cli.settings_options import settings_options
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
@@ -36,21 +37,7 @@ FAMILIES = {str(family): family for family in Family}
     help="Address family; default: that of the services, ipv4 if they have both.",
 )
 @click.option("--table", type=click.Choice(TABLES), help="Only this table.")
-@click.option(
-    "--settings",
-    "settings_file",
-    metavar="FILE",
-    type=FILE,
-    help=f"Settings, instead of {DEFAULT_CONFIG}.",
-)
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    type=SETTING,
-    multiple=True,
-    help="One setting; repeatable.",
-)
+@settings_options(f"Settings, instead of {DEFAULT_CONFIG}.")
 def render(
     files: tuple[str, ...],
     dataplane: str,

@@ -40,7 +40,8 @@ WIDE_COLUMNS = (
 def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: bool) -> int:
     """List all services, or those named.
 
-    READY counts the backends that take new flows. A table on a terminal is cut to fit; -o wide is not.
+    READY counts the backends that take new flows, STATUS tells why others do not. A table on a terminal is
+    cut to fit; -o wide is not.
     """
     daemon = connect()
     failures: list[CliError] = []
@@ -87,8 +88,14 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
         f"{status['ready']}/{status['backends']}",
         affinity(view),
         owner if wide else owner.rpartition("/")[2],
-        Cell(status["state"], STATE_COLOURS.get(status["state"], "")),
+        Cell(_standing(status), STATE_COLOURS.get(status["state"], "")),
     ]
+
+
+def _standing(status: Json) -> str:
+    """The state; of a service that is ok also which of its backends do not serve as declared."""
+    told = str(status["message"]).partition(";")[0] if status["state"] == "ok" else ""
+    return f"{status['state']}, {told}" if told else str(status["state"])
 
 
 def _wide_cells(view: Json) -> list[str | Cell]:

@@ -30,6 +30,72 @@ INTRODUCTIONS = {
 """What stands above the keys of a mapping; one that is not here needs no introduction."""
 
 
+EXAMPLES = (
+    (
+        "DNS in both families; the second backend gets twice the share:",
+        """\
+apiVersion: vipd/v1
+services:
+  - name: dns
+    address: [10.96.0.10, "fd00:96::10"]
+    ports: [53/udp, 53/tcp]
+    backends: [10.244.0.5, 10.244.2.21@2, "fd00:244::5"]
+    affinity: {by: client-ip, timeout: 3h}""",
+    ),
+    (
+        "A service for clients from outside, with names for its ports and backends for emergencies:",
+        """\
+apiVersion: vipd/v1
+defaults: {masquerade: forwarded}
+services:
+  - name: shop/web
+    address: 10.96.0.20
+    external_addresses: [203.0.113.10]
+    allow_from: [198.51.100.0/24, 10.0.0.0/8]
+    ports:
+      - {name: http, port: 80, target: 8080}
+      - {name: admin, port: 8000, node_port: 30800}
+    backends:
+      - {address: 10.244.0.6, weight: 3}
+      - {address: 10.244.0.7, ports: {http: 8081}}
+      - {address: 10.244.0.8, state: drain}
+    fallback: {backends: [10.244.9.9]}
+    on_remove: reset""",
+    ),
+    (
+        "Backends that are asked every two seconds; the last one serves only in an emergency:",
+        """\
+apiVersion: vipd/v1
+services:
+  - name: api
+    address: 10.96.0.40
+    ports: 8080
+    backends:
+      - 10.244.0.5
+      - 10.244.2.21
+      - {address: 10.244.9.9, backup: true}
+    check: {type: http, path: /healthz, interval: 2s}
+    slow_start: 30s
+    fallback: keep""",
+    ),
+    (
+        "Only backends on this host serve clients from outside, who are seen with their own addresses:",
+        """\
+apiVersion: vipd/v1
+services:
+  - name: edge
+    external_addresses: 203.0.113.12
+    ports: 443
+    backends:
+      - {address: 10.244.0.5, node: host-a}
+      - {address: 10.244.2.21, node: host-b}
+    traffic_policy: {external: local}
+    health_port: 30100""",
+    ),
+)
+"""What each is about, and the declaration."""
+
+
 def services_page() -> Page:
     """The page."""
     return Page(
@@ -150,70 +216,4 @@ def _files() -> tuple[Block, ...]:
 
 
 def _examples() -> tuple[Block, ...]:
-    return (
-        Paragraph("DNS in both families; the second backend gets twice the share:"),
-        Example(
-            "apiVersion: vipd/v1\n"
-            "services:\n"
-            "  - name: dns\n"
-            '    address: [10.96.0.10, "fd00:96::10"]\n'
-            "    ports: [53/udp, 53/tcp]\n"
-            '    backends: [10.244.0.5, 10.244.2.21@2, "fd00:244::5"]\n'
-            "    affinity: {by: client-ip, timeout: 3h}",
-            "yaml",
-        ),
-        Paragraph(
-            "A service for clients from outside, with names for its ports and backends for emergencies:"
-        ),
-        Example(
-            "apiVersion: vipd/v1\n"
-            "defaults: {masquerade: forwarded}\n"
-            "services:\n"
-            "  - name: shop/web\n"
-            "    address: 10.96.0.20\n"
-            "    external_addresses: [203.0.113.10]\n"
-            "    allow_from: [198.51.100.0/24, 10.0.0.0/8]\n"
-            "    ports:\n"
-            "      - {name: http, port: 80, target: 8080}\n"
-            "      - {name: admin, port: 8000, node_port: 30800}\n"
-            "    backends:\n"
-            "      - {address: 10.244.0.6, weight: 3}\n"
-            "      - {address: 10.244.0.7, ports: {http: 8081}}\n"
-            "      - {address: 10.244.0.8, state: drain}\n"
-            "    fallback: {backends: [10.244.9.9]}\n"
-            "    on_remove: reset",
-            "yaml",
-        ),
-        Paragraph("Backends that are asked every two seconds; the last one serves only in an emergency:"),
-        Example(
-            "apiVersion: vipd/v1\n"
-            "services:\n"
-            "  - name: api\n"
-            "    address: 10.96.0.40\n"
-            "    ports: 8080\n"
-            "    backends:\n"
-            "      - 10.244.0.5\n"
-            "      - 10.244.2.21\n"
-            "      - {address: 10.244.9.9, backup: true}\n"
-            "    check: {type: http, path: /healthz, interval: 2s}\n"
-            "    slow_start: 30s\n"
-            "    fallback: keep",
-            "yaml",
-        ),
-        Paragraph(
-            "Only backends on this host serve clients from outside, who are seen with their own addresses:"
-        ),
-        Example(
-            "apiVersion: vipd/v1\n"
-            "services:\n"
-            "  - name: edge\n"
-            "    external_addresses: 203.0.113.12\n"
-            "    ports: 443\n"
-            "    backends:\n"
-            "      - {address: 10.244.0.5, node: host-a}\n"
-            "      - {address: 10.244.2.21, node: host-b}\n"
-            "    traffic_policy: {external: local}\n"
-            "    health_port: 30100",
-            "yaml",
-        ),
-    )
+    return tuple(block for about, text in EXAMPLES for block in (Paragraph(about), Example(text, "yaml")))
