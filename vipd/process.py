@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -51,14 +51,7 @@ async def run(
     """Run a program to its end. A cancelled call kills it with whatever it has started, and so do more than
     `limit` seconds; then ProgramTimeoutError is raised."""
     environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C"}
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        process_group=0,
-    )
+    process = await _start(argv, environment)
     with started(process.pid):
         try:
             async with asyncio.timeout(limit):
@@ -70,6 +63,26 @@ async def run(
             await _kill(process)
             raise
     return Finished(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+
+async def _start(argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start a program at the head of a group of its own."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            process_group=0,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Cancelled itself, it would kill the program alone; what that has started meanwhile would live on.
+        await _kill(await starting)
+        raise
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
