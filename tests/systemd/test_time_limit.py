@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,34 @@ def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
         task = asyncio.create_task(run(hanging(tmp_path)))
         await asyncio.to_thread(until, lambda: written(tmp_path / "child"), "the child's pid")
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(cancelled(), 20))
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_a_call_cancelled_while_the_program_starts_kills_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def cancelled() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+            process = await start(*argv, **options)
+            begun.set()
+            await go_on.wait()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+        task = asyncio.create_task(run(hanging(tmp_path)))
+        await begun.wait()
+        await asyncio.to_thread(until, lambda: written(tmp_path / "child"), "the child's pid")
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
