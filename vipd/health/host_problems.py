@@ -44,7 +44,7 @@ def _user_problems(user: str) -> tuple[str, ...]:
     if entry.pw_uid == 0:
         return (f"user {user}: checks never run as root; hint: use nobody",)
     if os.geteuid() not in (0, entry.pw_uid) and not _may_change_user():
-        hint = "let vipd run as root, or give it CAP_SETUID and CAP_SETGID"
+        hint = "add the drop-in exec-checks.conf of the package, which gives CAP_SETUID and CAP_SETGID"
         return (f"user {user}: vipd may not become another user; hint: {hint}",)
     return ()
 
