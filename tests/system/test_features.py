@@ -134,10 +134,11 @@ def test_metrics_and_the_status_page(machine: Machine) -> None:
 
 
 def test_the_nftables_dataplane(machine: Machine) -> None:
-    for dataplane, holds in (("nftables", "table ip vipd"), ("iptables", "VIPD-SERVICES")):
+    for dataplane, own_table in (("nftables", True), ("iptables", False)):
         machine.run("vipctl", "set-dataplane", dataplane)
         assert machine.lab.client.send(VIP, 80, count=20).all_answered()
-        assert holds in machine.lab.host.run("nft", "list", "ruleset").stdout
+        # Not the whole rule set: an older nft outside of the machine may fail at what a newer one wrote.
+        assert ("table ip vipd" in machine.lab.host.run("nft", "list", "tables").stdout) == own_table
         assert f"Dataplane    {dataplane}" in machine.said("vipctl", "status")
         machine.lab.host.run("nft", "flush", "ruleset")
         machine.until(
