@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
+from tests.packets.outside import Declared
 from tests.packets.services import SERVED_PORT, Services
 from vipd.dataplane.switching import DATAPLANES
 
@@ -37,3 +38,9 @@ def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
 def services(daemon: Daemon) -> Services:
     """Fresh VIPs of that daemon."""
     return Services(daemon)
+
+
+@pytest.fixture(scope="module")
+def declared(daemon: Daemon) -> Declared:
+    """Services of that daemon in files, for what vipctl has no option for."""
+    return Declared(daemon)

@@ -31,11 +31,6 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
-@pytest.fixture(scope="module")
-def declared(daemon: Daemon) -> Declared:
-    return Declared(daemon)
-
-
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("kind", KINDS)

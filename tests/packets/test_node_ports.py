@@ -31,11 +31,6 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
-@pytest.fixture(scope="module")
-def declared(daemon: Daemon) -> Declared:
-    return Declared(daemon)
-
-
 def port_spec(port: int, protocol: str, number: int) -> list[dict[str, object]]:
     return [{"port": port, "protocol": protocol, "node_port": number}]
 

@@ -35,11 +35,6 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
-@pytest.fixture(scope="module")
-def declared(daemon: Daemon) -> Declared:
-    return Declared(daemon)
-
-
 def alone(address: str) -> str:
     """The network of this one address."""
     return str(ip_network(address))

@@ -50,11 +50,6 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
-@pytest.fixture(scope="module")
-def declared(daemon: Daemon) -> Declared:
-    return Declared(daemon)
-
-
 def mixed(lab: Lab, family: int) -> tuple[str, ...]:
     """One backend on the host, one elsewhere."""
     return backend_texts((lab.host, lab.backends[0]), family)
