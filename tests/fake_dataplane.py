@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from vipd.admission import AddressPolicy
@@ -51,6 +51,8 @@ class FakeDataplane:
     misuse: list[str] = field(default_factory=list)
     """Calls that came while the kernel was being written."""
     refused: dict[ForwardingKey, str] = field(default_factory=dict)
+    refuses: Callable[[Forwarding], str] = lambda forwarding: ""
+    """Why this kernel does not take a forwarding; empty if it does."""
     _wanted: Rules = field(default_factory=dict)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -58,6 +60,7 @@ class FakeDataplane:
         self._note("update")
         self.updates.append({key.service for key in changes})
         for key, forwarding in changes.items():
+            self.refused.pop(key, None)
             if forwarding is None:
                 self._wanted.pop(key, None)
             else:
@@ -72,7 +75,7 @@ class FakeDataplane:
         await asyncio.sleep(0)
         if self.plan_failures:
             raise self.plan_failures.pop(0)
-        return FakePlan(dict(self._wanted), dict(self.kernel))
+        return FakePlan(self._with_what_it_had(dict(self._wanted)), dict(self.kernel))
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Install a plan, or fail as told."""
@@ -86,13 +89,15 @@ class FakeDataplane:
             await asyncio.sleep(0)
             if self.failures:
                 raise self.failures.pop(0)
-            self.kernel = plan.wanted
+            self.refused |= {key: why for key, f in plan.wanted.items() if (why := self.refuses(f))}
+            self.kernel = self._with_what_it_had(plan.wanted)
         finally:
             self.applying = False
 
     def forget(self) -> None:
-        """Nothing is remembered here. May come at any time, so never misuse."""
+        """Nothing is remembered here but who was refused. May come at any time, so never misuse."""
         self.events.append("forget")
+        self.refused.clear()
 
     async def sweep(self) -> None:
         """Nothing is ever left for later here."""
@@ -113,6 +118,11 @@ class FakeDataplane:
         """No tools."""
         return {"ipv4": "fake v1", "ipv6": "fake v1"}
 
+    def _with_what_it_had(self, wanted: Rules) -> Rules:
+        """Rules where those who are refused are as the kernel has them."""
+        taken = {key: forwarding for key, forwarding in wanted.items() if key not in self.refused}
+        return taken | {key: self.kernel[key] for key in self.refused if key in self.kernel}
+
     def _note(self, event: str) -> None:
         self.events.append(event)
         if self.applying:
@@ -128,6 +138,7 @@ class FakeSurroundings:
     warnings: tuple[str, ...] = ()
     prepared: list[set[Family]] = field(default_factory=list)
     """The families that were made fit, call by call."""
+    _keys: set[ForwardingKey] = field(default_factory=set)
 
     async def policy(self) -> SelectionPolicy:
         """Forwarded flows are masqueraded."""
@@ -139,9 +150,13 @@ class FakeSurroundings:
         """Any address."""
         return AddressPolicy()
 
-    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Know what is forwarded."""
+        self._keys = {*(self._keys - changes.keys()), *(key for key, f in changes.items() if f is not None)}
+
+    async def prepare(self) -> tuple[str, ...]:
         """Note the families."""
-        self.prepared.append({forwarding.key.family for forwarding in forwardings})
+        self.prepared.append({key.family for key in self._keys})
         return self.warnings
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import EquippedNode, FailingTools
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
@@ -115,7 +116,7 @@ class Patient:
 @contextmanager
 def patient_in(lab: Lab, directory: Path, **settings: object) -> Iterator[Patient]:
     """A daemon on the lab's host whose iptables-restore can be made to fail, and a doctor beside it."""
-    tools = FailingTools(directory)
+    tools = FailingTools(directory, IPTABLES)
     path = f"{directory}:{BINARIES}:{os.environ['PATH']}"
     daemon = Daemon(lab.host, SERVICES, **settings)
     daemon.host = EquippedNode.of(lab.host, PATH=path, VIPD_SOCKET=str(daemon.socket))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.api.daemon_process import Host, host
+from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import REFUSAL, FailingTools
 from tests.samples import block
 
@@ -67,7 +68,7 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """One daemon for all, with tools that can be made to fail."""
     directory = tmp_path_factory.mktemp("tools")
-    tools = FailingTools(directory)
+    tools = FailingTools(directory, IPTABLES)
     with pytest.MonkeyPatch.context() as patch, host() as node:
         patch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         node.declare("web.yaml", block("10.96.0.10", "web", "10.244.0.11", "10.244.0.12"))

@@ -1,4 +1,4 @@
-"""One lab for each module of faults, and its host with tools that fail on demand."""
+"""One lab for each module of faults, and a host with tools that fail on demand, for each dataplane."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.dataplanes import EQUIPMENTS, Equipment
 from tests.faults.equipment import FailingTools
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT
@@ -20,8 +21,15 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
+@pytest.fixture(scope="module", params=EQUIPMENTS, ids=str)
+def equipment(request: pytest.FixtureRequest) -> Equipment:
+    """What programs the kernel: the tests of this room are run with each."""
+    given: Equipment = request.param
+    return given
+
+
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> FailingTools:
+def tools(tmp_path_factory: pytest.TempPathFactory, equipment: Equipment) -> FailingTools:
     """Programs before the real ones in PATH; they fail when told to."""
     directory: Path = tmp_path_factory.mktemp("tools")
-    return FailingTools(directory)
+    return FailingTools(directory, equipment)

@@ -17,19 +17,23 @@ from typing import Any
 
 import yaml
 
+from tests.faults.dataplanes import Equipment, Rules
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
-PROGRAMS = ("iptables-restore", "ip6tables-restore")
 REFUSAL = "is refused by the test"
+SWEPT_SECONDS = 10
 STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
 _SCRIPT = """\
 #!/usr/bin/env bash
 # Hands everything to {real}, unless told to fail.
 here=${{0%/*}}
 name=${{0##*/}}
+if [ "$*" = "{asks}" ]; then
+    exec {real} "$@"
+fi
 echo "$EPOCHREALTIME" >>"$here/calls"
 if [ -e "$here/broken" ]; then
     echo "$name: broken by the test" >&2
@@ -37,14 +41,12 @@ if [ -e "$here/broken" ]; then
 fi
 input=$(cat)
 if [ -s "$here/refused" ] && line=$(grep -nm1 -Ff "$here/refused" <<<"$input"); then
-    echo "$name: line ${{line%%:*}} {refusal}" >&2
+    line=${{line%%:*}}
+    echo "{complaint}" >&2
     exit 1
 fi
 exec {real} "$@" <<<"$input"
 """
-
-Rules = dict[str, list[str]]
-"""Rules in order, by `TOOL TABLE CHAIN`."""
 
 
 @dataclass
@@ -66,15 +68,16 @@ class EquippedNode(Node):
 
 
 class FailingTools:
-    """A directory with an iptables-restore of each family, to be first in PATH."""
+    """A directory with the programs that write a dataplane's rules, to be first in PATH."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, equipment: Equipment) -> None:
         self._directory = directory
-        for name in PROGRAMS:
+        complaint = equipment.complaint.format(name="$name", line="$line", refusal=REFUSAL)
+        for name in equipment.programs:
             real = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
             assert real, f"{name} is not installed"
             script = directory / name
-            script.write_text(_SCRIPT.format(real=real, refusal=REFUSAL))
+            script.write_text(_SCRIPT.format(real=real, complaint=complaint, asks=equipment.asks))
             script.chmod(0o755)
 
     def equip(self, node: Node) -> EquippedNode:
@@ -143,22 +146,7 @@ def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any
         finish(process)
 
 
-def rules_of(node: Node) -> Rules:
-    """Every rule of a namespace, without counters."""
-    found: Rules = {}
-    for tool in ("iptables", "ip6tables"):
-        table = ""
-        for line in node.run(f"{tool}-save").stdout.splitlines():
-            if line.startswith("*"):
-                table = line[1:]
-            elif line.startswith(":"):
-                found[f"{tool} {table} {line[1:].split()[0]}"] = []
-            elif line.startswith("-A "):
-                found[f"{tool} {table} {line.split()[1]}"].append(line)
-    return found
-
-
-def cold_rules(declarations: Mapping[str, str], stored: str) -> Rules:
+def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
     """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
     name = f"vipd-{secrets.token_hex(3)}-cold"
     node = EquippedNode(name, "cold", "", "")
@@ -172,18 +160,21 @@ def cold_rules(declarations: Mapping[str, str], stored: str) -> Rules:
             (directory / "state" / "services.yaml").write_text(stored)
         config = directory / "vipd.yaml"
         places = {"services_dir": "services.d", "state_dir": "state", "socket": "vipd.sock"}
-        config.write_text(yaml.safe_dump({key: str(directory / place) for key, place in places.items()}))
+        settings = {key: str(directory / place) for key, place in places.items()}
+        config.write_text(yaml.safe_dump({**settings, **equipment.settings}))
         ip("netns", "add", name)
         try:
             node.run(sys.executable, "-m", "vipd", "--config", str(config), "--once", timeout=60)
-            return rules_of(node)
+            return equipment.rules_of(node)
         finally:
             ip("netns", "delete", name)
 
 
-def cold_rules_of(daemon: Daemon) -> Rules:
-    """The rules of a cold start from what this daemon has now on disk."""
-    return cold_rules(*on_disk(daemon))
+def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:
+    """The rules are those of a cold start from what this daemon has now on disk, in a moment at the latest:
+    what nothing leads to any more is cleared away after a change. Raises AssertionError."""
+    wanted = cold_rules(equipment, *on_disk(daemon))
+    daemon.wait_until(lambda: difference(equipment.rules_of(daemon.host), wanted), [], SWEPT_SECONDS)
 
 
 def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:

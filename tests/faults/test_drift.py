@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.dataplanes import EQUIPMENTS, LEGACY, Equipment, Rules
+from tests.faults.equipment import difference
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring
 
@@ -22,68 +24,65 @@ SERVICES = """\
 
 FOREIGN = "-A PREROUTING -j ACCEPT"
 
-DEEDS = {
-    "nat flushed": [["iptables", "-t", "nat", "-F"]],
-    "nat flushed, chains deleted": [["iptables", "-t", "nat", "-F"], ["iptables", "-t", "nat", "-X"]],
-    "filter flushed, chains deleted": [["iptables", "-F"], ["iptables", "-X"]],
-    "jump deleted": [["iptables", "-t", "nat", "-D", "PREROUTING", "1"]],
-    "rule ahead of our jump": [["iptables", "-t", "nat", "-I", "PREROUTING", "1", "-j", "ACCEPT"]],
-    "dispatch emptied": [["iptables", "-t", "nat", "-F", "VIPD-SERVICES"]],
-    "ruleset flushed": [["nft", "flush", "ruleset"]],
-}
+World = tuple[Lab, Equipment]
+
+IN_PEACE = 4
+"""So often the same culprit may disturb before repairs get pauses."""
 
 
-def rules(lab: Lab, variant: str) -> list[str]:
-    """Every rule and chain of ours as they stand. A foreign rule counts only while it is ahead of ours."""
-    saved = lab.host.run(f"iptables-{variant}-save").stdout.splitlines()
-    kept = [line for line in saved if line.startswith(("-A", ":VIPD"))]
-    first = next((line for line in kept if line.startswith("-A PREROUTING")), "")
-    return [line for line in kept if line != FOREIGN or line == first]
+def rules(world: World) -> Rules:
+    """Everything as it stands. A foreign rule counts only while it is ahead of ours."""
+    lab, equipment = world
+    found = equipment.rules_of(lab.host)
+    return {n: [line for line in r if line != FOREIGN or line == r[0]] for n, r in found.items()}
 
 
-def seconds_until(lab: Lab, variant: str, wanted: list[str]) -> float:
+def seconds_until(world: World, wanted: Rules) -> float:
     """How long the rules take to be as wanted; AssertionError after PATIENCE."""
     began = time.monotonic()
-    while (found := rules(lab, variant)) != wanted:
-        assert time.monotonic() - began < PATIENCE, "not repaired:\n" + "\n".join(found)
+    while left := difference(rules(world), wanted):
+        assert time.monotonic() - began < PATIENCE, "not repaired:\n" + "\n".join(left)
         time.sleep(0.02)
     return time.monotonic() - began
 
 
-@pytest.fixture(scope="module", params=["nft", "legacy"])
-def world(request: pytest.FixtureRequest) -> Iterator[tuple[Lab, str]]:
-    variant = str(request.param)
+@pytest.fixture(scope="module", params=(*EQUIPMENTS, LEGACY), ids=str)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    equipment: Equipment = request.param
     with Lab(Wiring(backends=1)) as lab:
         lab.serve_everywhere(8080)
-        with Daemon(lab.host, SERVICES, iptables_variant=variant):
-            yield lab, variant
+        yield lab, equipment
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_it_is_undone(world: tuple[Lab, str], deed: str) -> None:
-    lab, variant = world
-    if variant == "legacy" and deed == "ruleset flushed":
-        pytest.skip("nft does not touch legacy tables")
-    wanted = rules(lab, variant)
-    assert any("VIPD-SVC" in rule for rule in wanted)
-    for program, *arguments in DEEDS[deed]:
-        lab.host.run(program.replace("iptables", f"iptables-{variant}"), *arguments)
-    print(f"{variant}, {deed}: repaired after {seconds_until(lab, variant, wanted):.2f} s")
-    lab.client.send("10.96.0.1", 80, count=3).all_answered()
+def test_it_is_undone(world: World) -> None:
+    lab, equipment = world
+    left = list(equipment.deeds)
+    while left:
+        with Daemon(lab.host, SERVICES, **equipment.settings):
+            wanted = rules(world)
+            for deed in left[:IN_PEACE]:
+                lab.host.run("bash", "-c", equipment.deeds[deed])
+                print(f"{equipment}, {deed}: repaired after {seconds_until(world, wanted):.2f} s")
+                lab.client.send("10.96.0.1", 80, count=3).all_answered()
+        del left[:IN_PEACE]
 
 
-def test_one_changed_rule_of_an_endpoint_is_undone(world: tuple[Lab, str]) -> None:
-    lab, variant = world
-    wanted = rules(lab, variant)
-    chain = next(rule.split()[1] for rule in wanted if "-j DNAT" in rule)
-    elsewhere = ["-p", "tcp", "-j", "DNAT", "--to-destination", "10.244.0.99:1"]
-    lab.host.run(f"iptables-{variant}", "-t", "nat", "-R", chain, "2", *elsewhere)
-    seconds_until(lab, variant, wanted)
+def test_an_endpoint_that_leads_elsewhere_is_undone(world: World) -> None:
+    lab, equipment = world
+    with Daemon(lab.host, SERVICES, **equipment.settings):
+        wanted = rules(world)
+        lab.host.run("bash", "-c", equipment.bent(lab.host))
+        seconds_until(world, wanted)
 
 
-def test_somebody_who_keeps_undoing_it_is_named() -> None:
-    with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, SERVICES) as daemon:
-        script = "for n in 1 2 3 4 5 6 7; do iptables -t nat -F; sleep 0.4; done"
+@pytest.mark.parametrize("equipment", EQUIPMENTS, ids=str)
+def test_somebody_who_keeps_undoing_it_is_named(equipment: Equipment) -> None:
+    with (
+        Lab(Wiring(backends=1)) as lab,
+        Daemon(lab.host, SERVICES, **equipment.settings) as daemon,
+    ):
+        wanted = rules((lab, equipment))
+        script = f"for n in 1 2 3 4 5 6 7; do {equipment.constant}; sleep 0.4; done"
         lab.host.run("bash", "-c", script)
         daemon.wait_until(lambda: any("has undone" in w for w in daemon.status()["warnings"]), True)
-        daemon.wait_until(lambda: any("VIPD-SVC" in r for r in rules(lab, "nft")), True, timeout=PATIENCE)
+        seconds_until((lab, equipment), wanted)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.faults.dataplanes import Equipment
 from tests.faults.equipment import REFUSAL, FailingTools
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
@@ -22,17 +23,20 @@ BAD = f"{BAD_BACKEND}:{SERVED_PORT}"
 
 
 @pytest.fixture(scope="module")
-def daemon(lab: Lab, tools: FailingTools) -> Iterator[Daemon]:
+def daemon(lab: Lab, tools: FailingTools, equipment: Equipment) -> Iterator[Daemon]:
     """Forty services of a file are served; whoever has the bad backend is refused."""
-    with tools.refusing(BAD_BACKEND), Daemon(tools.equip(lab.host), declaration(lab)) as running:
+    with (
+        tools.refusing(BAD_BACKEND),
+        Daemon(tools.equip(lab.host), declaration(lab), **equipment.settings) as running,
+    ):
         yield running
 
 
 @pytest.fixture
-def other_tools(daemon: Daemon, tmp_path: Path) -> Iterator[FailingTools]:
+def other_tools(daemon: Daemon, tmp_path: Path, equipment: Equipment) -> Iterator[FailingTools]:
     """Tools for a daemon of the test's own, in the place of the shared one."""
     daemon.stop()
-    yield FailingTools(tmp_path)
+    yield FailingTools(tmp_path, equipment)
     daemon.start()
 
 
@@ -133,8 +137,8 @@ def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
     daemon.vipctl("remove", "mended")
 
 
-def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools) -> None:
-    with Daemon(other_tools.equip(lab.host)) as own:
+def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools, equipment: Equipment) -> None:
+    with Daemon(other_tools.equip(lab.host), **equipment.settings) as own:
         with other_tools.refusing("10.96.2.4"):
             good = backend_text(lab.backends[0])
             said = own.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False)
@@ -146,10 +150,11 @@ def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools) -> 
 
 
 @pytest.mark.parametrize("when", ["from the start", "into an empty daemon"])
-def test_a_kernel_without_recent_balances_without_affinity(
-    lab: Lab, other_tools: FailingTools, when: str
+def test_a_kernel_that_remembers_nobody_balances_without_affinity(
+    lab: Lab, other_tools: FailingTools, equipment: Equipment, when: str
 ) -> None:
-    with other_tools.refusing("-m recent"), Daemon(other_tools.equip(lab.host)) as own:
+    host = other_tools.equip(lab.host)
+    with other_tools.refusing(equipment.affinity), Daemon(host, **equipment.settings) as own:
         backends = [backend_text(backend) for backend in lab.backends]
         own.vipctl("add", "10.96.2.6:80/tcp", *backends, "--name", "plain")
         adding = ("add", "10.96.2.5:80/tcp", *backends, "--name", "sticky", "--affinity", "10m")
@@ -163,4 +168,4 @@ def test_a_kernel_without_recent_balances_without_affinity(
         (warning,) = [text for text in own.status()["warnings"] if "no affinity" in text]
         assert "sticky" in warning
         assert "plain" not in warning
-        assert "xt_recent" in own.vipctl("status").stdout
+        assert equipment.lacking in own.vipctl("status").stdout

@@ -22,16 +22,22 @@ import sys
 import threading
 
 LONGEST_LIFE = 120
+RESENT_AT = 100
+"""tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
 SIOCETHTOOL, ETHTOOL_GTXCSUM, ETHTOOL_STXCSUM = 0x8946, 0x16, 0x17
 """The kernel's include/uapi/linux/sockios.h and ethtool.h."""
 
 
 def ask(to: str, port: int, source: str = "", timeout: float = 2.0) -> str:
-    """Who answers one connection; or `refused`, `timeout` or an error's name."""
+    """Who answers a connection; or `refused`, `timeout`, `resent` (a packet was lost) or an error's name."""
     try:
         with socket.create_connection((to, port), timeout, (source, 0) if source else None) as made:
+            # Reset on close: many thousand closed connections would use up the source ports.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             made.sendall(b"hello\n")
-            return made.recv(200).decode().split()[0]
+            answer = made.recv(200).decode().split()[0]
+            info = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RESENT_AT + 4)
+            return "resent" if struct.unpack_from("=I", info, RESENT_AT)[0] else answer
     except ConnectionRefusedError:
         return "refused"
     except TimeoutError:
@@ -85,8 +91,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=80)
     parser.add_argument("--from", dest="first", default="")
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument(
+        "--life", type=int, default=LONGEST_LIFE, help="seconds after which it ends in any case"
+    )
     arguments = parser.parse_args()
-    signal.alarm(LONGEST_LIFE)
+    signal.alarm(arguments.life)
     if arguments.work == "checksums":
         compute_checksums(arguments.to)
     else:

@@ -8,9 +8,26 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.namespace import Namespace
+from tests.lab.topology import Lab
 from tests.nftables.programmed import Inside, Programmed
+from tests.nftables.serving import built_lab, programmed_in
 
 Program = Callable[..., Programmed]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """A lab with flows to make."""
+    with built_lab() as built:
+        yield built
+
+
+@pytest.fixture
+def serving(lab: Lab, tmp_path: Path) -> Iterator[Programmed]:
+    """A dataplane of the lab's host; without services in the end."""
+    made = programmed_in(lab, tmp_path)
+    yield made
+    made.become()
 
 
 @pytest.fixture

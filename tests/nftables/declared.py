@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from tests.dataplane.declared import HTTP, backends
 from tests.dataplane.states import PORTS
 from vipd.model import (
     Affinity,
@@ -13,13 +14,11 @@ from vipd.model import (
     ExternalAddress,
     Masquerade,
     Policy,
-    Protocol,
     Refusal,
     Service,
     ServicePort,
 )
 
-HTTP = ServicePort(80, Protocol.TCP, "http", 8080)
 OWN = ("10.244.0.1", "fd00:244::1")
 """Addresses of the host on which services are chosen, so that some backends are local."""
 VIPS = (*(f"10.96.0.{i}" for i in range(1, 6)), *(f"fd00:96::{i}" for i in range(1, 4)))
@@ -34,12 +33,6 @@ NETWORKS = (
     "fd00::1/128",
 )
 NODE_PORTS = (30001, 30002, 30003)
-
-
-def backends(*texts: str) -> tuple[Backend, ...]:
-    """Backends, each `address` or `address@weight`."""
-    split = (text.partition("@") for text in texts)
-    return tuple(Backend(address, None, int(weight or 1)) for address, _, weight in split)
 
 
 def numbered(number: int, *texts: str, balance: Balance = Balance.RANDOM) -> Service:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
-from pyroute2 import netns
-
+from tests.dataplane.watch.inside import inside
 from vipd.dataplane.nftables.driver import NftablesDataplane, NftablesPlan
 from vipd.dataplane.nftables.reading import open_netlink
 from vipd.host_record import HostRecord
@@ -37,19 +34,7 @@ class Inside:
 
     def make(self, opened: Callable[[], socket.socket]) -> socket.socket:
         """A socket opened inside: it stays in the namespace where its thread was."""
-        made: Future[socket.socket] = Future()
-
-        def work() -> None:
-            try:
-                netns.setns(self.namespace)
-                made.set_result(opened())
-            except BaseException as error:  # handed to the caller
-                made.set_exception(error)
-
-        thread = threading.Thread(target=work, name="namespace")
-        thread.start()
-        thread.join()
-        return made.result()
+        return inside(self.namespace, opened)
 
     def nft(self, *argv: str, text: str | None = None) -> str:
         """What nft says there; CalledProcessError when it fails."""

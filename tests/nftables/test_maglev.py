@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vipd.dataplane.nftables.maglev import lookup_table
+from vipd.dataplane.nftables.maglev import lookup_table, table_size
 
 EXTRA = 0.02
 """Part of all clients that may change hands besides those of the backend that left."""
@@ -20,18 +20,24 @@ names = st.lists(
 )
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 10, 25])
-def test_whoever_leaves_takes_its_own_share_alone(count: int) -> None:
-    drawn = random.Random(count)
-    extras = []
-    for _ in range(3):
-        backends = tuple(f"10.{drawn.randrange(256)}.{drawn.randrange(256)}.{i}:80" for i in range(count))
-        gone = drawn.randrange(count)
-        left = backends[:gone] + backends[gone + 1 :]
-        before, after = lookup_table(backends, (1,) * count), lookup_table(left, (1,) * (count - 1))
-        moved = sum(b != gone and backends[b] != left[a] for b, a in zip(before, after, strict=True))
-        extras.append(moved / len(before))
-    assert max(extras, default=0.0) <= EXTRA
+@pytest.mark.parametrize("weights", [(1,), (1, 1, 2, 3, 10)])
+def test_whoever_comes_or_goes_moves_its_own_share_alone(weights: tuple[int, ...]) -> None:
+    """From one backend to thirty: what moves when one comes is what moves back when it goes."""
+    drawn = random.Random(len(weights))
+    names: tuple[str, ...] = ()
+    given_weights: tuple[int, ...] = ()
+    before: list[str] = []
+    for number in range(1, 31):
+        new = f"10.{drawn.randrange(256)}.{drawn.randrange(256)}.{number}:80"
+        names, given_weights = (*names, new), (*given_weights, drawn.choice(weights))
+        after = [names[index] for index in lookup_table(names, given_weights)]
+        moved = [a for b, a in zip(before, after, strict=True) if a not in (b, new)] if before else []
+        assert len(moved) <= EXTRA * len(after), f"{number} backends"
+        before = after
+
+
+def test_the_number_of_places_changes_beyond_a_hundred_backends_alone() -> None:
+    assert {table_size(count) for count in range(1, 101)} == {4093}
 
 
 @given(names, st.randoms())

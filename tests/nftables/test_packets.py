@@ -1,4 +1,4 @@
-"""Real flows through the table: who serves them, what they meet, and that no change loses one."""
+"""Real flows through the table: who serves them, and what they meet."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.lab.chi_square import chi_square_p
-from tests.lab.node import Node
-from tests.lab.topology import CLIENT_SOURCES, CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
+from tests.lab.topology import (
+    CLIENT_SOURCES,
+    CLIENT_SOURCES_IPV6,
+    HOST_TOWARDS_BACKENDS,
+    Lab,
+)
 from tests.nftables.programmed import Inside, Programmed
-from vipd.dataplane.nftables.plan import elements_text
+from tests.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, web
+from vipd.dataplane.counting import Place
+from vipd.dataplane.nftables.flow_counter import ElementCounter
 from vipd.model import (
     Affinity,
     Backend,
     Balance,
-    Endpoint,
     ExternalAddress,
     Family,
-    ForwardingKey,
     Masquerade,
     Policy,
     Protocol,
@@ -35,49 +40,13 @@ from vipd.selection import Host
 
 pytestmark = pytest.mark.root
 
-SERVED = 8080
-PORTS = (ServicePort(80, Protocol.TCP, "tcp", SERVED), ServicePort(80, Protocol.UDP, "udp", SERVED))
-VIPS = {4: "10.96.0.1", 6: "fd00:96::1"}
 SILENCE = 0.4
-CLIENTS = str(Path(__file__).parent / "clients.py")
-MANY, MANY_NETWORK = "10.20.0.0", "10.20.0.0/16"
-CHANGES = 120
-"""Transactions while flows are made."""
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab() as built:
-        built.serve_everywhere(SERVED)
-        built.host.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-        built.client.run("ip", "route", "add", "local", MANY_NETWORK, "dev", "lo")
-        built.host.run("ip", "route", "add", MANY_NETWORK, "via", built.client.ipv4)
-        yield built
 
 
 @pytest.fixture
-def programmed(lab: Lab, tmp_path: Path) -> Iterator[Programmed]:
-    own = frozenset({*HOST_TOWARDS_BACKENDS.values(), lab.host.ipv4, lab.host.ipv6})
-    made = Programmed(Inside(lab.host.namespace), tmp_path, host=Host(own), cluster_cidrs=list(CLUSTER_CIDRS))
-    yield made
-    made.become()
-
-
-def web(lab: Lab, *weights: int, backends: tuple[Node, ...] | None = None) -> Service:
-    """A service of both families over the lab's backends."""
-    nodes = lab.backends if backends is None else backends
-    given = weights or (1,) * len(nodes)
-    pairs = list(zip(nodes, given, strict=True))
-    return Service(
-        "web",
-        tuple(VIPS.values()),
-        PORTS,
-        tuple(Backend(node.address(family), None, weight) for family in (4, 6) for node, weight in pairs),
-    )
-
-
-def other(service: Service, **changes: object) -> Service:
-    return replace(service, **changes)  # type: ignore[arg-type]
+def programmed(serving: Programmed) -> Programmed:
+    """The dataplane of the lab's host."""
+    return serving
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -132,6 +101,20 @@ def test_source_hash_keeps_clients_when_another_backend_leaves(
     assert "b3" not in after.values()
 
 
+def test_source_hash_is_the_same_on_every_host(lab: Lab, programmed: Programmed, tmp_path: Path) -> None:
+    """Two hosts that know the backends in another order: each client meets the same one by both."""
+    hashed = other(web(lab, 3, 2, 1), balance=Balance.SOURCE_HASH)
+    programmed.become(hashed)
+    first = many_clients(lab, VIPS[4], 200)
+    with built_lab() as second:
+        elsewhere = Programmed(Inside(second.host.namespace), tmp_path / "second")
+        elsewhere.become(other(hashed, name="elsewhere", backends=hashed.backends[::-1]))
+        assert many_clients(second, VIPS[4], 200) == first
+        ipv6 = [node.send(VIPS[6], 80).all_answered().backends for node in (lab.client, second.client)]
+        assert ipv6[0] == ipv6[1]
+    assert set(first.values()) == {"b1", "b2", "b3"}
+
+
 def test_a_thousand_clients_keep_their_backends(lab: Lab, programmed: Programmed) -> None:
     pinned = other(web(lab), affinity=Affinity(600))
     programmed.become(pinned)
@@ -149,6 +132,36 @@ def test_a_thousand_clients_keep_their_backends(lab: Lab, programmed: Programmed
     programmed.restart()
     programmed.become(pinned)
     assert many_clients(lab, VIPS[4], 1000) == second
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_pin_to_another_host_gives_way_to_the_local_policy(
+    lab: Lab, programmed: Programmed, family: int
+) -> None:
+    """Then the client has a backend that serves it by every way, and keeps that one."""
+    outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
+    nearest = lab.backends[0]
+    programmed.policy = replace(programmed.policy, host=Host(frozenset({nearest.address(family)})))
+    service = Service(
+        "web",
+        (VIPS[family],),
+        (ServicePort(80, Protocol.TCP, "tcp", SERVED, node_port=30080),),
+        tuple(Backend(backend.address(family)) for backend in lab.backends),
+        affinity=Affinity(600),
+        external_addresses=(ExternalAddress(outside, True),),
+        external_policy=Policy.LOCAL,
+    )
+    programmed.become(service)
+    sources = CLIENT_SOURCES if family == 4 else CLIENT_SOURCES_IPV6
+    ways = ((VIPS[family], 80), (outside, 80), (lab.host.address(family), 30080))
+
+    def served(vip: str, port: int) -> set[str]:
+        answers = [lab.client.send(vip, port, source=source).all_answered() for source in sources]
+        return {backend for answer in answers for backend in answer.backends}
+
+    served(*ways[0])
+    assert [served(*way) for way in (*ways[1:], ways[0])] == [{nearest.name}] * 3
+    assert pins(programmed, family) == len(sources)
 
 
 def test_affinity_is_refreshed_by_new_flows_and_ends(lab: Lab, programmed: Programmed) -> None:
@@ -173,11 +186,13 @@ def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programme
     programmed.restart()
     programmed.become(service)
     lab.client.send(VIPS[6], 80, count=9).all_answered()
-    counted = {key: sum(flows.values()) for key, flows in counters(programmed).items()}
-    assert {(k.protocol, k.family): flows for k, flows in counted.items()} == {
-        (Protocol.TCP, 4): 30,
-        (Protocol.UDP, 4): 12,
-        (Protocol.TCP, 6): 9,
+    total = Counter[tuple[Protocol, Family]]()
+    for place, flows in counted(programmed).items():
+        total[place.key.protocol, place.key.family] += flows
+    assert total == {
+        (Protocol.TCP, Family.IPV4): 30,
+        (Protocol.UDP, Family.IPV4): 12,
+        (Protocol.TCP, Family.IPV6): 9,
     }
 
 
@@ -232,47 +247,6 @@ def test_traffic_from_outside(lab: Lab, programmed: Programmed, family: int) -> 
     lab.client.send(VIPS[family], 80, count=3).all_answered()
 
 
-@pytest.mark.parametrize("affinity", [None, Affinity(1)])
-def test_no_change_loses_a_flow(
-    lab: Lab, programmed: Programmed, tmp_path: Path, affinity: Affinity | None
-) -> None:
-    b1, b2, b3 = lab.backends
-    states = [
-        other(web(lab, *weights, backends=nodes), affinity=affinity)
-        for nodes, weights in (((b1, b2, b3), (1, 1, 1)), ((b1,), (1,)), ((b2, b3), (5, 2)), ((b3,), (1,)))
-    ]
-    texts = changes(programmed, states)
-    client = lab.client.start(sys.executable, "-I", CLIENTS, "steady", "--to", VIPS[4], "--port", "80")
-    with (tmp_path / "nft").open("w") as errors:
-        nft = lab.host.start("nft", "-i", stderr=errors)
-    assert nft.stdin is not None
-    assert nft.stdout is not None
-    for number in range(CHANGES):
-        nft.stdin.write(texts[number % len(texts)])
-    nft.communicate("", timeout=100)
-    assert (tmp_path / "nft").read_text() == ""
-    outcomes, _ = client.communicate("", timeout=30)
-    served = json.loads(outcomes)
-    assert set(served) <= {"b1", "b2", "b3"}, served
-    assert sum(served.values()) > 100
-
-
-def changes(programmed: Programmed, states: list[Service]) -> list[str]:
-    """One line for each transaction that leads from a state to the next, and from the last to the first."""
-    for state in states:
-        programmed.declare([state])
-        programmed.write()
-    lines = []
-    for state in states:
-        programmed.declare([state])
-        part = programmed.plan().plans[Family.IPV4]
-        steps = (part.early, *part.steps, part.late)
-        text = elements_text("ip vipd", steps)
-        lines.append(text.strip().replace("\n", "; ") + "\n")
-        programmed.write()
-    return lines
-
-
 def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
     """Which backend answers each of many addresses."""
     asked = ("many", "--to", vip, "--port", "80", "--from", MANY, "--count", str(count))
@@ -282,8 +256,10 @@ def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
     return found
 
 
-def counters(programmed: Programmed) -> dict[ForwardingKey, dict[Endpoint, int]]:
-    return asyncio.run(programmed.dataplane.counters())
+def counted(programmed: Programmed) -> Mapping[Place, int]:
+    """New flows of backends, all that the kernel has counted."""
+    dataplane = programmed.dataplane
+    return asyncio.run(ElementCounter(dataplane.counted, dataplane.forwardings).take())
 
 
 def pins(programmed: Programmed, family: int) -> int:

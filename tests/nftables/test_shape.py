@@ -118,6 +118,38 @@ def test_a_pin_survives_the_others_that_come_and_go() -> None:
     assert numbers("10.244.0.1", "10.244.0.3").items() <= all_three.items()
 
 
+def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_goes() -> None:
+    def numbers(**changes: object) -> set[str]:
+        forwarding = replace(PLAIN, affinity_timeout=60, **changes)  # type: ignore[arg-type]
+        elements = compile_forwarding(forwarding, OPTIONS).elements
+        ways = {s: v for s, v in elements.items() if s.holder in ("services", "node_services")}
+        assert len(ways) == len([s for s in elements if s.holder in ("frontends", "node_ports")])
+        return set(ways.values())
+
+    (number,) = numbers()
+    external = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
+    assert numbers(external_addresses=external, node_port=30080, endpoints=ENDPOINTS[1:]) == {number}
+    assert numbers(addresses=("10.96.0.9",), port=8080) == {number}
+    others = [PLAIN.key._replace(service="other"), PLAIN.key._replace(protocol=Protocol.UDP)]
+    assert all(number not in numbers(key=key) for key in others)
+
+
+def test_an_endpoint_has_one_number_under_both_policies() -> None:
+    external = (ExternalAddress("203.0.113.1", allow_from=()),)
+    forwarding = replace(
+        PLAIN,
+        affinity_timeout=60,
+        local_endpoints=ENDPOINTS[1:],
+        external_policy=Policy.LOCAL,
+        external_addresses=external,
+    )
+    elements = compile_forwarding(forwarding, OPTIONS).elements
+    numbered = {s.key: v for s, v in elements.items() if s.holder == "numbered"}
+    local = {s.key: v for s, v in elements.items() if s.holder == "local_numbered"}
+    assert set(local.values()) == {"10.244.0.2 . 8080"}
+    assert local.items() <= numbered.items()
+
+
 def test_the_local_policy_has_slots_of_its_own() -> None:
     external = (ExternalAddress("203.0.113.1", allow_from=()),)
     forwarding = replace(

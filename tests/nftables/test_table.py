@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nftables.declared import HTTP, backends, numbered
+from tests.dataplane.declared import HTTP, backends
+from tests.nftables.declared import numbered
 from tests.nftables.programmed import Inside, Programmed
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
@@ -132,7 +133,7 @@ def test_foreign_tables_are_left_alone(programmed: Programmed) -> None:
 
 def test_a_restart_writes_nothing_and_keeps_what_packets_left(programmed: Programmed) -> None:
     programmed.become(WEB, PLAIN)
-    learnt = "add element ip vipd pins { 192.0.2.9 . 10.96.0.1 . tcp . 80 : 0.0.0.7 }"
+    learnt = "add element ip vipd pins { 192.0.2.9 . 0.0.0.1 : 0.0.0.7 }"
     programmed.inside.nft("-f", "-", text=learnt)
     programmed.restart()
     assert str(programmed.plan()) == ""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import CLIENT_SOURCES, CLIENT_SOURCES_IPV6, Lab
+from tests.packets.outside import Declared, backend_texts, inside_address, node_port, outside_address
 from tests.packets.services import Services, backend_text
-from vipd.model import Frontend
+from vipd.model import Frontend, Protocol
 
 pytestmark = pytest.mark.root
+
+SOURCES = {4: CLIENT_SOURCES, 6: CLIENT_SOURCES_IPV6}
 
 
 def only_backend(node: Node, vip: Frontend, source: str = "", count: int = 1) -> str:
@@ -64,3 +68,61 @@ def test_a_removed_backend_holds_nobody(lab: Lab, daemon: Daemon, services: Serv
 def test_without_affinity_flows_spread(lab: Lab, services: Services) -> None:
     vip = services.add(lab.backends)
     assert len(lab.client.send(*vip, count=50).all_answered().backends) == 3
+
+
+class ManyWays:
+    """A service with affinity that has two addresses of its own, an external one and a node port."""
+
+    def __init__(self, lab: Lab, daemon: Daemon, family: int, protocol: str) -> None:
+        self._lab, self._declared, self._family, self._protocol = lab, Declared(daemon), family, protocol
+        self._inside = [inside_address(family) for _ in range(2)]
+        self._outside, self._node_port = outside_address(family), node_port()
+        self._on_host = lab.host.address(family)
+
+    def serve(self, nodes: Sequence[Node], addresses: int = 2) -> None:
+        """These backends from now on, and so many of its own addresses."""
+        ports = [{"port": 80, "protocol": self._protocol, "target": 8080, "node_port": self._node_port}]
+        self._declared.put(
+            "many-ways",
+            backend_texts(tuple(nodes), self._family),
+            self._family,
+            address=self._inside[:addresses],
+            ports=ports,
+            external_addresses=[self._outside],
+            affinity={"by": "client-ip", "timeout": "10m"},
+        )
+
+    def ways(self) -> list[Frontend]:
+        """Every address and port that leads to it."""
+        protocol = Protocol(self._protocol)
+        addressed = [Frontend(address, 80, protocol) for address in (*self._inside, self._outside)]
+        return [*addressed, Frontend(self._on_host, self._node_port, protocol)]
+
+    def served(self, way: Frontend) -> dict[str, str]:
+        """The one backend that serves each client by this way."""
+        return {s: only_backend(self._lab.client, way, s, 3) for s in SOURCES[self._family]}
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_every_way_in_leads_to_the_same_backend(lab: Lab, daemon: Daemon, family: int, protocol: str) -> None:
+    service = ManyWays(lab, daemon, family, protocol)
+    service.serve(lab.backends, addresses=1)
+    # Each client begins by another way, and an address that comes later is no other way.
+    ways = service.ways()[::2]
+    clients = SOURCES[family]
+    first = {s: only_backend(lab.client, ways[n % 2], s) for n, s in enumerate(clients)}
+    service.serve(lab.backends)
+    assert {way: service.served(way) for way in service.ways()} == dict.fromkeys(service.ways(), first)
+    daemon.kill()
+    daemon.start()
+    assert service.served(service.ways()[-1]) == first
+    # Who loses its backend gets another one, the same by every way; nobody else moves.
+    (gone,) = [backend for backend in lab.backends if backend.name == first[clients[0]]]
+    service.serve([backend for backend in lab.backends if backend is not gone])
+    after = service.served(service.ways()[-1])
+    assert gone.name not in after.values()
+    assert {s: b for s, b in after.items() if first[s] != gone.name} == {
+        s: b for s, b in first.items() if b != gone.name
+    }
+    assert {way: service.served(way) for way in service.ways()} == dict.fromkeys(service.ways(), after)

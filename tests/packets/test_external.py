@@ -104,9 +104,7 @@ def test_vipctl_shows_an_address_for_outside_when_there_is_no_other(
     assert outside in daemon.vipctl(verb, "shown-outside-v4").stdout
 
 
-def test_affinity_is_shared_by_all_addresses(lab: Lab, declared: Declared, dataplane: str) -> None:
-    if dataplane == "nftables":
-        pytest.skip("with nftables a client has a pin for each frontend, see the dataplane's README")
+def test_affinity_is_shared_by_all_addresses(lab: Lab, declared: Declared) -> None:
     inside, outside, balanced = inside_address(4), outside_address(4), outside_address(4)
     spec = {"address": inside, "external_addresses": outside, "load_balancer_addresses": balanced}
     declared.put(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from vipd.model import Endpoint, Family, ForwardingKey
+from vipd.model import Family, ForwardingKey
 from vipd.model import Protocol as Transport
 
 
@@ -49,48 +48,3 @@ class FlowCounter(Protocol):
 
     def remember(self, memory: object) -> None:
         """Go on from what an earlier run had taken. What is not understood is left out."""
-
-
-Absolute = Mapping[ForwardingKey, Mapping[Endpoint, int]]
-
-
-class Differences:
-    """Implements FlowCounter for a dataplane that says how many flows the kernel has counted in all."""
-
-    def __init__(self, counters: Callable[[], Awaitable[Absolute]]) -> None:
-        self._counters = counters
-        self._known: dict[Place, int] = {}
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """CPU time that the last `take` took at most."""
-        return self._seconds
-
-    async def take(self) -> Mapping[Place, int]:
-        """A count that is less than it was began anew at zero."""
-        taken: dict[Place, int] = {}
-        began, cpu = time.monotonic(), time.process_time()
-        counters = await self._counters()
-        # Each is too much when there is other work on this host, or in this process.
-        self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
-        for key, endpoints in counters.items():
-            for endpoint, flows in endpoints.items():
-                place = Place(key, endpoint.address, endpoint.port)
-                known = self._known.get(place, 0)
-                if flows != known:
-                    self._known[place] = flows
-                    taken[place] = flows - known if flows > known else flows
-        return taken
-
-    def memory(self) -> object:
-        """Every count, as a row of its place and the number."""
-        return [[*place.row(), flows] for place, flows in self._known.items()]
-
-    def remember(self, memory: object) -> None:
-        """Rows of an earlier run."""
-        for row in memory if isinstance(memory, list) else ():
-            try:
-                self._known[Place.of_row(row[:-1])] = int(row[-1])
-            except (TypeError, ValueError, LookupError):
-                continue

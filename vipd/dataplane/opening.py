@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.counting import Differences, FlowCounter, Place
+from vipd.dataplane.counting import FlowCounter, Place
 from vipd.dataplane.iptables import removal as iptables_removal
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
@@ -15,12 +15,13 @@ from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.nftables import removal as nftables_removal
 from vipd.dataplane.nftables.driver import NftablesDataplane
+from vipd.dataplane.nftables.flow_counter import ElementCounter
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.probe import Abilities, probe
 from vipd.dataplane.nftables.surroundings import dropping_chains
 from vipd.dataplane.nftables.tools import find_nft
 from vipd.dataplane.nftables.watch import TableWatch
-from vipd.dataplane.switching import DataplaneName, Doubted, SwitchableDataplane
+from vipd.dataplane.switching import DataplaneName, Doubted, Ready, SwitchableDataplane, at_once
 from vipd.host_record import HostRecord
 from vipd.model import Family
 from vipd.process import Runner
@@ -41,24 +42,24 @@ class HostDataplanes:
             return await NftablesDataplane.start(self._settings, self._record, self._run)
         return await IptablesDataplane.start(self._settings, self._record, self._run)
 
-    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions:
-        """What shapes a family's rules. The nftables dataplane means the same by its maps, so that for it
-        these are the rules that the other one would write."""
-        if isinstance(dataplane, IptablesDataplane):
-            return dataplane.options_of(family)
-        return RuleOptions.of(self._settings, family, random_fully=True, host_addresses=frozenset())
+    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions | TableOptions:
+        """What shapes a family's rules in a dataplane that this has opened."""
+        assert isinstance(dataplane, IptablesDataplane | NftablesDataplane)  # noqa: S101 (there are two)
+        return dataplane.options_of(family)
 
-    async def remove(self, name: DataplaneName) -> bool:
+    async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Remove everything under our prefix that a dataplane has in the kernel; whether there was anything.
 
-        Raises ApplyError.
+        `ready` is awaited just before. Raises ApplyError.
         """
         prefixes = (self._settings.chain_prefix,)
         if name == "nftables":
             tables = await nftables_removal.find_leftovers(prefixes)
+            await ready()
             await nftables_removal.remove(tables, self._run)
             return bool(tables)
         rules = await iptables_removal.find_leftovers(prefixes, self._run)
+        await ready()
         await iptables_removal.remove(rules, self._run)
         return bool(rules)
 
@@ -109,7 +110,7 @@ def _counter_of(dataplane: Doubted) -> FlowCounter:
     if isinstance(dataplane, IptablesDataplane):
         return dataplane.counter
     assert isinstance(dataplane, NftablesDataplane)  # noqa: S101 (there are two)
-    return Differences(dataplane.counters)
+    return ElementCounter(dataplane.counted, dataplane.forwardings)
 
 
 async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:

@@ -8,13 +8,14 @@ what the other dataplane has left behind is removed once this one has written it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.durable import write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
@@ -22,6 +23,13 @@ log = logging.getLogger(__name__)
 
 DataplaneName = Literal["iptables", "nftables"]
 DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
+
+
+Ready = Callable[[], Awaitable[None]]
+
+
+async def at_once() -> None:
+    """Nothing is to be done before."""
 
 
 class ChosenDataplane:
@@ -60,12 +68,12 @@ class Opening(Protocol):
     async def open(self, name: DataplaneName) -> Doubted:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
-    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions:
-        """What shapes a family's rules; of a dataplane without iptables rules what they would be."""
+    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions | TableOptions:
+        """What shapes a family's rules in a dataplane that this has opened."""
 
-    async def remove(self, name: DataplaneName) -> bool:
-        """Remove everything that a dataplane has in the kernel; whether there was anything. Raises
-        ApplyError."""
+    async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
+        """Remove everything that a dataplane has in the kernel; whether there was anything. `ready` is
+        awaited when it is known what that is, just before. Raises ApplyError."""
 
 
 class SwitchableDataplane:
@@ -90,10 +98,12 @@ class SwitchableDataplane:
         """Begin with one. Raises ApplyError."""
         return cls(name, await opening.open(name), opening)
 
-    async def switch(self, name: DataplaneName) -> bool:
+    async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
         """Put another dataplane in place of the one in use; whether it is another one.
 
-        Raises ApplyError; then the one in use is as before, and nothing of the other is left.
+        `before_removal` is awaited when the rules of both stand and the old one is still in use, just before
+        its rules go: what they have counted goes with them. Raises ApplyError; then the one in use is as
+        before, and nothing of the other is left.
         """
         if name == self.name:
             return False
@@ -108,11 +118,14 @@ class SwitchableDataplane:
         except ApplyError:
             await self._opening.remove(name)
             raise
-        self._name, self.current = name, new
-        self._others_gone, self._written = False, True
-        for tell in self.switched:
-            tell()
-        await self._remove_others()
+
+        async def hand_over() -> None:
+            await before_removal()
+            self._take_over(name, new)
+
+        await self._remove_others(name, hand_over)
+        if self.current is not new:  # what the old one has could not even be read
+            await hand_over()
         return True
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -144,7 +157,7 @@ class SwitchableDataplane:
         """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
         await self.current.sweep()
         if self._written and not self._others_gone:
-            await self._remove_others()
+            await self._remove_others(self.name)
 
     def forget(self) -> None:
         """Trust nothing that is known about the kernel."""
@@ -170,23 +183,28 @@ class SwitchableDataplane:
         """The tools in use, by family, as they name themselves."""
         return self.current.versions()
 
-    def options_of(self, family: Family) -> RuleOptions:
-        """What shapes a family's rules, as iptables rules: by these a packet's fate is explained."""
+    def options_of(self, family: Family) -> RuleOptions | TableOptions:
+        """What shapes a family's rules in the dataplane in use: by these a packet's fate is explained."""
         return self._opening.options_of(self.current, family)
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses, as told last."""
         return self._host_addresses
 
-    async def _remove_others(self) -> None:
+    def _take_over(self, name: DataplaneName, new: Doubted) -> None:
+        self._name, self.current, self._written = name, new, True
+        for tell in self.switched:
+            tell()
+
+    async def _remove_others(self, kept: DataplaneName, ready: Ready = at_once) -> None:
         """Remove what other dataplanes have in the kernel. What cannot be is a warning, and tried again."""
         left = []
         for name in DATAPLANES:
-            if name == self.name:
+            if name == kept:
                 continue
             try:
-                if await self._opening.remove(name):
-                    log.info("the rules of the %s dataplane are removed; %s has taken over", name, self.name)
+                if await self._opening.remove(name, ready):
+                    log.info("the rules of the %s dataplane are removed; %s has taken over", name, kept)
             except ApplyError as error:
                 left.append(f"rules of the {name} dataplane are still there: {error}")
         self._left, self._others_gone = tuple(left), not left

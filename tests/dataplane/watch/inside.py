@@ -14,13 +14,13 @@ from tests.dataplane.namespace import Namespace
 T = TypeVar("T")
 
 
-def inside(namespace: Namespace, make: Callable[[], T]) -> T:
+def inside(namespace: Namespace | str, make: Callable[[], T]) -> T:
     """What `make` returns when called in the namespace, in a thread that ends with the call."""
     made: Future[T] = Future()
 
     def work() -> None:
         try:
-            netns.setns(namespace.name)
+            netns.setns(namespace if isinstance(namespace, str) else namespace.name)
             made.set_result(make())
         except BaseException as error:  # handed to the caller
             made.set_exception(error)

@@ -52,7 +52,7 @@ _TYPE = 0x3FFF
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _FAMILIES = {number: family for family, number in ADDRESS_FAMILIES.items()}
-_PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
+PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
 
 
 class MalformedEntryError(ValueError):
@@ -206,7 +206,7 @@ def _leading_ends(message: bytes, position: int, family: Family, outer: int) -> 
             message, position
         )
         if (h0, h1, h2, h3, h4, h5, h6, h7) == layout.heads[outer - 1]:
-            ends = _Ends(_PROTOCOLS.get(number), (_text(src), sport), (_text(dst), dport))
+            ends = _Ends(PROTOCOLS.get(number), (address_text(src), sport), (address_text(dst), dport))
             return ends, position + layout.struct.size
     for kind, start, end in attributes(message, position, len(message)):
         if kind == outer:
@@ -221,14 +221,14 @@ def _walk_ends(message: bytes, start: int, end: int) -> _Ends:
     for kind, inner, inner_end in attributes(message, start, end):
         if kind == CTA_TUPLE_IP:
             for which, a, b in attributes(message, inner, inner_end):
-                addresses[which] = _text(message[a:b])
+                addresses[which] = address_text(message[a:b])
         elif kind == CTA_TUPLE_PROTO:
             for which, a, b in attributes(message, inner, inner_end):
                 numbers[which] = int.from_bytes(message[a:b], "big")
     if set(addresses) not in ({1, 2}, {3, 4}) or CTA_PROTO_NUM not in numbers:
         raise MalformedEntryError("ends of a flow without addresses or protocol")
     source, destination = (addresses[which] for which in sorted(addresses))
-    protocol = _PROTOCOLS.get(numbers[CTA_PROTO_NUM])
+    protocol = PROTOCOLS.get(numbers[CTA_PROTO_NUM])
     if protocol and not {CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT} <= numbers.keys():
         raise MalformedEntryError(f"a {protocol} flow without ports")
     ports = numbers.get(CTA_PROTO_SRC_PORT, 0), numbers.get(CTA_PROTO_DST_PORT, 0)
@@ -268,7 +268,7 @@ def _padded(length: int) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _text(address: bytes) -> str:
+def address_text(address: bytes) -> str:
     """Canonical text of a packed address. Raises MalformedEntryError."""
     try:
         return str(ipaddress.ip_address(address))

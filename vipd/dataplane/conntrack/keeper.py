@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
@@ -9,11 +10,13 @@ from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.netlink import open_socket
 from vipd.dataplane.conntrack.stale import (
     Destination,
+    Kind,
     Target,
     TargetOf,
     Wanted,
     default_target,
     destinations,
+    kind_of,
 )
 from vipd.model import Forwarding, ForwardingKey
 
@@ -46,6 +49,8 @@ class ConntrackKeeper:
         self._places: dict[ForwardingKey, list[Destination]] = {}
         self._owners: dict[Destination, ForwardingKey] = {}
         self._targets: dict[Destination, Target] = {}
+        self._kinds: Counter[Kind] = Counter()
+        """In how many targets' parts of the table flows may have to end."""
         self._former: dict[Destination, frozenset[SocketAddress]] = {}
         """Backends that a destination had since the last good run."""
         self._removed: dict[Destination, float | None] = {}
@@ -58,7 +63,7 @@ class ConntrackKeeper:
     @property
     def wanted(self) -> Wanted:
         """What flows are judged by. Its mapping follows later updates."""
-        return Wanted(self._targets, self._host_addresses)
+        return Wanted(self._targets, self._host_addresses, tuple(self._kinds))
 
     @property
     def due(self) -> bool:
@@ -93,7 +98,7 @@ class ConntrackKeeper:
         for forwarding in forwardings:
             for place in destinations(forwarding):
                 if place not in self._targets:
-                    self._targets[place] = self._target_of(forwarding)
+                    self._judge_by(place, self._target_of(forwarding))
                     self._remove(place)
                     self._applied = False
 
@@ -126,15 +131,30 @@ class ConntrackKeeper:
     def _add(self, key: ForwardingKey, target: Target) -> None:
         for place in self._places[key]:
             self._keep_former(place)
-            self._targets[place], self._owners[place] = target, key
+            self._judge_by(place, target)
+            self._owners[place] = key
             self._removed.pop(place, None)
 
     def _remove(self, place: Destination) -> None:
         self._keep_former(place)
         self._owners.pop(place, None)
         ends_flows = self._targets[place].ends_flows
-        self._targets[place] = Target(frozenset(), ends_flows, self._former[place])
+        self._judge_by(place, Target(frozenset(), ends_flows, self._former[place]))
         self._removed[place] = None
+
+    def _judge_by(self, place: Destination, target: Target | None) -> None:
+        """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""
+        before = self._targets.get(place)
+        if before is not None and (kind := kind_of(place, before)):
+            self._kinds[kind] -= 1
+            if not self._kinds[kind]:
+                del self._kinds[kind]
+        if target is None:
+            del self._targets[place]
+            return
+        self._targets[place] = target
+        if kind := kind_of(place, target):
+            self._kinds[kind] += 1
 
     def _keep_former(self, place: Destination) -> None:
         before = self._targets.get(place)
@@ -148,4 +168,5 @@ class ConntrackKeeper:
             self._former = {place: self._former[place] for place in self._removed}
         for place, since in list(self._removed.items()):
             if since is not None and began >= since + REMEMBERED_SECONDS:
-                del self._removed[place], self._targets[place], self._former[place]
+                self._judge_by(place, None)
+                del self._removed[place], self._former[place]

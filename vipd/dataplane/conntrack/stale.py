@@ -7,7 +7,7 @@ sending from the same port (contract 3.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -48,6 +48,15 @@ class Target:
     then somebody else's. None while it is a frontend."""
 
 
+class Kind(NamedTuple):
+    """A part of the table."""
+
+    family: Family
+    protocol: Protocol
+    whole: bool
+    """Not only its unanswered flows."""
+
+
 TargetOf = Callable[[Forwarding], Target]
 """How a forwarding's flows are judged."""
 
@@ -59,6 +68,8 @@ class Wanted:
     targets: Mapping[Destination, Target] = field(default_factory=dict)
     host_addresses: frozenset[str] = frozenset()
     """Canonical text. Node ports are vipd's at these."""
+    kinds: Collection[Kind] | None = field(default=None, compare=False)
+    """The parts of the table that the targets are in, where they are known; None: they can be found out."""
 
     def target(self, entry: Entry) -> Target | None:
         """What an entry may lead to; None when it is none of vipd's."""
@@ -73,13 +84,21 @@ class Wanted:
 
         Where established flows are left alone, only unanswered ones have to be read.
         """
-        whole = {(d.family, d.protocol) for d, target in self.targets.items() if target.ends_flows}
-        unreplied = {
-            (d.family, d.protocol)
-            for d, target in self.targets.items()
-            if d.protocol is Protocol.TCP and target.serving and not target.ends_flows
-        }
-        return tuple(Query(*part, unreplied=part not in whole) for part in sorted(whole | unreplied))
+        kinds = self.kinds
+        if kinds is None:
+            kinds = {kind for d, target in self.targets.items() if (kind := kind_of(d, target))}
+        whole = {(kind.family, kind.protocol) for kind in kinds if kind.whole}
+        parts = {(kind.family, kind.protocol) for kind in kinds}
+        return tuple(Query(*part, unreplied=part not in whole) for part in sorted(parts))
+
+
+def kind_of(destination: Destination, target: Target) -> Kind | None:
+    """The part of the table in which flows to a destination may have to end; None if there is none."""
+    if target.ends_flows:
+        return Kind(destination.family, destination.protocol, whole=True)
+    if destination.protocol is Protocol.TCP and target.serving:
+        return Kind(destination.family, destination.protocol, whole=False)
+    return None
 
 
 def judge(entry: Entry, wanted: Wanted) -> Reason | None:

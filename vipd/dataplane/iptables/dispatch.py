@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vipd.dataplane.iptables.names import Names, Rules
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.model import Family, ForwardingKey
 
 LEVEL_BITS = 4
@@ -46,7 +46,7 @@ ROOT = Prefix(0, 0)
 class _Group:
     """One chain of the tree."""
 
-    name: str
+    chain: ChainId
     rules: Rules
     children: tuple[Prefix, ...]
 
@@ -54,10 +54,13 @@ class _Group:
 class Dispatch:
     """The services' rules in one shared chain. `mode` is auto, flat or grouped."""
 
-    def __init__(self, names: Names, chain: str, family: Family, mode: str) -> None:
+    def __init__(self, names: Names, chain: ChainId, family: Family, mode: str) -> None:
         self._names, self._chain, self._family, self._mode = names, chain, family, mode
+        self._hashed = f"{chain.table} {chain.name}"
         self._bits: int = family.bits
         self._by_key: dict[ForwardingKey, ByAddress] = {}
+        self._without_address: set[ForwardingKey] = set()
+        """Those that have rules which are not about one address."""
         self._by_address: dict[int, dict[ForwardingKey, Rules]] = {}
         self._addresses: list[int] = []
         """The keys of `_by_address`, sorted."""
@@ -73,6 +76,7 @@ class Dispatch:
         if rules == before:
             return
         self._root = None
+        (self._without_address.add if NO_ADDRESS in rules else self._without_address.discard)(key)
         for address in {*before, *rules} - {NO_ADDRESS}:
             if before.get(address) != rules.get(address):
                 self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
@@ -84,10 +88,13 @@ class Dispatch:
             self._root = tuple(self._grouped_root() if self._groups else self._flat())
         return self._root
 
-    def groups(self) -> Mapping[str, Rules]:
-        """Every other chain by name."""
+    def groups(self) -> Mapping[ChainId, Rules]:
+        """Every other chain."""
         self.root()
-        return {group.name: group.rules for prefix, group in self._groups.items() if prefix != ROOT}
+        found = {group.chain: group.rules for group in self._groups.values()}
+        if self._groups:
+            del found[self._groups[ROOT].chain]
+        return found
 
     def _flat(self) -> Iterator[str]:
         """In the order of forwardings, and for each in the order in which kube-proxy has them."""
@@ -96,7 +103,7 @@ class Dispatch:
 
     def _grouped_root(self) -> Iterator[str]:
         yield from self._groups[ROOT].rules
-        for key in sorted(key for key, rules in self._by_key.items() if NO_ADDRESS in rules):
+        for key in sorted(self._without_address):
             yield from self._by_key[key][NO_ADDRESS]
 
     def _put(self, address: int, key: ForwardingKey, rules: Rules | None) -> None:
@@ -126,25 +133,34 @@ class Dispatch:
         """Make one group, and those below it that are new or hold the touched address."""
         before = self._groups.get(prefix)
         group = self._groups[prefix] = self._group(prefix)
-        for child in before.children if before else ():
-            if child not in group.children:
-                self._drop(child)
         for child in group.children:
             if child not in self._groups or (touched is not None and self._holds(child, touched)):
                 self._build(child, touched)
+        for child in before.children if before else ():
+            if child not in group.children:
+                self._drop(child, group)
 
-    def _drop(self, prefix: Prefix) -> None:
-        group = self._groups.pop(prefix, None)
-        for child in group.children if group else ():
-            self._drop(child)
+    def _drop(self, prefix: Prefix, above: _Group) -> None:
+        """Let go of a group and of those below it, but for what stands below another one of `above` now."""
+        if not self._leads(above, prefix):
+            group = self._groups.pop(prefix, None)
+            for child in group.children if group else ():
+                self._drop(child, above)
+
+    def _leads(self, group: _Group, prefix: Prefix) -> bool:
+        """Whether one gets from a group to the one of a prefix."""
+        for child in group.children:
+            if child.length <= prefix.length and self._holds(child, prefix.start):
+                return child == prefix or self._leads(self._groups[child], prefix)
+        return False
 
     def _group(self, prefix: Prefix) -> _Group:
         low, high = self._range(prefix)
-        name = self._names.group(self._chain, self._text(prefix))
+        chain = ChainId(self._chain.table, self._names.group(self._hashed, self._text(prefix)))
         # The root always branches: one more address then seldom rewrites it.
         if prefix != ROOT and high - low <= LEAF_ADDRESSES:
             rules = tuple(rule for a in self._addresses[low:high] for rule in self._rules_of(a))
-            return _Group(name, rules, ())
+            return _Group(chain, rules, ())
         found: list[str] = []
         children: list[Prefix] = []
         for first, last in self._slots(prefix, low, high):
@@ -154,7 +170,7 @@ class Dispatch:
             else:
                 children.append(self._common(first, last, prefix.length + LEVEL_BITS))
                 found.append(self._jump(children[-1]))
-        return _Group(name, tuple(found), tuple(children))
+        return _Group(chain, tuple(found), tuple(children))
 
     def _slots(self, prefix: Prefix, low: int, high: int) -> Iterator[tuple[int, int]]:
         """The first and last address in each sixteenth of a network that holds any."""
@@ -185,7 +201,7 @@ class Dispatch:
 
     def _jump(self, prefix: Prefix) -> str:
         text = self._text(prefix)
-        return f"-d {text} -j {self._names.group(self._chain, text)}"
+        return f"-d {text} -j {self._names.group(self._hashed, text)}"
 
     def _text(self, prefix: Prefix) -> str:
         address = ipaddress.IPv4Address if self._family is Family.IPV4 else ipaddress.IPv6Address

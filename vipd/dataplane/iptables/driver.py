@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
-from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
 from vipd.dataplane.iptables.names import ChainId, Names
@@ -19,33 +20,19 @@ from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 from vipd.process import Runner
 from vipd.settings import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class IptablesPlan:
-    """One plan for each family, and why a family could not be planned."""
-
-    plans: Mapping[Family, Plan]
-    errors: tuple[ApplyError, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.errors) or any(self.plans.values())
-
-    def __str__(self) -> str:
-        parts = [f"# {family}\n{plan}" for family, plan in self.plans.items() if plan]
-        return "".join([*parts, *(f"# {error}\n" for error in self.errors)])
+IptablesPlan: TypeAlias = FamilyPlans[Plan]
 
 
-class IptablesDataplane:
+class IptablesDataplane(Families[FamilyRules, Plan]):
     """Implements `vipd.dataplane.base.Dataplane`. Make it with `start`."""
 
     name = "iptables"
 
     def __init__(self, families: Mapping[Family, FamilyRules], names: Names, counter: RuleCounter) -> None:
-        self._families = families
+        super().__init__(families)
         self._names = names
         self.counter = counter
         """Counts new flows. Its `hear` wants the kernel's notifications of nf_tables rules."""
-        self._host_addresses: frozenset[str] = frozenset()
 
     @classmethod
     async def start(cls, settings: Settings, record: HostRecord, run: Runner) -> IptablesDataplane:
@@ -63,62 +50,19 @@ class IptablesDataplane:
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
-        for key, forwarding in changes.items():
-            self._families[key.family].update(key, forwarding)
+        super().update(changes)
         self.counter.update(changes)
-
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """Node ports may be limited to some of this host's addresses."""
-        self._host_addresses = addresses
-        for rules in self._families.values():
-            rules.host_changed(addresses)
-
-    def forget(self) -> None:
-        """Trust nothing about the kernel: the next plan reads it."""
-        for rules in self._families.values():
-            rules.forget()
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, and no others: the next plan reads them alone."""
         for family, rules in self._families.items():
             rules.doubt({chain for of, chain in chains if of is family})
 
-    async def plan(self) -> IptablesPlan:
-        """What has to be written now; a family that cannot be read does not hold back the other."""
-        plans, errors = {}, []
-        for family, rules in self._families.items():
-            try:
-                plans[family] = await rules.plan()
-            except ApplyError as error:
-                errors.append(error)
-        return IptablesPlan(plans, tuple(errors))
-
-    async def apply(self, plan: DataplanePlan) -> None:
-        """Write a plan, every family of it; raises the first ApplyError after all were tried."""
-        assert isinstance(plan, IptablesPlan)  # noqa: S101 (each dataplane takes its own plans only)
-        errors = list(plan.errors)
-        for family, part in plan.plans.items():
-            try:
-                await self.counter.before(family, part.changes)
-                await self._families[family].apply(part)
-                self.counter.written(family, part.changes)
-            except ApplyError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    async def sweep(self) -> None:
-        """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
-        for rules in self._families.values():
-            await rules.sweep()
-
-    def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
-        return {k: reason for rules in self._families.values() for k, reason in rules.quarantined().items()}
-
-    def warnings(self) -> tuple[str, ...]:
-        """What this host lacks and what that means for services."""
-        return tuple(warning for rules in self._families.values() for warning in rules.warnings())
+    async def write(self, family: Family, plan: Plan) -> None:
+        """Write one family's plan, what the old rules have counted being read before. Raises ApplyError."""
+        await self.counter.before(family, plan.changes)
+        await super().write(family, plan)
+        self.counter.written(family, plan.changes)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The SVC chain and each endpoint's SEP chain."""
@@ -132,10 +76,6 @@ class IptablesDataplane:
     def options_of(self, family: Family) -> RuleOptions:
         """Everything besides the forwardings that shapes a family's rules."""
         return self._families[family].ruleset.options
-
-    def host_addresses(self) -> frozenset[str]:
-        """This host's own addresses, as `host_changed` told them last."""
-        return self._host_addresses
 
     def versions(self) -> dict[str, str]:
         """Each family's iptables, as it names itself."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from vipd.model import Endpoint, ForwardingKey
@@ -48,6 +49,7 @@ HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "GRP"), "filter": ("GR
 """The chains that exist for each service port, endpoint or group of addresses, by table."""
 
 
+@lru_cache(maxsize=1024)  # while a forwarding is compiled, each of its names is asked for several times
 def hashed(text: str) -> str:
     """The first 16 characters of base32(SHA-256(text)): 80 bits, so 10 bytes of the digest."""
     return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()

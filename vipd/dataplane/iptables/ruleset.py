@@ -152,7 +152,7 @@ class Ruleset:
     def _dispatch_of(self, chain: ChainId) -> Dispatch:
         if chain not in self._dispatch:
             self._dispatch[chain] = Dispatch(
-                self.options.names, f"{chain.table} {chain.name}", self.options.family, self.options.dispatch
+                self.options.names, chain, self.options.family, self.options.dispatch
             )
         return self._dispatch[chain]
 
@@ -161,8 +161,8 @@ class Ruleset:
             chain: (*self._dispatch_of(chain).root(), *last)
             for chain, last in entry_chains(self.options).items()
         }
-        for chain, dispatch in self._dispatch.items():
-            shared.update({ChainId(chain.table, name): r for name, r in dispatch.groups().items()})
+        for dispatch in self._dispatch.values():
+            shared.update(dispatch.groups())
         return shared
 
     def _in_use(self) -> bool:

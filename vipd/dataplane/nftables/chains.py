@@ -81,9 +81,9 @@ class Spread:
     def rules(self, options: TableOptions) -> Rules:
         """The flow is marked as ours, then translated.
 
-        The destination address serves as the one register that a rule can hand on to the next: it holds the
-        slot, or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet
-        two states of the maps when a change comes between them; slot 0 is then there.
+        The destination address serves as the register that a rule can hand on to the next: it holds the slot,
+        or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet two
+        states of the maps when a change comes between them; slot 0 is then there.
         """
         mark = f"ct mark set ct mark | {options.flow_mark:#x}"
         pinned = self.timeout is not None and options.affinity
@@ -100,19 +100,26 @@ class Spread:
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
     def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """A pin to a number that leads to no endpoint any more is forgotten, and the client gets another."""
+        """A pin to a number that leads to no endpoint any more is forgotten, and the client gets another.
+
+        The source address is a register too: within a rule that looks for a pin it is the service port, and
+        afterwards the client again.
+        """
         ip, numbers = options.ip, f"{options.ip} daddr {RESERVED[options.family]}"
         frontend = self._frontend(options)
         client = pin_key(options)
-        remember = f"{numbers} update @pins {{ {client} timeout {self.timeout}s : {ip} daddr }}"
-        translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{self.place.numbered.name}"
-        yield f"{ip} daddr set {client} map @pins"
-        yield from (remember, translate)
-        yield f"{numbers} delete @pins {{ {client} : {ip} daddr }}"
+        service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
+        restore = f"{ip} saddr set ct original {ip} saddr"
+        remember = f"{numbers} {service} update @pins {{ {client} timeout {self.timeout}s : {ip} daddr }}"
+        numbered = self.place.numbered(self.local).name
+        translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{numbered}"
+        yield f"{service} {ip} daddr set {client} map @pins"
+        yield from (remember, restore, translate)
+        yield f"{numbers} {service} delete @pins {{ {client} : {ip} daddr }}"
         for choice in self._choices(options):
             yield choice
             yield f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
-            yield from (remember, translate)
+            yield from (remember, restore, translate)
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"
@@ -127,7 +134,7 @@ class Spread:
 
     def _choice(self, options: TableOptions) -> str:
         if self.balance is Balance.SOURCE_HASH:
-            return f"jhash {options.ip} saddr mod {self.slots} seed {HASH_SEED:#x}"
+            return f"jhash ct original {options.ip} saddr mod {self.slots} seed {HASH_SEED:#x}"
         kind = "inc" if self.balance is Balance.ROUND_ROBIN else "random"
         return f"numgen {kind} mod {self.slots}"
 
@@ -252,9 +259,9 @@ def closure(chain: Chain) -> Iterator[Chain]:
 
 
 def pin_key(options: TableOptions) -> str:
-    """The key of `pins` for a packet."""
+    """The key of `pins` for a packet whose source address is the number of the service port."""
     ip = options.ip
-    plain = f"{ip} saddr . ct original {ip} daddr . meta l4proto . th dport"
+    plain = f"ct original {ip} saddr . {ip} saddr"
     if options.family is Family.IPV4:
         return plain
     return " . ".join(f"jhash {plain} mod 4294967295 seed {seed:#x}" for seed in (HASH_SEED, HASH_SEED + 1))

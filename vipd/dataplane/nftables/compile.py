@@ -5,6 +5,7 @@ The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -18,6 +19,7 @@ from vipd.dataplane.nftables.layout import (
     Place,
     allowed,
     number_address,
+    service_address,
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
@@ -30,12 +32,13 @@ from vipd.model import (
     Masquerade,
     Policy,
     Refusal,
+    socket_text,
 )
 
 Network = IPv4Network | IPv6Network
 
 NUMBER_BITS = 23
-"""Of an endpoint's number; one bit more tells the local policy's from the cluster's."""
+"""Of an endpoint's number."""
 LIMITED = "goto limited"
 
 
@@ -75,7 +78,8 @@ class _Compilation:
     def __init__(self, forwarding: Forwarding, options: TableOptions) -> None:
         self._f, self._options = forwarding, options
         self._found = Fragment()
-        self._refused = f"goto {self._refusal().name}"
+        pinnable = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.pinned}
+        self._numbers = _numbers(pinnable) if self._timeout() is not None else {}
 
     def run(self) -> Fragment:
         f, found = self._f, self._found
@@ -173,7 +177,7 @@ class _Compilation:
             place,
             local=policy is Policy.LOCAL,
             timeout=self._timeout(),
-            owner=_short(f"{f.key.service_port}/{f.key.protocol}") if turns else "",
+            owner=_short(self._name()) if turns else "",
         )
 
     def _fill(self, place: Place, frontend: str, policy: Policy) -> None:
@@ -188,12 +192,17 @@ class _Compilation:
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
         if self._timeout() is not None:
-            numbers = [number_address(family, number) for number in _numbers(everyone, local)]
+            elements[Slot(place.services.name, frontend)] = service_address(family, self._name())
+            numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
-                elements[Slot(place.numbered.name, f"{frontend} . {number}")] = text
+                elements[Slot(place.numbered(local).name, f"{frontend} . {number}")] = text
             holder, texts = place.picks.name, numbers
         for slot, index in enumerate(_slots(self._f, policy)):
             elements[Slot(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
+
+    def _name(self) -> str:
+        """What the service port is known by whatever its frontends are."""
+        return f"{self._f.key.service_port}/{self._f.key.protocol}"
 
     def _timeout(self) -> int | None:
         return self._f.affinity_timeout if self._options.affinity else None
@@ -217,18 +226,17 @@ def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
     return slots(weights)
 
 
-def _numbers(endpoints: tuple[Endpoint, ...], local: bool) -> list[int]:
-    """A number for each endpoint that it keeps whoever else comes or goes, but where two would have the same:
-    then the second takes the next free one."""
-    taken: dict[int, Endpoint] = {}
-    for endpoint in sorted(endpoints, key=str):
-        digest = blake2b(str(endpoint).encode(), digest_size=4).digest()
+def _numbers(endpoints: Collection[Endpoint]) -> dict[tuple[str, int], int]:
+    """A number for each address and port that it keeps whoever else comes or goes, but where two would have
+    the same: then the second takes the next free one."""
+    taken: dict[int, tuple[str, int]] = {}
+    for place in sorted({endpoint[:2] for endpoint in endpoints}):
+        digest = blake2b(socket_text(*place).encode(), digest_size=4).digest()
         number = int.from_bytes(digest, "big") >> (32 - NUMBER_BITS)
         while number in taken:
             number = (number + 1) % (1 << NUMBER_BITS)
-        taken[number] = endpoint
-    by_endpoint = {endpoint: number for number, endpoint in taken.items()}
-    return [by_endpoint[endpoint] + (1 << NUMBER_BITS) * local for endpoint in endpoints]
+        taken[number] = place
+    return {place: number for number, place in taken.items()}
 
 
 def _limits(external: ExternalAddress) -> list[Network]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
@@ -36,6 +37,9 @@ from vipd.settings import Settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LARGE = 500
+"""Forwardings in a plan above which it is a load."""
 
 _DOUBTED = FoundChain(None, ("doubted",))
 """Equal to no chain that is wanted, but for its hook."""
@@ -253,8 +257,14 @@ class FamilyTable:
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
         """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
         assert isinstance(self._nft, Nft)  # noqa: S101 (a plan with work exists only where nft does)
-        written = 0
-        for number, (text, steps) in enumerate(plan.transactions()):
+        written, transactions = 0, plan.transactions()
+        for number in count():
+            # Beside the event loop: sixty thousand elements take half a second to spell.
+            large = len(plan.steps) > LARGE
+            found = await asyncio.to_thread(next, transactions, None) if large else next(transactions, None)
+            if found is None:
+                break
+            text, steps = found
             try:
                 await transact(text, self._run)
             except ApplyError as error:

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from vipd.model import Family
 
-FORMAT = 1
+FORMAT = 2
 """Of the whole table. A table of another format is replaced in one transaction."""
 
 LOCAL_OFFSET = 1 << 16
@@ -95,18 +95,12 @@ _LEARNT = "dynamic,timeout"
 
 
 def pins(family: Family, size: int) -> Holder:
-    """Client and frontend -> number of the endpoint that the client keeps; filled by packets.
+    """Client and service port -> number of the endpoint that the client keeps; filled by packets.
 
     IPv6 keys are two hashes of those: nft 1.0.6 aborts on dynamic maps with keys of more than 16 bytes.
     """
-    full = (Field.ADDRESS, *_FRONTEND)
-    return Holder(
-        "pins",
-        full if family is Family.IPV4 else (Field.NUMBER, Field.NUMBER),
-        (Field.ADDRESS,),
-        _LEARNT,
-        size,
-    )
+    part = Field.ADDRESS if family is Family.IPV4 else Field.NUMBER
+    return Holder("pins", (part, part), (Field.ADDRESS,), _LEARNT, size)
 
 
 FLOWS = Holder("flows", (*_FRONTEND, *_ENDPOINT), learnt="dynamic", size=1_000_000)
@@ -135,14 +129,26 @@ class Place(Enum):
         return _PICKS[self]
 
     @property
-    def numbered(self) -> Holder:
-        """Frontend and number -> endpoint, for services with affinity: whoever is not here, holds nobody."""
-        return _NUMBERED[self]
+    def services(self) -> Holder:
+        """Frontend -> number of the service port, for services with affinity."""
+        return _SERVICES[self]
+
+    def numbered(self, local: bool) -> Holder:
+        """Frontend and number -> endpoint, or endpoint on this host, for services with affinity: whoever is
+        not here, holds nobody."""
+        return _NUMBERED[self, local]
 
 
 _ENDPOINTS = {p: Holder(f"{p.value}endpoints", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in Place}
 _PICKS = {p: Holder(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in Place}
-_NUMBERED = {p: Holder(f"{p.value}numbered", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in Place}
+_SERVICES = {p: Holder(f"{p.value}services", p.frontend, (Field.ADDRESS,)) for p in Place}
+_NUMBERED = {
+    (p, local): Holder(
+        f"{p.value}{'local_' if local else ''}numbered", (*p.frontend, Field.ADDRESS), _ENDPOINT
+    )
+    for p in Place
+    for local in (False, True)
+}
 
 
 def allowed(length: int) -> Holder:
@@ -154,7 +160,7 @@ def allowed(length: int) -> Holder:
 def fixed_holders(family: Family, size_of_pins: int) -> tuple[Holder, ...]:
     """Every holder but those of limits, which are there for the lengths in use."""
     written = (FRONTENDS, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
-    by_place = (*_ENDPOINTS.values(), *_PICKS.values(), *_NUMBERED.values())
+    by_place = (*_ENDPOINTS.values(), *_PICKS.values(), *_SERVICES.values(), *_NUMBERED.values())
     wide = (NUMBERS,) if family is Family.IPV6 else ()
     return (*written, *wide, *by_place, pins(family, size_of_pins), FLOWS)
 
@@ -163,6 +169,17 @@ def fixed_holders(family: Family, size_of_pins: int) -> tuple[Holder, ...]:
 def number_address(family: Family, number: int) -> str:
     """A slot, or the number of an endpoint, as an address that nobody has: 0.0.0.0/8, or 100::/64."""
     return str(IPv4Address(number)) if family is Family.IPV4 else str(IPv6Address((0x100 << 112) + number))
+
+
+@lru_cache(maxsize=4096)
+def service_address(family: Family, name: str) -> str:
+    """The number of a service port, as an address that no packet leaves with.
+
+    It follows from the name alone, so it is the same after a restart, whatever else is declared. Of two names
+    32 bits are the same once in 4,294,967,296 cases; IPv6 has 128.
+    """
+    data = blake2b(name.encode(), digest_size=family.bits // 8).digest()
+    return str(IPv4Address(data) if family is Family.IPV4 else IPv6Address(data))
 
 
 def digest(text: str) -> str:

@@ -4,7 +4,8 @@ It is filled otherwise than Maglev's (Eisenbud and others, NSDI 2016, section 3.
 as a kernel map should have, up to 0.09 of all clients changed hands besides those of a backend that left
 (measured, 5 backends, 1,021 places). Here every place asks the backends in an order of its own, and each
 backend keeps those that it likes best, as many as its weight allows. Such a match is the same in whatever
-order they ask, so the table follows from names and weights alone.
+order they ask, so the table follows from names and weights alone. Measured over 1 to 30 backends, of equal
+weights and of others, each one removed in turn: up to 0.015 of all clients change hands besides its own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from hashlib import shake_128
 from heapq import heappush, heappushpop
 from math import ceil, log
 
-FEW_BACKENDS = 25
+FEW_BACKENDS = 100
 SIZES = (4093, 16381)
-"""Places for up to 25 backends, and for more. Few sizes, so that services share chains: where the number of
-backends passes 25, most clients change hands."""
+"""Places for up to 100 backends, and for more. Few sizes, so that services share chains: where the number of
+backends passes 100, most clients change hands."""
+SLACK, RELATIVE_SLACK = 0.0005, 0.1
+"""What a backend may get above its share, as a part of all places, or of its share where that is less: fewer
+places are turned away then, and it is those that change hands when somebody else leaves."""
 
 
 def table_size(backends: int) -> int:
@@ -32,11 +36,12 @@ def lookup_table(names: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int,
     """For each place the index of a backend. Names are distinct; weights are >= 1.
 
     The order of the names does not matter to who gets what. A backend's part of the places is its part of
-    the weights, give or take a few places.
+    the weights, with an error of up to 0.007 of all places as measured.
     """
     size = table_size(len(names))
     distances = [_distances(name, weight, size) for name, weight in zip(names, weights, strict=True)]
-    quotas = [ceil(size * weight / sum(weights)) for weight in weights]
+    shares = [weight / sum(weights) for weight in weights]
+    quotas = [ceil(size * (share + min(SLACK, RELATIVE_SLACK * share))) for share in shares]
     places = list(zip(*distances, strict=True))
     held: list[list[tuple[float, int]]] = [[] for _ in names]
     orders: dict[int, Iterator[int]] = {}

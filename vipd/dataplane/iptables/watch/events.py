@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from vipd.dataplane.hearing import open_hearing
 from vipd.dataplane.iptables.watch.disturbance import Actor, Disturbance, Scope
 from vipd.dataplane.iptables.watch.gathering import Gathering
-from vipd.dataplane.iptables.watch.messages import GROUP_NFTABLES, Generation, opening, read_messages
+from vipd.dataplane.iptables.watch.messages import (
+    GROUP_NFTABLES,
+    KINDS,
+    Generation,
+    Kind,
+    opening,
+    read_messages,
+)
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 
-NETLINK_NETFILTER = 12
-_SO_RCVBUFFORCE = 33
-"""The kernel's include/uapi/asm-generic/socket.h; the socket module does not name it."""
-RECEIVE_BUFFER_BYTES = 32 << 20
-"""Room for the deletion of some 50,000 rules; used only while it is needed. Beyond it events are lost, which
-is a Disturbance too."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 _DATAGRAM_BYTES = 1 << 16
@@ -29,19 +31,8 @@ _DATAGRAMS_A_TURN = 200
 
 def open_socket() -> socket.socket:
     """A socket that hears of every nf_tables change in this thread's network namespace. Raises OSError: the
-    kernel has no nf_tables, or CAP_NET_ADMIN is missing."""
-    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-    try:
-        opened.setblocking(False)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
-        except PermissionError:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        opened.bind((0, 1 << GROUP_NFTABLES - 1))
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+    kernel has no nf_tables, or CAP_NET_ADMIN is missing. What is lost, is a Disturbance too."""
+    return open_hearing(GROUP_NFTABLES)
 
 
 class RuleEvents:
@@ -54,9 +45,11 @@ class RuleEvents:
         own: OwnProcesses,
         clock: Callable[[], float],
         hear: Callable[[bytes], None] | None = None,
+        kinds: Mapping[int, Kind] = KINDS,
     ) -> None:
-        """`hear` gets every datagram first, our own changes too."""
+        """`hear` gets every datagram first, our own changes too. `kinds`: of which messages are read."""
         self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
+        self._kinds = kinds
         self._gathering = Gathering(scope)
         self._read_some = asyncio.Event()
 
@@ -114,7 +107,7 @@ class RuleEvents:
         if not ends and self._own.known(port):
             self._gathering.skip(port)
             return
-        for message in read_messages(datagram):
+        for message in read_messages(datagram, self._kinds):
             if isinstance(message, Generation):
                 # Only now is the process likely to live still, so that its parent can be found.
                 worth = self._gathering.concerns(message) and not self._own.wrote(message.pid, message.port)

@@ -8,7 +8,7 @@ include/uapi/linux/netfilter/nf_tables.h.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ _ATTRIBUTE = struct.Struct("=HH")
 _TYPE_MASK = 0x3FFF
 _TABLE_ATTRIBUTE = 1
 """NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and NFTA_RULE_TABLE alike."""
-_CHAIN_ATTRIBUTE = {3: 3, 5: 3, 6: 2, 8: 2}
-"""NFTA_CHAIN_NAME of a chain's messages, NFTA_RULE_CHAIN of a rule's."""
+_CHAIN_ATTRIBUTE = {3: 3, 5: 3, 6: 2, 8: 2, 9: 2, 11: 2, 12: 2, 14: 2}
+"""NFTA_CHAIN_NAME of a chain's messages, NFTA_RULE_CHAIN of a rule's, and the names of sets."""
 _RULE_EXPRESSIONS = 4
 _RULE_POSITION = 6
 """NFTA_RULE_POSITION: told of a rule that has others both before and behind it."""
@@ -49,7 +49,15 @@ class Kind(Enum):
     RULE_DELETED = 8
 
 
-_KINDS = {kind.value: kind for kind in Kind}
+KINDS = {kind.value: kind for kind in Kind}
+"""What becomes of tables, chains and rules."""
+KINDS_WITH_SETS = KINDS | {
+    9: Kind.CHAIN_ADDED,
+    11: Kind.CHAIN_DELETED,
+    12: Kind.RULE_ADDED,
+    14: Kind.RULE_DELETED,
+}
+"""With NFT_MSG_NEWSET, DELSET, NEWSETELEM and DELSETELEM: sets count as chains, and elements as rules."""
 
 
 class Change(NamedTuple):
@@ -86,8 +94,9 @@ class RuleFacts(NamedTuple):
     """What the rule does, raw; a name that it jumps to stands in it as it is. None: not said."""
 
 
-def read_messages(datagram: bytes) -> Iterator[Change | Generation]:
-    """The messages of a datagram that can concern iptables. Raises ValueError when it is malformed or cut."""
+def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterator[Change | Generation]:
+    """The messages of a datagram that are of these kinds, or end a transaction, in the tables of IPv4 and
+    IPv6. Raises ValueError when it is malformed or cut."""
     place, total = 0, len(datagram)
     while place + _HEADER_SIZE <= total:
         length, kind, flags, _, port, family = _HEADER.unpack_from(datagram, place)
@@ -96,10 +105,10 @@ def read_messages(datagram: bytes) -> Iterator[Change | Generation]:
             raise ValueError(f"message of {length} bytes at byte {place} of {total}")
         if kind >> 8 == _SUBSYSTEM:
             kind &= 0xFF
-            if kind in _KINDS and family in FAMILIES:
-                yield _change(
-                    _KINDS[kind], FAMILIES[family], flags, port, datagram[place + _HEADER_SIZE : end]
-                )
+            if kind in kinds and family in FAMILIES:
+                body = datagram[place + _HEADER_SIZE : end]
+                table, chain = _names(body, _CHAIN_ATTRIBUTE.get(kind, _TABLE_ATTRIBUTE))
+                yield Change(kinds[kind], FAMILIES[family], table, chain, flags, body, port)
             elif kind == _NEW_GENERATION:
                 yield _generation(port, datagram[place + _HEADER_SIZE : end])
         place += (length + 3) & ~3
@@ -123,8 +132,9 @@ def rule_facts(change: Change) -> RuleFacts:
     return RuleFacts(appended, found.get(_RULE_EXPRESSIONS))
 
 
-def _change(kind: Kind, family: Family, flags: int, port: int, attributes: bytes) -> Change:
-    table, chain, wanted = "", "", _CHAIN_ATTRIBUTE.get(kind.value, _TABLE_ATTRIBUTE)
+def _names(attributes: bytes, wanted: int) -> tuple[str, str]:
+    """The names of table and chain; that of the chain is the attribute with the number `wanted`."""
+    table = chain = ""
     for number, value in _attributes(attributes):
         if number == _TABLE_ATTRIBUTE:
             table = _text(value)
@@ -132,7 +142,7 @@ def _change(kind: Kind, family: Family, flags: int, port: int, attributes: bytes
             chain = _text(value)
         if table and (chain or wanted == _TABLE_ATTRIBUTE):
             break
-    return Change(kind, family, table, chain, flags, attributes, port)
+    return table, chain
 
 
 def _generation(port: int, attributes: bytes) -> Generation:

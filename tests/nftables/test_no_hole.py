@@ -1,0 +1,111 @@
+"""While rules change, no packet finds a hole: flows are made all the time, and each is served.
+
+`VIPD_CHANGES=10000 pytest tests/nftables/test_no_hole.py` makes that many changes in the first two tests, and
+a tenth of it in the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests.lab.flow import finish
+from tests.lab.topology import Lab
+from tests.nftables.programmed import Programmed
+from tests.nftables.serving import CLIENTS, VIPS, other, web
+from vipd.dataplane.nftables.plan import elements_text
+from vipd.model import Affinity, Balance, Family, Policy, Service
+
+CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
+STEPS = CHANGES // 10
+"""Each starts several programs."""
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + CHANGES)]
+
+
+@pytest.fixture
+def programmed(serving: Programmed) -> Programmed:
+    """The dataplane of the lab's host."""
+    return serving
+
+
+@contextmanager
+def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[None]:
+    """Connections one after the other, in two threads; each is answered by a backend."""
+    asked = ("--to", VIPS[family], "--port", "80", "--life", str(300 + CHANGES))
+    process = lab.client.start(sys.executable, "-I", CLIENTS, "steady", *asked)
+    try:
+        yield
+        outcomes, _ = process.communicate("", timeout=30)
+    finally:
+        finish(process)
+    served = json.loads(outcomes)
+    failed = sum(times for who, times in served.items() if who not in ("b1", "b2", "b3"))
+    print(f"{changes}, {sum(served.values())} connections made, {failed} failed")
+    assert failed == 0, served
+    assert sum(served.values()) > 100
+
+
+def states(lab: Lab) -> list[Service]:
+    """Other backends each time, alone or together, of equal weights and of others."""
+    b1, b2, b3 = lab.backends
+    picked = (((b1, b2, b3), (1, 1, 1)), ((b1,), (1,)), ((b2, b3), (5, 2)), ((b3,), (1,)))
+    return [web(lab, *weights, backends=nodes) for nodes, weights in picked]
+
+
+@pytest.mark.parametrize("affinity", [None, Affinity(1)], ids=["without affinity", "with affinity"])
+def test_one_transaction_after_the_other(
+    lab: Lab, programmed: Programmed, tmp_path: Path, affinity: Affinity | None
+) -> None:
+    """As fast as one nft takes them."""
+    texts = transactions(programmed, [other(state, affinity=affinity) for state in states(lab)])
+    with (tmp_path / "nft").open("w") as errors:
+        nft = lab.host.start("nft", "-i", stderr=errors)
+    assert nft.stdin is not None
+    with flows_all_the_time(lab, 4, f"{CHANGES} transactions"):
+        for text in islice(cycle(texts), CHANGES):
+            nft.stdin.write(text)
+        nft.communicate("", timeout=300 + CHANGES)
+    assert (tmp_path / "nft").read_text() == ""
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_one_step_of_the_dataplane_after_the_other(lab: Lab, programmed: Programmed, family: int) -> None:
+    """With chains that come and go, for each state is a service of another kind."""
+    kinds: tuple[dict[str, object], ...] = (
+        {},
+        {"affinity": Affinity(1)},
+        {"balance": Balance.ROUND_ROBIN},
+        {"affinity": Affinity(600), "internal_policy": Policy.CLUSTER, "answers_ping": False},
+        {"affinity": Affinity(1), "balance": Balance.ROUND_ROBIN},
+    )
+    walk = [other(state, **kind) for kind, state in zip(kinds, cycle(states(lab)), strict=False)]
+    programmed.become(walk[-1])
+    with flows_all_the_time(lab, family, f"IPv{family}: {STEPS} steps"):
+        for service in islice(cycle(walk), STEPS):
+            programmed.become(service)
+    programmed.dataplane.forget()
+    assert str(programmed.plan()) == ""
+
+
+def transactions(programmed: Programmed, states: list[Service]) -> list[str]:
+    """One line for each transaction that leads from a state to the next, and from the last to the first."""
+    for state in states:
+        programmed.declare([state])
+        programmed.write()
+    lines = []
+    for state in states:
+        programmed.declare([state])
+        part = programmed.plan().plans[Family.IPV4]
+        steps = (part.early, *part.steps, part.late)
+        text = elements_text("ip vipd", steps)
+        lines.append(text.strip().replace("\n", "; ") + "\n")
+        programmed.write()
+    return lines

@@ -1,0 +1,160 @@
+"""Flows that have ended, as the kernel tells of each when it forgets it. Pure.
+
+A message of an end is one entry. Hosts may end ten thousand flows a second, so the kernel is given a filter,
+and the layout that it uses for flows in no zone is read at one go.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from vipd.dataplane.conntrack import entries
+from vipd.dataplane.conntrack.entries import (
+    ATTRIBUTE_HEAD,
+    ATTRIBUTES,
+    MESSAGE_HEAD,
+    NESTED,
+    PROTOCOLS,
+    Entry,
+    MalformedEntryError,
+    SocketAddress,
+    Traffic,
+    address_text,
+    parse,
+)
+from vipd.model import Family, Protocol
+
+GROUP_DESTROY = 3
+"""NFNLGRP_CONNTRACK_DESTROY of the kernel's include/uapi/linux/netfilter/nfnetlink.h."""
+ENDED = 0x102
+"""IPCTNL_MSG_CT_DELETE, with the number of the subsystem."""
+DESTINATION_TRANSLATED = 1 << 5
+"""IPS_DST_NAT: bit of an entry's status."""
+
+_Instruction = tuple[int, int, int, int]
+"""Code, how many to leap over if so and if not, number."""
+
+
+class Way(NamedTuple):
+    """What all flows from a service's frontend to one of its backends have in common."""
+
+    family: Family
+    protocol: Protocol
+    destination: SocketAddress
+    """Where the client sends to, before translation."""
+    backend: SocketAddress
+
+    @classmethod
+    def of(cls, entry: Entry) -> Way:
+        """An entry's."""
+        return cls(entry.family, entry.protocol, entry.destination, entry.reply_source)
+
+
+class Ended(NamedTuple):
+    """A flow that has ended."""
+
+    way: Way
+    traffic: Traffic
+    """All that has passed in it."""
+    identity: bytes
+    """As `Entry.identity`."""
+
+
+def ended_flow(message: bytes) -> Ended | None:
+    """The flow in a message; None for other messages, and for a flow whose traffic was not counted.
+
+    Raises MalformedEntryError.
+    """
+    if len(message) < ATTRIBUTES:
+        raise MalformedEntryError(f"a message of {len(message)} bytes")
+    if MESSAGE_HEAD.unpack_from(message)[1] != ENDED:
+        return None
+    layout = _LAYOUTS.get(message[MESSAGE_HEAD.size])
+    if layout and (found := layout.read(message)):
+        return found
+    entry = parse(message)
+    if entry is None or entry.traffic is None:
+        return None
+    return Ended(Way.of(entry), entry.traffic, entry.identity)
+
+
+def kernel_filter() -> bytes:
+    """A classic BPF program for a socket: passes flows whose destination was translated and whose traffic was
+    counted. Others cost whoever listens nothing."""
+
+    def find(kind: int) -> tuple[_Instruction, ...]:
+        return (_LOAD, 0, 0, ATTRIBUTES), (_LOAD_X, 0, 0, kind), (_FIND, 0, 0, _NLATTR)
+
+    program = (
+        *find(entries.CTA_STATUS),
+        (_JUMP_EQUAL, 8, 0, 0),
+        (_A_TO_X, 0, 0, 0),
+        (_LOAD_WORD_AT_X, 0, 0, ATTRIBUTE_HEAD.size),
+        (_JUMP_BITS, 0, 5, DESTINATION_TRANSLATED),
+        *find(entries.CTA_COUNTERS_ORIG),
+        (_JUMP_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+        (_RETURN, 0, 0, 0),
+    )
+    return b"".join(_INSTRUCTION.pack(*each) for each in program)
+
+
+class _Layout:
+    """How the kernel lays out a message about a flow with ports in no zone: its ends, its id and status, in
+    newer kernels its timeout, its counters. Others are left to `parse`, which takes several times as long.
+    """
+
+    def __init__(self, family: Family) -> None:
+        size, head = family.bits // 8, ATTRIBUTE_HEAD.pack
+        one_way = 44 + 2 * size
+        self._family = family
+        self._orig_head = head(one_way, entries.CTA_TUPLE_ORIG | NESTED)
+        self._reply_head = head(one_way, entries.CTA_TUPLE_REPLY | NESTED)
+        self._reply = ATTRIBUTES + one_way
+        self._id = self._reply + one_way
+        self._id_head = head(8, entries.CTA_ID)
+        self._counted = head(28, entries.CTA_COUNTERS_ORIG | NESTED) + _PACKETS_HEAD
+        self._counters = (self._id + 16, self._id + 24)
+        self._counted_reply = head(28, entries.CTA_COUNTERS_REPLY | NESTED) + _PACKETS_HEAD
+        self._ends = struct.Struct(f">{16 + size}x{size}s8xB15xH2x12x{size}s{size + 20}xH").unpack_from
+
+    def read(self, message: bytes) -> Ended | None:
+        """The flow, if the message is laid out like this."""
+        reply, at_id = self._reply, self._id
+        if (
+            message[ATTRIBUTES : ATTRIBUTES + 4] != self._orig_head
+            or message[reply : reply + 4] != self._reply_head
+        ):
+            return None
+        for at in self._counters:
+            if message[at : at + 8] == self._counted:
+                break
+        else:
+            return None
+        if len(message) < at + 56 or message[at_id : at_id + 4] != self._id_head:
+            return None
+        packets_in, bytes_in, heads, packets_out, bytes_out = _NUMBERS(message, at + 8)
+        if heads != self._counted_reply:
+            return None
+        destination, number, port, backend, backend_port = self._ends(message, ATTRIBUTES)
+        protocol = PROTOCOLS.get(number)
+        if protocol is None:
+            return None
+        way = Way(
+            self._family, protocol, (address_text(destination), port), (address_text(backend), backend_port)
+        )
+        traffic = Traffic(packets_in, bytes_in, packets_out, bytes_out)
+        return Ended(way, traffic, message[ATTRIBUTES:reply] + message[at_id : at_id + 8])
+
+
+_PACKETS_HEAD = ATTRIBUTE_HEAD.pack(12, entries.CTA_COUNTERS_PACKETS)
+_NUMBERS = struct.Struct(">Q4xQ8sQ4xQ").unpack_from
+_LAYOUTS = {number: _Layout(family) for family, number in entries.ADDRESS_FAMILIES.items()}
+
+_INSTRUCTION = struct.Struct("=HBBI")
+"""struct sock_filter of the kernel's include/uapi/linux/filter.h."""
+_LOAD, _LOAD_X, _FIND, _LOAD_WORD_AT_X, _A_TO_X = 0x00, 0x01, 0x30, 0x40, 0x07
+_JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x15, 0x45, 0x06
+_NLATTR = 0xFFFFF000 + 12
+"""SKF_AD_NLATTR: where the attribute is whose type is in X, from the place in A on; 0: nowhere."""

@@ -1,0 +1,75 @@
+"""Hears of flows that end. Nothing here waits, but very many keep Python busy: read in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+
+from vipd.dataplane.conntrack.ended import GROUP_DESTROY, Ended, ended_flow, kernel_filter
+from vipd.dataplane.conntrack.entries import MalformedEntryError
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.hearing import open_hearing
+
+_DATAGRAM_BYTES = 1 << 13
+
+_SO_MEMINFO = 55
+"""The kernel's include/uapi/asm-generic/socket.h; the socket module does not name it."""
+_MEMINFO = struct.Struct("=9I")
+_DROPS = 8
+"""SK_MEMINFO_DROPS of the kernel's include/uapi/linux/sock_diag.h."""
+
+
+class EndedFlows:
+    """The translated flows that end in one network namespace, from its making until it is closed."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+        self._overruns = self._garbled = 0
+
+    def fileno(self) -> int:
+        """To wait for something to read."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Hear no more; safe to call twice."""
+        self._socket.close()
+
+    def read(self, most: int) -> list[Ended]:
+        """Those that wait to be read, at most about so many. Raises ConntrackError."""
+        found: list[Ended] = []
+        receive, append = self._socket.recv, found.append
+        while len(found) < most:
+            try:
+                ended = ended_flow(receive(_DATAGRAM_BYTES))
+            except BlockingIOError:
+                break
+            except MalformedEntryError:
+                self._garbled += 1
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise ConntrackError.of("cannot hear of flows that end", error.errno or 0) from error
+                self._overruns += 1
+            else:
+                if ended is not None:
+                    append(ended)
+        return found
+
+    @property
+    def lost(self) -> int:
+        """How many ends found no room, or were not understood. Where the kernel does not count the former:
+        how often it happened."""
+        drops = self._overruns
+        with contextlib.suppress(OSError, struct.error):
+            told = self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+            drops = max(int(_MEMINFO.unpack(told)[_DROPS]), drops)
+        return drops + self._garbled
+
+
+def open_ended_flows() -> EndedFlows:
+    """Listens in the network namespace that the calling thread is in. Raises ConntrackError."""
+    try:
+        return EndedFlows(open_hearing(GROUP_DESTROY, kernel_filter()))
+    except OSError as error:
+        raise ConntrackError.of("cannot hear of flows that end", error.errno or 0) from error

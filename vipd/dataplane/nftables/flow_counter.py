@@ -1,0 +1,100 @@
+"""New flows from the table's counters, each of which stays when its backend leaves or its service.
+
+The kernel counts by frontend and endpoint, and knows no services. Growth is entered for whoever has the
+frontend, or had it last: no flow is lost when it goes, and none is counted again for who has it next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+
+from vipd.dataplane.counting import Place
+from vipd.model import Family, Forwarding, ForwardingKey, family_of
+
+Element = tuple[str, ...]
+"""Address, protocol and port as clients name them; address and port of the endpoint."""
+Frontend = tuple[str, ...]
+"""The first three of these."""
+
+
+class ElementCounter:
+    """Implements `vipd.dataplane.counting.FlowCounter`."""
+
+    def __init__(
+        self,
+        counted: Callable[[], Awaitable[Mapping[Element, int]]],
+        forwardings: Callable[[], Iterable[Forwarding]],
+    ) -> None:
+        """`counted`: what the kernel has counted in all, of both families; may raise ApplyError."""
+        self._counted, self._forwardings = counted, forwardings
+        self._known: dict[Element, int] = {}
+        self._owners: dict[Frontend, ForwardingKey] = {}
+        """Who had each frontend that was counted for, when that was read last."""
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took at most."""
+        return self._seconds
+
+    async def take(self) -> Mapping[Place, int]:
+        """The new flows since the last time. A count that is less than it was began anew at zero."""
+        began, cpu = time.monotonic(), time.process_time()
+        counted = await self._counted()
+        # Each is too much when there is other work on this host, or in this process.
+        self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
+        taken: dict[Place, int] = {}
+        owners = _Frontends(self._forwardings())
+        for element, flows in counted.items():
+            known, frontend = self._known.get(element, 0), element[:3]
+            if flows == known:
+                continue
+            key = owners.key(frontend) or self._owners.get(frontend)
+            if key is None:
+                continue  # its service may only not be known yet
+            self._known[element], self._owners[frontend] = flows, key
+            place = Place(key, element[3], int(element[4]))
+            taken[place] = taken.get(place, 0) + (flows - known if flows > known else flows)
+        return taken
+
+    def memory(self) -> object:
+        """A row for each element: its owner, itself, and its count."""
+        return [
+            [*self._owners[element[:3]], *element, flows]
+            for element, flows in self._known.items()
+            if element[:3] in self._owners
+        ]
+
+    def remember(self, memory: object) -> None:
+        """Rows of an earlier run."""
+        for row in memory if isinstance(memory, list) else ():
+            try:
+                place = Place.of_row([*row[:4], *row[7:9]])
+                element, flows = tuple(map(str, row[4:9])), int(row[9])
+            except (TypeError, ValueError, LookupError):
+                continue
+            self._known[element], self._owners[element[:3]] = flows, place.key
+
+
+class _Frontends:
+    """Whose a frontend is; a node port is one at any address of its family that is no other."""
+
+    def __init__(self, forwardings: Iterable[Forwarding]) -> None:
+        self._named: dict[Frontend, ForwardingKey] = {}
+        self._node_ports: dict[tuple[Family, str, str], ForwardingKey] = {}
+        for forwarding in forwardings:
+            key = forwarding.key
+            self._named.update(dict.fromkeys(_frontends(forwarding), key))
+            if forwarding.node_port:
+                self._node_ports[key.family, str(key.protocol), str(forwarding.node_port)] = key
+
+    def key(self, frontend: Frontend) -> ForwardingKey | None:
+        address, protocol, port = frontend
+        return self._named.get(frontend) or self._node_ports.get((family_of(address), protocol, port))
+
+
+def _frontends(forwarding: Forwarding) -> Iterator[Frontend]:
+    external = (each.address for each in forwarding.external_addresses)
+    for address in (*forwarding.addresses, *external):
+        yield address, str(forwarding.key.protocol), str(forwarding.port)
