@@ -9,6 +9,8 @@ import yaml
 
 NATIVE = range(24)
 """Seeds."""
+TABLES = (0, 2, 3, 4, 7, 8, 10, 17, 20, 21, 27, 29, 31, 37)
+"""Those that are tried with the nftables dataplane: of all kinds, node ports, policies and affinity too."""
 
 B1 = {4: "10.244.1.10", 6: "fd00:10:244:1::a"}
 OTHERS = {
@@ -23,6 +25,16 @@ def declaration(seed: int) -> str:
     dice = random.Random(seed)
     services = [_service(dice, number, 6 if dice.random() < 0.25 else 4) for number in range(2)]
     return yaml.safe_dump({"apiVersion": "vipd/v1", "services": services})
+
+
+def balanced(seed: int) -> str:
+    """The same with ways of choosing backends that only the nftables dataplane has all of."""
+    dice, declared = random.Random(1000 + seed), yaml.safe_load(declaration(seed))
+    for service in declared["services"]:
+        # With affinity a client keeps what another address of the service gave it, not what its hash says.
+        hashed = [] if "affinity" in service else ["source-hash"]
+        service["balance"] = dice.choice(["random", "round-robin", *hashed])
+    return yaml.safe_dump(declared)
 
 
 def settings(seed: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -9,15 +10,19 @@ import pytest
 from tests.api.serving import DNS, Api, served
 from tests.fake_dataplane import FakeDataplane
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family
+from vipd.observe.reasons import Options
 
 
 @dataclass(slots=True)
 class Explained(FakeDataplane):
     """A fake whose rules would be vipd's defaults."""
 
-    def options_of(self, family: Family) -> RuleOptions:
-        return RuleOptions(family)
+    by_table: bool = False
+
+    def options_of(self, family: Family) -> Options:
+        return TableOptions(family) if self.by_table else RuleOptions(family)
 
     def host_addresses(self) -> frozenset[str]:
         return frozenset({"192.0.2.1"})
@@ -27,7 +32,12 @@ def wired(api: Api) -> None:
     api.dataplane = Explained()
 
 
-def test_it_answers_of_the_daemon_s_own_services() -> None:
+def wired_by_table(api: Api) -> None:
+    api.dataplane = Explained(by_table=True)
+
+
+@pytest.mark.parametrize(("wire", "table"), [(wired, "nat"), (wired_by_table, "ip vipd")])
+def test_it_answers_of_the_daemon_s_own_services(wire: Callable[[Api], None], table: str) -> None:
     async def story(api: Api) -> None:
         await api.add(DNS)
         answer = await api.ask("GET", "/v1/explain?from=10.10.0.9&target=10.96.0.10%3A53%2Fudp")
@@ -37,10 +47,13 @@ def test_it_answers_of_the_daemon_s_own_services() -> None:
             "10.244.0.5:53": 0.333333,
             "10.244.0.6:53": 0.666667,
         }
+        outcome = found["outcomes"][0]
+        assert table in {rule["table"] for rule in outcome["rules"]}
+        assert found["notes"] == []
         named = await api.ask("GET", "/v1/explain?from=local&target=kube-system%2Fkube-dns")
         assert named.body["explanation"]["packet"]["arriving"] == "local"
 
-    served(story, wired)
+    served(story, wire)
 
 
 @pytest.mark.parametrize(

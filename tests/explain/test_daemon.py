@@ -20,8 +20,9 @@ DECLARED = """
 """
 
 
-def test_the_daemon_s_own_view() -> None:
-    with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, DECLARED) as daemon:
+@pytest.mark.parametrize(("dataplane", "table"), [("iptables", "nat"), ("nftables", "ip vipd")])
+def test_the_daemon_s_own_view(dataplane: str, table: str) -> None:
+    with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, DECLARED, dataplane=dataplane) as daemon:
 
         def told(source: str, target: str) -> dict[str, Any]:
             ended = daemon.vipctl("explain", "--from", source, target, "-o", "json")
@@ -31,6 +32,7 @@ def test_the_daemon_s_own_view() -> None:
         def masqueraded(source: str, target: str) -> list[bool]:
             return [backend["masqueraded"] for backend in told(source, target)["backends"]]
 
+        assert table in {rule["table"] for rule in told("local", "web")["outcomes"][0]["rules"]}
         assert told("local", "web")["packet"]["arriving"] == "local"
         assert told(UPLINK[4], "web")["packet"]["arriving"] == "local"
         assert (masqueraded(lab.client.ipv4, "web"), masqueraded("local", "web")) == ([True], [False])

@@ -40,6 +40,8 @@ TCP_PORTS = (53, 80, 5353, 8080, 8443, 9153)
 UDP_PORTS = (53, 8080)
 NODE_PORTS = (30080, 30081, 30082)
 
+_RESTORE = {Family.IPV4: "iptables-restore", Family.IPV6: "ip6tables-restore"}
+
 SILENCE = 0.4
 """Seconds after which a flow that should get no answer got none."""
 PATIENCE = 3.0
@@ -105,11 +107,21 @@ class World:
         self._senders = {name: self._program(node, "sender") for name, node in nodes.items()}
 
     def load(self, rules: str, family: Family) -> None:
-        """Replace all rules of the host by these; no flow of before is remembered."""
-        empty = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
-        for each, tool in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
-            self._lab.host.run(f"{tool}-restore", text=rules if each is family else empty)
+        """Replace all rules of the host by these of iptables; no flow of before is remembered."""
+        self._empty()
+        self._lab.host.run(_RESTORE[family], text=rules)
         self._lab.host.run("conntrack", "-F")
+
+    def load_table(self, table: str) -> None:
+        """The same with a table of nftables."""
+        self._empty()
+        self._lab.host.run("nft", "-f", "-", text=table)
+        self._lab.host.run("conntrack", "-F")
+
+    def _empty(self) -> None:
+        self._lab.host.run("nft", "flush", "ruleset")
+        for tool in _RESTORE.values():
+            self._lab.host.run(tool, text="*nat\nCOMMIT\n*filter\nCOMMIT\n")
 
     def probe(self, sender: Sender, to: Frontend, explanation: Explanation, *, pinned: bool = False) -> Seen:
         """What becomes of as many flows as an explanation needs to be judged by; of two when `pinned`."""

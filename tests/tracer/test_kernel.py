@@ -163,7 +163,7 @@ def test_the_rules_that_count_a_packet_are_the_steps(
     make_namespace: Callable[[], Namespace], text: str, sender: str, source: str, to: str, port: int
 ) -> None:
     host, client = make_namespace(), make_namespace()
-    _connect(host, client)
+    connect(host, client)
     # Answers of closed ports and of REJECT are packets of their own: they must not count.
     host("iptables", "-t", "raw", "-A", "OUTPUT", "-p", "icmp", "-j", "DROP")
     saved = host.restore(text)
@@ -185,7 +185,7 @@ def test_the_rules_that_count_a_packet_are_the_steps(
     assert host.hit() == steps
 
 
-def _connect(host: Namespace, client: Namespace) -> None:
+def connect(host: Namespace, client: Namespace) -> None:
     """client (192.168.5.5) - front0 host back0 - nobody, who takes all packets for the other networks."""
     host("ip", "link", "set", "lo", "up")
     host("ip", "link", "add", "front0", "type", "veth", "peer", "name", "c0", "netns", client.name)

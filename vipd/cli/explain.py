@@ -20,6 +20,7 @@ from vipd.cli.output import (
     output_option,
     prose,
     screen,
+    shortened,
     socket_option,
     table,
 )
@@ -29,6 +30,9 @@ RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", le
 
 _MOST_BRANCHES = 8
 """Where a path forks into more, only so many of them are shown; the table of backends has them all."""
+
+_LEAST_NAME, _BESIDES_NAME = 20, 54
+"""Columns that the name of a chain gets at least, and those that everything beside it gets."""
 
 MALFORMED = 400
 """HTTP status of a question that cannot be read."""
@@ -66,14 +70,21 @@ _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": 
     multiple=True,
     help="With -f: one setting; repeatable.",
 )
+@click.option(
+    "--dataplane",
+    type=click.Choice(["iptables", "nftables"]),
+    help="With -f: whose rules; default: as set.",
+)
 @output_option("text", "json", "yaml")
 @socket_option
 def explain(
     target: str,
     source: str,
+    *,
     files: tuple[str, ...],
     settings_file: str | None,
     assignments: tuple[str, ...],
+    dataplane: str | None,
     form: str,
 ) -> int:
     """Show what the compiled rules do to a packet, rule by rule, without touching the kernel.
@@ -92,9 +103,10 @@ def explain(
         from vipd.cli.offline import explain_files, read_settings
 
         settings = read_settings(settings_file, assignments)
-        view = explain_files(read_inputs(files).require_ok(), settings, source, target)
-    elif settings_file or assignments:
-        raise CliError("--settings and --set go with -f FILE", "the daemon has its own settings", code=USAGE)
+        view = explain_files(read_inputs(files).require_ok(), settings, source, target, dataplane or "")
+    elif settings_file or assignments or dataplane:
+        own = "the daemon has its own"
+        raise CliError("--settings, --set and --dataplane go with -f FILE", own, code=USAGE)
     else:
         view = _asked(source, target)
     print(document({"explanation": view}, form) if form != "text" else "\n".join(_lines(view, screen())))
@@ -149,6 +161,9 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
     elif rows:
         yield ""
         yield "Rules:"
+    if on.width is not None:
+        room = max(_LEAST_NAME, on.width - _BESIDES_NAME)
+        rows = [(name, (shortened(row[0], room), *row[1:])) for name, row in rows]
     widths = [max(len(row[1][i]) for row in rows) for i in range(2)] if rows else []
     for name, group in groupby(rows, key=lambda row: row[0]):
         yield on.paint(f"  {name}", "bold")
@@ -161,11 +176,20 @@ def _telling(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
     """Rules without jumps to chains of which no rule matched. `rules` are a part of the path."""
     following = {id(rule): after for rule, after in pairwise(path)}
     for rule in rules:
-        chain = str(rule["rule"]).rpartition(" -j ")[2].partition(" ")[0]
         after = following.get(id(rule))
-        # Only names of chains have a hyphen; targets such as ACCEPT do something by themselves.
-        if "-" not in chain or (after is not None and after["chain"] == chain):
+        chain = _only_leads_to(str(rule["rule"]))
+        if not chain or (after is not None and after["chain"] == chain):
             yield rule
+
+
+def _only_leads_to(rule: str) -> str:
+    """The chain of a jump; nothing for a rule that does something by itself."""
+    word, _, chain = rule.rpartition(" ")
+    if word.endswith(("jump", "goto")):
+        return chain
+    chain = rule.rpartition(" -j ")[2].partition(" ")[0]
+    # Of iptables' targets only names of chains have a hyphen.
+    return chain if rule.startswith("-") and "-" in chain else ""
 
 
 def _fork(outcomes: Sequence[Json]) -> int:
@@ -179,12 +203,19 @@ def _fork(outcomes: Sequence[Json]) -> int:
 
 def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[tuple[str, str, str]]:
     rows = [
-        _rule_row(outcome["rules"][fork], _percent(outcome["probability"]))
+        _branch_row(outcome, outcome["rules"][fork])
         for outcome in outcomes[:_MOST_BRANCHES]
         if len(outcome["rules"]) > fork
     ]
     more = len(outcomes) - _MOST_BRANCHES
     return [*rows, ("", "", f"and {more} more, as above")] if more > 0 else rows
+
+
+def _branch_row(outcome: Json, rule: Json) -> tuple[str, str, str]:
+    """What sets a branch apart, and where it leads if that is not said."""
+    chain, share, told = _rule_row(rule, _percent(outcome["probability"]))
+    backend = outcome["backend"] or ""
+    return chain, share, told if backend in told else f"{told} -> {backend}"
 
 
 def _rule_row(rule: Json, share: str = "") -> tuple[str, str, str]:

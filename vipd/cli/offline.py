@@ -14,6 +14,7 @@ from vipd.api.client import Json
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family, Forwarding, Service
 from vipd.observe.explain import explain
 from vipd.observe.question import QuestionError, ask
@@ -48,6 +49,10 @@ class Compilation:
     def options(self, family: Family) -> RuleOptions:
         """The options of one family's rules, for an iptables that can do everything."""
         return RuleOptions.of(self.settings, family, random_fully=True, host_addresses=self.host_addresses)
+
+    def table_options(self, family: Family) -> TableOptions:
+        """The options of one family's table, for an nftables that can do everything."""
+        return TableOptions.of(self.settings, family, self.host_addresses)
 
 
 def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
@@ -84,8 +89,11 @@ def host_addresses(settings: Settings) -> Collection[str]:
     return asyncio.run(read())
 
 
-def explain_files(services: Sequence[Service], settings: Settings, source: str, target: str) -> Json:
-    """The API's explanation of a packet, worked out here. Raises CliError."""
+def explain_files(
+    services: Sequence[Service], settings: Settings, source: str, target: str, dataplane: str = ""
+) -> Json:
+    """The API's explanation of a packet, worked out here, by the rules of a dataplane; by default of the one
+    that is set, which for `auto` is iptables. Raises CliError."""
     compiled = Compilation.of(services, settings, host_addresses(settings))
     try:
         question = ask(source, target, compiled.forwardings, compiled.host_addresses)
@@ -93,5 +101,6 @@ def explain_files(services: Sequence[Service], settings: Settings, source: str, 
         code = NOT_FOUND if error.unknown else USAGE
         shown = "" if error.unknown else error.hint
         raise CliError(error.what, error.why, shown, code=code) from None
-    options = compiled.options(question.packet.family)
+    by_table = (dataplane or settings.dataplane) == "nftables"
+    options = (compiled.table_options if by_table else compiled.options)(question.packet.family)
     return explain(question, compiled.forwardings, options, compiled.host_addresses).view()

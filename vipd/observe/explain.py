@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.render import render
-from vipd.dataplane.iptables.spelling import UNUSED_PORTS
+from vipd.dataplane.iptables.render import render as render_rules
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Forwarding, socket_text
 from vipd.observe.question import Question, is_own
-from vipd.observe.reasons import Fate, Situation, fate, hint, meaning, notes
-from vipd.observe.tracer import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, trace
+from vipd.observe.reasons import Fate, Options, Situation, fate, hint, meaning, notes, of_unused_port
+from vipd.observe.tracer import Host, Outcome, Packet, Trace, Verdict, nftables, parse_ruleset, trace
 
 Json = dict[str, object]
 
@@ -25,12 +25,8 @@ Json = dict[str, object]
 class Compiled(Protocol):
     """A dataplane whose rules can be explained."""
 
-    @property
-    def name(self) -> str:
-        """`iptables` or `nftables`."""
-
-    def options_of(self, family: Family) -> RuleOptions:
-        """Everything besides the forwardings that shapes a family's rules."""
+    def options_of(self, family: Family) -> Options:
+        """Everything besides the forwardings that shapes a family's rules. Its type says whose rules."""
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses."""
@@ -102,23 +98,25 @@ class Explanation:
                 }
                 for reached in self.backends()
             ],
-            "outcomes": [_outcome_view(outcome) for outcome in self.trace.outcomes],
+            "outcomes": [_outcome_view(outcome, self.service_port) for outcome in self.trace.outcomes],
         }
 
 
 def explain(
     question: Question,
     forwardings: Iterable[Forwarding],
-    options: RuleOptions,
+    options: Options,
     host_addresses: Collection[str],
 ) -> Explanation:
     """What the rules for these forwardings do to the question's packet.
 
-    `options` are those of the packet's family, `host_addresses` all that this host has. For speed only the
-    forwardings are compiled that can bear on the packet: those with its destination address, or with its port
-    as a node or health port, and those of which the same is true for a backend of these. All rules of other
-    forwardings name an address or a port that the packet never has. So few are not dispatched by groups of
-    addresses, as many may be in the kernel: the jumps between such groups are missing from the steps.
+    `options` are those of the packet's family in the dataplane meant, `host_addresses` all of this host. For
+    speed only the forwardings are compiled that can bear on the packet: those with its destination
+    address, or with its port as a node or health port, and those of which the same is true for a backend of
+    these, or that have a backend in common with them which is the packet's source. All rules and elements of
+    other forwardings name an address or a port that the packet never has. With iptables so few are not
+    dispatched by groups of addresses, as many may be in the kernel: the jumps between such groups are missing
+    from the steps.
 
     Raises:
         RulesetError: a compiled rule has a form that the tracer does not know; that is a fault in vipd.
@@ -126,8 +124,7 @@ def explain(
     packet = question.packet
     related, others = _related(packet, forwardings)
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
-    ruleset = parse_ruleset(render(related or others, options), packet.family)
-    found = trace(ruleset, packet, Host(tuple(sorted(host_addresses))))
+    found = _traced(related or others, options, packet, Host(tuple(sorted(host_addresses))))
     situation = Situation(packet, related, options, own=is_own(packet.destination, host_addresses))
     owner = situation.owner()
     told, reason = _fates(found, situation)
@@ -141,6 +138,14 @@ def explain(
     )
 
 
+def _traced(forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host) -> Trace:
+    """What the rules of these forwardings do to a packet."""
+    if isinstance(options, TableOptions):
+        tables = nftables.parse_tables(render_table(forwardings, options), packet.family)
+        return nftables.trace(tables, packet, host)
+    return trace(parse_ruleset(render_rules(forwardings, options), packet.family), packet, host)
+
+
 def _related(
     packet: Packet, forwardings: Iterable[Forwarding]
 ) -> tuple[tuple[Forwarding, ...], tuple[Forwarding, ...]]:
@@ -151,8 +156,13 @@ def _related(
     endpoints = [endpoint for f in direct for endpoint in f.reachable()]
     # A backend may itself be the address of a service, whose refusal then meets the translated packet.
     addresses, ports = {e.address for e in endpoints}, {e.port for e in endpoints}
-    further = [f for f in family if endpoints and f not in direct and _concerns(f, addresses, ports)]
-    return (*direct, *further), tuple(family[:1])
+    known = {f.key for f in direct}
+    left = [f for f in family if endpoints and f.key not in known]
+    further = [f for f in left if _concerns(f, addresses, ports)]
+    if packet.source in addresses:
+        # Which backends meet themselves is known of addresses, not of services (nftables).
+        further += [f for f in left if any(e.address == packet.source for e in f.reachable())]
+    return (*direct, *{f.key: f for f in further}.values()), tuple(family[:1])
 
 
 def _concerns(forwarding: Forwarding, addresses: Collection[str], ports: Collection[int]) -> bool:
@@ -201,7 +211,7 @@ def _reached(found: Trace) -> Iterator[Reached]:
 def _unserved(found: Trace) -> bool:
     """No service has the packet's address and port."""
     last = found.outcomes[0].steps[-1:] if found.outcomes else ()
-    return _verdict(found) == Verdict.UNCHANGED or any(step.comment == UNUSED_PORTS for step in last)
+    return _verdict(found) == Verdict.UNCHANGED or any(map(of_unused_port, last))
 
 
 def _verdict(found: Trace) -> str:
@@ -209,14 +219,21 @@ def _verdict(found: Trace) -> str:
     return verdicts.pop() if len(verdicts) == 1 else "mixed"
 
 
-def _outcome_view(outcome: Outcome) -> Json:
+def _outcome_view(outcome: Outcome, service_port: str) -> Json:
     return {
         "verdict": str(outcome.verdict),
         "backend": outcome.backend,
         "probability": round(outcome.probability, 6),
         "masqueraded": outcome.masqueraded,
         "rules": [
-            {"table": s.table, "chain": s.chain, "rule": s.rule, "comment": s.comment, "meaning": meaning(s)}
-            for s in outcome.steps
+            {
+                "table": step.table,
+                "chain": step.chain,
+                "rule": step.rule,
+                "comment": step.comment,
+                "element": step.element,
+                "meaning": meaning(step, service_port),
+            }
+            for step in outcome.steps
         ],
     }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple, TypeAlias
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import UNUSED_PORTS
+from vipd.dataplane.nftables.chains import Limited
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.notation import duration_text
-from vipd.model import Forwarding, Frontend, Protocol, socket_text
+from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.question import Question
+from vipd.observe.table_meanings import UNUSED, meaning_in_table
 from vipd.observe.tracer import Outcome, Packet, Step, Verdict
 
 _MOST_NAMED = 6
@@ -27,6 +31,9 @@ _TARGETS = {
 _CLUSTER_IP = " cluster IP"
 """How kube-proxy's comments call a service's own address, after its name."""
 
+Options: TypeAlias = RuleOptions | TableOptions
+"""What shapes a family's rules; its type says the dataplane."""
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -34,7 +41,7 @@ class Situation:
 
     packet: Packet
     forwardings: Sequence[Forwarding]
-    options: RuleOptions
+    options: Options
     own: bool
     """The packet's destination is an address of this host."""
 
@@ -66,15 +73,15 @@ def fate(outcome: Outcome, situation: Situation) -> Fate:
     owner = situation.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
-    if owner is None and last.comment == UNUSED_PORTS:
+    if owner is None and of_unused_port(last):
         return Fate(
             f"{does}: no service has this address and port",
             "by the setting reject_unused_ports a virtual IP refuses every other port at once",
         )
     if owner is None:
-        return Fate(f"{does} by {last.chain}", last.comment or last.rule)
+        return Fate(f"{does} by {last.chain}", last.rule if in_table(last) else last.comment or last.rule)
     name = owner.key.service_port
-    if last.chain == situation.options.names.fixed("PROXY-FIREWALL"):
+    if _at_limit(last, situation.options) and not _may_come(owner, situation):
         return Fate(f"{does}: this source may not use {name}", _allowed(owner, situation))
     if owner.served:
         return Fate(
@@ -84,11 +91,23 @@ def fate(outcome: Outcome, situation: Situation) -> Fate:
     return Fate(f"{does}: no backend of {name} is ready", _refusal(outcome))
 
 
+def of_unused_port(step: Step) -> bool:
+    """The rule refuses what is for a virtual IP and for no service."""
+    return step.chain == UNUSED if in_table(step) else step.comment == UNUSED_PORTS
+
+
+def _at_limit(step: Step, options: Options) -> bool:
+    """The rule drops what comes from a source that may not."""
+    if isinstance(options, TableOptions):
+        return step.chain == Limited(()).name
+    return step.chain == options.names.fixed("PROXY-FIREWALL")
+
+
 def _refusal(outcome: Outcome) -> str:
     """What a client sees of a service without backends."""
     if outcome.verdict is Verdict.DROPPED:
         return "its fallback is drop: clients wait until they give up"
-    if "tcp-reset" in outcome.steps[-1].rule:
+    if "tcp reset" in outcome.steps[-1].rule.replace("-", " "):
         return "refused by a TCP reset: clients see connection refused"
     return "refused by an ICMP error, port unreachable: clients see connection refused"
 
@@ -114,14 +133,29 @@ def notes(question: Question, owner: Forwarding | None, *, several: bool) -> tup
     said = []
     if question.assumed:
         said.append(f"{question.packet.source} is assumed as the source; --from ADDRESS tells another")
-    if several and owner is not None and owner.affinity_timeout is not None:
+    hashed = owner is not None and owner.balance is Balance.SOURCE_HASH and len(owner.endpoints) > 1
+    if (several or hashed) and owner is not None and owner.affinity_timeout is not None:
         kept = duration_text(owner.affinity_timeout)
         said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
+    if owner is not None and hashed:
+        said.append(f"{owner.key.service_port} gives each client one backend by its address")
     return tuple(said)
 
 
-def meaning(step: Step) -> str:
-    """What a rule does, in a few words; for a jump what it is for, or where it leads."""
+def meaning(step: Step, service_port: str = "") -> str:
+    """What a rule does; for a jump what it is for, or where it leads.
+
+    `service_port` is that of the packet's first destination: maps of the nftables dataplane name no service.
+    """
+    return meaning_in_table(step, service_port) if in_table(step) else _meaning_of_rule(step)
+
+
+def in_table(step: Step) -> bool:
+    """The step is of the nftables dataplane."""
+    return step.table.startswith(("ip ", "ip6 "))
+
+
+def _meaning_of_rule(step: Step) -> str:
     # Comments stand before the target in every rule that vipd writes.
     _, jumps, target = step.rule.rpartition(" -j ")
     if not jumps:
@@ -167,10 +201,20 @@ def _node_port_hint(situation: Situation) -> str:
     return f"there is {_listed(named)}" + ("" if situation.own else ", at this host's own addresses")
 
 
+def _may_come(owner: Forwarding, situation: Situation) -> bool:
+    """The source is allowed: iptables drops it in the same place when no backend is on this host."""
+    source = ip_address(situation.packet.source)
+    return any(source in ip_network(network) for network in _networks(owner, situation))
+
+
 def _allowed(owner: Forwarding, situation: Situation) -> str:
-    destination = situation.packet.destination
-    allowed = [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
+    allowed = _networks(owner, situation)
     return f"allowed are {_listed(allowed)}" if allowed else ""
+
+
+def _networks(owner: Forwarding, situation: Situation) -> list[str]:
+    destination = situation.packet.destination
+    return [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
 
 
 def _places(forwarding: Forwarding) -> set[str]:

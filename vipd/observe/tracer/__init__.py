@@ -1,4 +1,4 @@
-"""What iptables rules do to one packet, worked out from their text.
+"""What rules do to one packet, worked out from their text: iptables rules here, nftables in `nftables/`.
 
 The room interprets the rule forms that vipd and kube-proxy write and refuses every other: a trace is either
 right or an error. It must not read the kernel; callers bring the text of `iptables-save` or of a restore.
@@ -9,7 +9,7 @@ right or an error. It must not read the kernel; callers bring the text of `iptab
 from vipd.observe.tracer.errors import RulesetError, UnknownRule
 from vipd.observe.tracer.evaluate import trace
 from vipd.observe.tracer.ruleset import Ruleset, parse_ruleset
-from vipd.observe.tracer.trace import Arrival, Host, Outcome, Packet, Step, Trace, Verdict
+from vipd.observe.tracer.trace import Arrival, Host, Outcome, Packet, Slots, Step, Trace, Verdict
 
 __all__ = [
     "Arrival",
@@ -18,6 +18,7 @@ __all__ = [
     "Packet",
     "Ruleset",
     "RulesetError",
+    "Slots",
     "Step",
     "Trace",
     "UnknownRule",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from vipd.model import Family
 from vipd.observe.tracer.errors import RulesetError, UnknownRule
+from vipd.observe.tracer.loops import looping
 from vipd.observe.tracer.options import number
 from vipd.observe.tracer.rules import Rule, parse_rule
 from vipd.observe.tracer.targets import Jump, Opaque, Ruling
@@ -230,16 +231,5 @@ def _check_loops(table: _Table) -> None:
         chain: {name for rule in rules if (name := _goes_to(rule)) in table.chains}
         for chain, rules in table.chains.items()
     }
-    callers = dict.fromkeys(next_of, 0)
-    for names in next_of.values():
-        for name in names:
-            callers[name] += 1
-    free = [chain for chain, count in callers.items() if not count]
-    for chain in free:
-        for name in next_of[chain]:
-            callers[name] -= 1
-            if not callers[name]:
-                free.append(name)
-    if len(free) < len(next_of):
-        looping = ", ".join(sorted(set(next_of) - set(free)))
-        raise RulesetError("", f"chains form a loop or hang from one: {looping}")
+    if names := looping(next_of):
+        raise RulesetError("", f"chains form a loop or hang from one: {', '.join(names)}")

@@ -86,14 +86,30 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Slots:
+    """Which of some equally likely slots (nftables) lead this way, from 0."""
+
+    chosen: tuple[int, ...]
+    of: int
+
+    def __or__(self, other: Slots) -> Slots:
+        return Slots((*self.chosen, *other.chosen), self.of)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One rule that matched, or the policy that ended a built-in chain."""
 
     table: str
+    """`nat`, `filter`; of nftables with its family: `ip vipd`."""
     chain: str
     rule: str
-    """The rule's text as it was read; `policy DROP` for a policy."""
+    """The rule's text as it was read; `policy DROP` for a policy. Of nftables without its comment."""
     comment: str = ""
+    element: str = ""
+    """The element of a map or set that the rule found, as it is spelled."""
+    slots: Slots | None = None
+    """Where the rule chose a slot: that one, or all those that lead to the same outcome."""
 
     def __str__(self) -> str:
         return f"{self.table} {self.chain}: {self.rule}"

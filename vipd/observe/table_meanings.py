@@ -1,0 +1,116 @@
+"""What a single rule of the nftables dataplane does, in a few words. Pure.
+
+Whatever came from a map or set begins with its name: `@endpoints: to 10.244.0.5:53`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from vipd.dataplane.nftables.chains import Limited, Refuse
+from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, NODE_PORTS
+from vipd.model import socket_text
+from vipd.observe.tracer import Step
+
+UNUSED = "unused"
+"""The chain in which what no service has is refused."""
+
+_WHY = {
+    Refuse().name: "no backend is ready",
+    Refuse(silent=True).name: "no backend is ready, or none on this host",
+    Limited(()).name: "this source may not come",
+    UNUSED: "no service has this port",
+}
+"""Chains that end flows, and why."""
+
+_ENDS = {"accept": "accepted", "drop": "dropped", "return": "nothing more to do here", "reject": "refused"}
+_DRAWN = (("numgen random", "at random"), ("numgen inc", "in turn"), ("jhash", "by the client's address"))
+
+Told = Callable[[Step, "re.Match[str]", str], str]
+
+
+def meaning_in_table(step: Step, service_port: str) -> str:
+    """What a rule does. `service_port`: that of the packet's first destination; maps name no service."""
+    if step.slots is not None:
+        return _slots(step)
+    for form, tell in _FORMS:
+        found = form.search(step.rule)
+        if found:
+            return tell(step, found, service_port)
+    return step.rule
+
+
+def _slots(step: Step) -> str:
+    slots = step.slots
+    if slots is None or slots.of == 1:
+        return "the first slot"
+    how = next((how for words, how in _DRAWN if words in step.rule), "by the packet")
+    count = len(slots.chosen)
+    chosen = f"slot {slots.chosen[0]} of {slots.of}" if count == 1 else f"{count} of {slots.of} slots"
+    return f"{chosen} {how}"
+
+
+def _by_verdict_map(step: Step, found: re.Match[str], service_port: str) -> str:
+    name, key = found[1], _key(step)
+    of = f" of {service_port}" if service_port else ""
+    if name == FRONTENDS.name and len(key) == 3:
+        return f"@{name}: {socket_text(key[0], int(key[2]))}/{key[1]}{of}"
+    if name == NODE_PORTS.name and len(key) == 2:
+        return f"@{name}: {key[1]}/{key[0]}{of}"
+    length = name.removeprefix("allowed_")
+    return f"@{name}: sources in {key[0]}/{length}" if length != name else f"@{name}: {step.element}"
+
+
+def _translated(step: Step, found: re.Match[str], _: str) -> str:
+    value = _value(step)
+    to = socket_text(value[0], int(value[1])) if len(value) == 2 else step.element
+    return f"@{found[1]}: to {to}"
+
+
+def _written(step: Step, found: re.Match[str], _: str) -> str:
+    number = f" number {' . '.join(_value(step))}" if step.element else ""
+    return f"@{found[1]}: {'client is known, ' if found[1] == 'pins' else ''}backend{number}"
+
+
+def _member(step: Step, found: re.Match[str], _: str) -> str:
+    if found[1] == HAIRPIN.name:
+        return f"@{found[1]}: a backend meets itself, masqueraded"
+    return f"@{found[1]}: {step.element} is a virtual IP" if found[1] == CLAIMED.name else f"@{found[1]}"
+
+
+def _ended(step: Step, found: re.Match[str], _: str) -> str:
+    does, why = _ENDS[found[1]], _WHY.get(step.chain)
+    return f"{does}: {why}" if why else does
+
+
+def _always(text: str) -> Told:
+    return lambda *_: text
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Told], ...] = (
+    (re.compile(r"vmap @(\S+)$"), _by_verdict_map),
+    (re.compile(r"dnat .*map @(\S+)$"), _translated),
+    (re.compile(r"dnat ip6? to (\S+)$"), lambda _, found, __: f"to {found[1]}"),
+    (re.compile(r"saddr set ct original ip6? saddr$"), _always("the client's address put back")),
+    (re.compile(r"daddr set .*map @(\S+)$"), _written),
+    (re.compile(r"update @(\S+) .* timeout (\w+)"), lambda _, found, __: f"@{found[1]}: kept for {found[2]}"),
+    (re.compile(r"(?:update|add) @(\S+) .* counter }"), lambda _, found, __: f"@{found[1]}: flow counted"),
+    (re.compile(r"delete @(\S+) "), lambda _, found, __: f"@{found[1]}: client forgotten"),
+    (re.compile(r"ct mark set ct mark \|"), _always("flow marked as vipd's")),
+    (re.compile(r"@(\S+) (?:masquerade|goto|jump)"), _member),
+    (re.compile(r"\bmasquerade\b"), _always("this host's address becomes the source")),
+    (re.compile(r"meta mark set meta mark \|"), _always("marked for masquerade")),
+    (re.compile(r"\bredirect\b"), _always("answered by this host itself")),
+    (re.compile(r"\b(accept|drop|return|reject)\b"), _ended),
+    (re.compile(r"\b(?:goto|jump) (\S+)$"), lambda _, found, __: f"on to {found[1]}"),
+)
+"""Rules by what is most telling in them, the first that fits."""
+
+
+def _key(step: Step) -> list[str]:
+    return step.element.partition(" : ")[0].split(" . ")
+
+
+def _value(step: Step) -> list[str]:
+    return step.element.rpartition(" : ")[2].split(" . ")

@@ -1,0 +1,55 @@
+"""The kernel's `jhash` of bytes, by which nft's hash expression chooses (include/linux/jhash.h)."""
+
+from __future__ import annotations
+
+from sys import byteorder
+
+_BITS = 0xFFFFFFFF
+_GOLDEN = 0xDEADBEEF
+_BLOCK = 12
+
+
+def jhash(data: bytes, seed: int) -> int:
+    """The 32-bit hash of some bytes (at least one) as this machine's kernel computes it.
+
+    Blocks of twelve bytes are read in the machine's byte order, the rest as little-endian everywhere: up to
+    twelve bytes, so an IPv4 address, hash alike on all machines.
+    """
+    a = b = c = (_GOLDEN + len(data) + seed) & _BITS
+    while len(data) > _BLOCK:
+        a, b, c = (
+            (word + int.from_bytes(data[at : at + 4], byteorder)) & _BITS
+            for word, at in ((a, 0), (b, 4), (c, 8))
+        )
+        a, b, c = _mixed(a, b, c)
+        data = data[_BLOCK:]
+    rest = data.ljust(_BLOCK, b"\0")
+    a, b, c = (
+        (w + int.from_bytes(rest[at : at + 4], "little")) & _BITS for w, at in ((a, 0), (b, 4), (c, 8))
+    )
+    return _final(a, b, c)
+
+
+def scaled(number: int, modulus: int) -> int:
+    """A 32-bit number brought into 0..modulus - 1 (the kernel's reciprocal_scale)."""
+    return number * modulus >> 32
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> (32 - bits)) & _BITS
+
+
+def _mixed(a: int, b: int, c: int) -> tuple[int, int, int]:
+    for bits in (4, 6, 8, 16, 19, 4):
+        a = (a - c) & _BITS ^ _rotated(c, bits)
+        c = (c + b) & _BITS
+        a, b, c = b, c, a
+    return a, b, c
+
+
+def _final(a: int, b: int, c: int) -> int:
+    for bits in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - _rotated(b, bits)) & _BITS
+        a, b, c = b, c, a
+    # After seven rounds the word changed last stands in the middle.
+    return b
