@@ -163,12 +163,14 @@ class Settings(BaseSettings):
     """
     affinity_clients: int = Field(1_000_000, ge=1_000, le=100_000_000)
     """How many clients the nftables dataplane remembers in each address family; a client counts once for each
-    frontend. Another number begins with none.
+    service port. Another number begins with none.
     """
     dispatch: Literal["auto", "flat", "grouped"] = "auto"
     """How a packet finds its service: past every rule, or through groups of addresses; `auto`: grouped above
     64 addresses. Flat with `compat: kube-proxy`.
     """
+    traffic_accounting: bool = True
+    """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
     accept_forwarded: bool = True
     """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
     manage_sysctls: bool = True

@@ -7,8 +7,9 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.cleaner import Connect
@@ -16,6 +17,8 @@ from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import ACKNOWLEDGE, NEW, REQUEST
 from vipd.dataplane.conntrack.netlink import open_socket
 from vipd.model import Family, Protocol, family_of
+
+T = TypeVar("T")
 
 CREATE = 0x400
 CLONE_NEWNET = 0x40000000
@@ -25,23 +28,24 @@ ESTABLISHED = 3
 
 def connect_in(namespace: str) -> Connect:
     """Opens netlink sockets of a named network namespace, from any thread and without changing it."""
+    return lambda: opened_in(namespace, open_socket)
 
-    def connect() -> socket.socket:
-        made: list[socket.socket] = []
 
-        def inside() -> None:
-            libc = ctypes.CDLL(None, use_errno=True)
-            with (Path("/run/netns") / namespace).open() as file:
-                if libc.setns(file.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            made.append(open_socket())
+def opened_in(namespace: str, opening: Callable[[], T]) -> T:
+    """What is opened in a named network namespace, by a thread of its own."""
+    made: list[T] = []
 
-        thread = threading.Thread(target=inside)
-        thread.start()
-        thread.join()
-        return made[0]
+    def inside() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (Path("/run/netns") / namespace).open() as file:
+            if libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        made.append(opening())
 
-    return connect
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 def made(
@@ -89,6 +93,9 @@ def new_request(entry: Entry, sequence: int, zone: int = 0) -> bytes:
     body += attribute(entries.CTA_STATUS, struct.pack(">I", entry.status))
     body += attribute(entries.CTA_TIMEOUT, struct.pack(">I", entry.timeout))
     body += attribute(entries.CTA_MARK, struct.pack(">I", entry.mark))
+    if entry.traffic:
+        body += counters(entries.CTA_COUNTERS_ORIG, *entry.traffic[:2])
+        body += counters(entries.CTA_COUNTERS_REPLY, *entry.traffic[2:])
     if zone:
         body += attribute(entries.CTA_ZONE, struct.pack(">H", zone))
     if entry.protocol is Protocol.TCP:
@@ -108,6 +115,12 @@ def attribute(kind: int, value: bytes) -> bytes:
 def nested(kind: int, body: bytes) -> bytes:
     """An attribute of attributes."""
     return attribute(kind | entries.NESTED, body)
+
+
+def counters(kind: int, packets: int, size: int) -> bytes:
+    """What has passed in one direction."""
+    numbers = attribute(entries.CTA_COUNTERS_PACKETS, struct.pack(">Q", packets))
+    return nested(kind, numbers + attribute(entries.CTA_COUNTERS_BYTES, struct.pack(">Q", size)))
 
 
 def _ends(kind: int, entry: Entry, source: SocketAddress, destination: SocketAddress) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.cli.stats import per_second, size
-from vipd.dataplane.counting import Absolute, Differences, Place
+from vipd.dataplane.counting import Place
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -25,7 +27,8 @@ from vipd.dataplane.iptables.counters.messages import (
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.counters.tally import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.names import Names
-from vipd.model import Endpoint, Family, ForwardingKey, Protocol
+from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.model import Family, Forwarding, ForwardingKey, Protocol
 from vipd.observe.counters import book
 from vipd.observe.counters.door import Counting
 from vipd.observe.counters.ledger import KEPT_SECONDS, Ledger
@@ -156,21 +159,93 @@ def test_saved_rules_are_read() -> None:
     assert read_saved_counts(text, Family.IPV4, NAMES) == [counted(0, 12)]
 
 
-def test_absolute_counts_become_differences() -> None:
-    counts: dict[ForwardingKey, dict[Endpoint, int]] = {KEY: {Endpoint("10.0.0.1", 80): 5}}
+class PlayedTable:
+    """The nftables dataplane's counts, and who has which frontend."""
 
-    async def read() -> Absolute:
-        return counts
+    def __init__(self) -> None:
+        self.counts: dict[Element, int] = {}
+        self.forwardings: list[Forwarding] = []
 
-    first, second = Differences(read), Differences(read)
-    assert asyncio.run(first.take()) == {ONE: 5}
-    counts[KEY] = {Endpoint("10.0.0.1", 80, weight=3): 7}
-    assert asyncio.run(first.take()) == {ONE: 2}
-    second.remember(first.memory())
-    assert asyncio.run(second.take()) == {}
-    counts[KEY] = {Endpoint("10.0.0.1", 80): 1}
-    assert asyncio.run(second.take()) == {ONE: 1}
+    async def read(self) -> dict[Element, int]:
+        return dict(self.counts)
+
+    def count(self, flows: int, endpoint: str = "10.0.0.1", address: str = "10.96.0.10") -> None:
+        element = (address, "tcp", "80", endpoint, "80")
+        self.counts[element] = self.counts.get(element, 0) + flows
+
+    def serve(self, name: str, *endpoints: str, node_port: int | None = None) -> None:
+        ends = tuple((each, 80) for each in endpoints)
+        self.forwardings = [
+            forwarding("10.96.0.10", 80, *ends, protocol=Protocol.TCP, name=name, node_port=node_port)
+        ]
+
+    def counter(self, before: ElementCounter | None = None) -> ElementCounter:
+        made = ElementCounter(self.read, lambda: self.forwardings)
+        if before:
+            made.remember(json.loads(json.dumps(before.memory())))
+        return made
+
+
+def grown(counter: ElementCounter) -> dict[Place, int]:
+    return dict(asyncio.run(counter.take()))
+
+
+def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1")
+    first = table.counter()
+    table.count(5)
+    assert grown(first) == {ONE: 5}
+    table.count(2)
+    assert grown(first) == {ONE: 2}
+    second = table.counter(first)
+    assert grown(second) == {}
+    table.counts.clear()
+    table.count(1)
+    assert grown(second) == {ONE: 1}, "the table began anew"
     second.remember([["nonsense"], None])
+
+
+def test_a_backend_that_has_left_counts_to_its_end() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1", "10.0.0.2")
+    counter = table.counter()
+    table.count(5)
+    table.serve("web", "10.0.0.2")
+    assert grown(counter) == {ONE: 5}
+    table.count(1)
+    table.forwardings = []
+    assert grown(counter) == {ONE: 1}, "the service had the frontend last"
+    table.count(1)
+    assert grown(table.counter(counter)) == {ONE: 1}
+
+
+def test_who_takes_over_a_frontend_begins_at_zero() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1")
+    counter = table.counter()
+    table.count(5)
+    assert grown(counter) == {ONE: 5}
+    table.serve("other", "10.0.0.1")
+    table.count(3)
+    assert grown(counter) == {Place(KEY._replace(service="other"), "10.0.0.1", 80): 3}
+
+
+def test_a_service_that_is_not_known_yet_has_its_flows_when_it_is() -> None:
+    table = PlayedTable()
+    counter = table.counter()
+    table.count(5)
+    assert grown(counter) == {}
+    table.serve("web", "10.0.0.1")
+    assert grown(counter) == {ONE: 5}
+
+
+def test_a_node_port_counts_at_any_address() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1", node_port=80)
+    table.count(5, address="192.0.2.1")
+    table.count(1)
+    assert grown(table.counter()) == {ONE: 6}
 
 
 def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:

@@ -21,7 +21,9 @@ def service(name: str, new: int, flows: int, **more: Any) -> dict[str, Any]:
 def answer(second: int, *services: dict[str, Any], accounting: bool = False) -> dict[str, Any]:
     at = f"2026-01-01T00:00:{second:02d}.000Z"
     conntrack = {"at": at, "entries": 7, "max": 262144, "accounting": accounting, "fault": ""}
-    return {"at": at, "conntrack": conntrack, "services": list(services)}
+    hint = "" if accounting else "sysctl -w net.netfilter.nf_conntrack_acct=1"
+    traffic = {"counted": accounting, "why": "", "hint": hint, "lost_flows": 0}
+    return {"at": at, "conntrack": conntrack, "traffic": traffic, "services": list(services)}
 
 
 @pytest.fixture

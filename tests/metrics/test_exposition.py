@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.page.watched import Judges, Watched, watched
+from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
+from vipd.durations import CHECK_BOUNDS, Durations
 from vipd.model import Backend, Protocol, Service, ServicePort
 from vipd.observe.counters.traffic import Sum, Table
 from vipd.observe.metrics.catalogue import FAMILIES
@@ -54,7 +56,11 @@ def names(series: Series) -> set[str]:
 
 async def scraped(world: Watched, reading: Reading | None = None) -> Series:
     snapshot = await take(world.reconciler, (world.source,), reading)
-    return read(render(snapshot, Tally(world.reconciler, (world.source,)), "iptables", compressed=False))
+    checks = Durations(CHECK_BOUNDS)
+    for seconds in (0.0005, 0.25):
+        checks.add(seconds)
+    tally = Tally(world.reconciler, (world.source,), {"tcp": checks})
+    return read(render(snapshot, tally, "iptables", compressed=False))
 
 
 def reading_of(world: Watched, accounting: bool = True) -> Reading:
@@ -62,9 +68,11 @@ def reading_of(world: Watched, accounting: bool = True) -> Reading:
     world.flow("shop/checkout", 5, 4, 3)
     forwarding = world.reconciler.forwardings["shop/checkout"][0]
     first = forwarding.reachable()[0]
-    tracked = {Place(forwarding.key, first.address, first.port): Sum(7, 1, 1000, 2, 2000)}
+    place = Place(forwarding.key, first.address, first.port)
+    tracked = {place: Sum(7)}
+    world.ledger.end({place: Traffic(1, 1000, 2, 2000)})
     table = Table(4200, 262144, accounting)
-    return Reading(datetime.now(UTC), world.ledger, table, tracked, by_service(tracked))
+    return Reading(datetime.now(UTC), world.ledger, table, tracked, by_service(tracked), accounting)
 
 
 def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
@@ -81,8 +89,20 @@ def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
             assert value(found, "vipd_service_ready_backends", service="shop/checkout") == 4
             assert value(found, "vipd_service_new_flows_total", service="shop/checkout") == 12
             assert value(found, "vipd_service_flows", service="shop/checkout") == 7
-            assert value(found, "vipd_service_flows_received_bytes", service="shop/checkout") == 1000
-            assert value(found, "vipd_service_flows_sent_bytes", service="shop/checkout") == 2000
+            for name, number in (
+                ("received_packets", 1),
+                ("received_bytes", 1000),
+                ("sent_packets", 2),
+                ("sent_bytes", 2000),
+            ):
+                assert value(found, f"vipd_service_{name}_total", service="shop/checkout") == number
+            first = {"backend": "10.244.1.17:8443", **checkout}
+            assert value(found, "vipd_backend_received_bytes_total", **first) == 1000
+            assert value(found, "vipd_backend_sent_bytes_total", **first) == 2000
+            assert value(found, "vipd_traffic_lost_flows_total") == 0
+            assert value(found, "vipd_check_duration_seconds_count", type="tcp") == 2
+            assert value(found, "vipd_check_duration_seconds_bucket", type="tcp", le="0.005") == 1
+            assert value(found, "vipd_check_duration_seconds_sum", type="tcp") == 0.25 + 0.0005
             assert value(found, "vipd_backend_weight", backend="10.244.3.17:8443", **checkout) == 2
             drained = {"backend": "10.244.2.17:8443", **checkout}
             assert value(found, "vipd_backend_admin_state", **drained) == 1
@@ -114,9 +134,9 @@ def test_what_is_not_counted_is_absent_and_not_zero() -> None:
             assert "vipd_service_new_flows_total" in found
             assert "vipd_service_flows" not in found
             assert "vipd_conntrack_max" not in found
-            assert "vipd_service_flows_sent_bytes" not in names(
-                await scraped(world, reading_of(world, False))
-            )
+            without = names(await scraped(world, reading_of(world, False)))
+            assert not [name for name in without if "bytes" in name and name.startswith("vipd_")]
+            assert "vipd_service_flows" in without
 
     asyncio.run(story())
 
@@ -190,7 +210,8 @@ def test_prometheus_finds_nothing_to_mend() -> None:
     async def story() -> bytes:
         async with watched(mixed()) as world:
             snapshot = await take(world.reconciler, (world.source,), reading_of(world))
-            return render(snapshot, Tally(world.reconciler, ()), "iptables", compressed=False)
+            tally = Tally(world.reconciler, (), {"tcp": Durations(CHECK_BOUNDS)})
+            return render(snapshot, tally, "iptables", compressed=False)
 
     assert PROMTOOL is not None
     text = asyncio.run(story())
@@ -203,7 +224,7 @@ def test_names_tell_kind_and_unit() -> None:
     for name, family in FAMILIES.items():
         assert name.endswith("_total") == (family.kind == "counter"), name
         assert family.meaning.endswith("."), name
-        assert ("Bytes" in family.meaning) == name.endswith("_bytes"), name
+        assert ("Bytes" in family.meaning) == name.removesuffix("_total").endswith("_bytes"), name
 
 
 def test_the_loop_has_its_turns_while_much_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,18 @@ from tests.page.examples import mixed
 from tests.page.watched import watched
 from tests.samples import broken
 from vipd.dataplane.base import ApplyError
-from vipd.observe.metrics.tally import BOUNDS, Durations, EventCounts, Tally
+from vipd.durations import WRITE_BOUNDS, Durations
+from vipd.observe.metrics.tally import EventCounts, Tally
 from vipd.systemd.fields import Event, fields
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
-    durations = Durations()
+    durations = Durations(WRITE_BOUNDS)
     for seconds in (0.005, 0.01, 0.3, 99.0):
         durations.add(seconds)
     found = dict(durations.cumulative())
     assert (found["0.01"], found["0.25"], found["0.5"], found["60.0"], found["+Inf"]) == (2, 2, 3, 3, 4)
-    assert list(found) == [*map(str, BOUNDS), "+Inf"]
+    assert list(found) == [*map(str, WRITE_BOUNDS), "+Inf"]
     assert durations.total == 0.005 + 0.01 + 0.3 + 99.0
 
 

@@ -44,6 +44,7 @@ def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
             await tab.until("document.getElementById('link').textContent === 'live'")
             sent = asyncio.create_task(asyncio.to_thread(lab.client.send, "10.96.0.10", 80, count=400))
             await tab.until("parseFloat(document.getElementById('n-rate').textContent) > 0")
+            await tab.until("parseFloat(document.getElementById('n-out').textContent) > 0")
             (await sent).all_answered()
 
             await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
@@ -58,11 +59,16 @@ def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
 
     with Lab() as lab:
         lab.serve_everywhere(80)
+        lab.host.sysctl("net.netfilter.nf_conntrack_acct", 1)
         with Daemon(lab.host, DECLARATION, metrics_address=9253, status_page=9254) as vipd:
             asyncio.run(asyncio.wait_for(story(lab, vipd), 100))
             metrics = scrape(lab)
             first, second = (f'service="shop/web",backend="10.244.0.1{n}:80",protocol="tcp"' for n in (1, 2))
             assert sample(metrics, 'vipd_service_new_flows_total{service="shop/web"}') >= 400
+            # A connection has five packets from the client at least, of 40 bytes at least.
+            assert sample(metrics, 'vipd_service_received_packets_total{service="shop/web"}') >= 400 * 5
+            assert sample(metrics, f"vipd_backend_received_bytes_total{{{first}}}") > 100 * 5 * 40
+            assert sample(metrics, 'vipd_check_duration_seconds_count{type="tcp"}') > 0
             assert sample(metrics, f"vipd_backend_admin_state{{{second}}}") == 1
             assert sample(metrics, f"vipd_backend_weight{{{second}}}") == 0
             assert sample(metrics, f"vipd_backend_up{{{first}}}") == 0

@@ -45,7 +45,7 @@ class Judges:
             of_service[backend] = standing
         self._moved.add(service)
 
-    def follow(self, services: Mapping[str, Service]) -> None:
+    def follow(self, changes: Mapping[str, Service | None]) -> None:
         """All are known."""
 
     def moved(self) -> frozenset[str]:

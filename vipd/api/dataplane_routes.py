@@ -51,9 +51,12 @@ class DataplaneRoutes:
                 what = f"the {wanted} dataplane cannot do balance: {service.balance}"
                 raise RefusedError("conflict", what, f"service {service.name} needs it")
         before = dataplane.name
-        if numbers := self.numbers():
-            await numbers.counting.take_now()  # the old rules go, and their counts with them
-        changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted))
+
+        async def count() -> None:
+            if numbers := self.numbers():
+                await numbers.counting.take_now()
+
+        changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted, count))
         self.choose(wanted)
         if changed:
             peer = self.permission.peer(request.transport)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -211,9 +211,6 @@ class _Routes:
             raise RefusedError(kind, error.what, error.why, error.hint) from None
         options = dataplane.options_of(question.packet.family)
         explanation = explain(question, forwardings, options, dataplane.host_addresses()).view()
-        if dataplane.name == "nftables":
-            told = "the nftables dataplane does this with maps; these are iptables rules that mean the same"
-            explanation["notes"] = [*cast("list[str]", explanation["notes"]), told]
         return answer({"explanation": explanation})
 
     async def add(self, request: web.Request) -> web.Response:

@@ -11,12 +11,13 @@ from heapq import nsmallest
 from aiohttp import web
 
 from vipd.api.messages import Json, answer, flag_of
-from vipd.api.stats_views import flow_view, order_of, service_numbers, state_of, totals
+from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
 from vipd.model import Forwarding, Service
 from vipd.observe.counters.door import Numbers
 from vipd.observe.counters.traffic import Flow, FlowTable, Sums
+from vipd.observe.counters.traffic_counting import Uncounted
 from vipd.operations import RefusedError, find
 from vipd.reconciler import Reconciler
 
@@ -44,11 +45,12 @@ class StatsRoutes:
         if target := request.query.get("service"):
             wanted = [find(services, target)]
         backends = "backends" not in request.query or flag_of(request, "backends")
-        await numbers.counting.refresh()
+        await numbers.refresh()
         told, fault = await _sums(numbers.table)
-        table = numbers.table.table()
-        by_service = totals(told, table.accounting)
-        ledger, forwardings = numbers.counting.ledger, self._reconciler.forwardings
+        table, ledger = numbers.table.table(), numbers.counting.ledger
+        uncounted = numbers.traffic.uncounted(table)
+        counted = Counted(ledger, told.backends if told else None, traffic=uncounted is None)
+        tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return answer(
             {
                 "at": _time_text(numbers.counting.at.timestamp()),
@@ -59,9 +61,14 @@ class StatsRoutes:
                     "accounting": table.accounting,
                     "fault": fault,
                 },
+                "traffic": _traffic_view(uncounted, ledger.lost),
                 "services": [
                     service_numbers(
-                        s.name, forwardings.get(s.name, ()), ledger, by_service, backends=backends
+                        s.name,
+                        forwardings.get(s.name, ()),
+                        counted,
+                        tracked.get(s.name, ()),
+                        backends=backends,
                     )
                     for s in sorted(wanted, key=lambda service: service.name)
                 ],
@@ -113,6 +120,11 @@ async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
         return await table.sums(), ""
     except ConntrackError as error:
         return None, str(error)
+
+
+def _traffic_view(uncounted: Uncounted | None, lost: int) -> Json:
+    why, hint = uncounted or ("", "")
+    return {"counted": uncounted is None, "why": why, "hint": hint, "lost_flows": lost}
 
 
 def _refuse_others(request: web.Request, known: Collection[str]) -> None:

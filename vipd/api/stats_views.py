@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from vipd.api.messages import Json
-from vipd.dataplane.conntrack.entries import Entry
+from vipd.dataplane.conntrack.entries import Entry, Traffic
 from vipd.dataplane.counting import Place
 from vipd.model import Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.traffic import Flow, Sum, Sums
+from vipd.observe.counters.traffic import Flow, Sum
 
-TRAFFIC = ("packets_in", "bytes_in", "packets_out", "bytes_out")
+TRAFFIC = Traffic._fields
 
 TCP_STATES = (
     "NONE",
@@ -29,47 +30,47 @@ TCP_STATES = (
 """By the kernel's number, in the kernel's words (enum tcp_conntrack)."""
 
 
-class Totals:
-    """What connection tracking says of each service. Unknown numbers are None."""
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All numbers of one moment."""
 
-    def __init__(self, backends: Mapping[Place, Sum] | None, accounting: bool) -> None:
-        self._backends, self._accounting = backends, accounting
-        self._places: dict[str, list[Place]] = {}
-        for place in backends or ():
-            self._places.setdefault(place.key.service, []).append(place)
+    ledger: Ledger
+    tracked: Mapping[Place, Sum] | None
+    """Of backends that have flows; None: connection tracking does not say."""
+    traffic: bool
+    """The ledger has the traffic, too."""
 
-    def places_of(self, service: str) -> list[Place]:
-        """The backends that have flows of a service."""
-        return self._places.get(service, [])
+    def by_service(self) -> Mapping[str, Sequence[Place]]:
+        """The backends that have flows of each service."""
+        found: dict[str, list[Place]] = {}
+        for place in self.tracked or ():
+            found.setdefault(place.key.service, []).append(place)
+        return found
 
-    def of_backend(self, place: Place) -> Json:
-        """One backend's flows and traffic."""
-        return self._told([place])
-
-    def of_service(self, service: str) -> Json:
-        """A service's flows and traffic."""
-        return self._told(self.places_of(service))
-
-    def _told(self, places: Sequence[Place]) -> Json:
-        if self._backends is None:
-            return dict.fromkeys(("flows", *TRAFFIC))
-        sums = [self._backends[place] for place in places if place in self._backends]
-        traffic: Json = dict.fromkeys(TRAFFIC)
-        if self._accounting:
-            traffic = {name: sum(getattr(each, name) for each in sums) for name in TRAFFIC}
-        return {"flows": sum(each.flows for each in sums), **traffic}
-
-
-def totals(sums: Sums | None, accounting: bool) -> Totals:
-    """From one reading; None: there is none."""
-    return Totals(sums.backends if sums else None, accounting)
+    def row(self, new_flows: int, places: Iterable[Place], traffic: Traffic) -> Json:
+        """Numbers; those that are not known are null."""
+        tracked = self.tracked
+        return {
+            "new_flows": new_flows,
+            "flows": None if tracked is None else sum(tracked[p].flows for p in places if p in tracked),
+            **(dict(zip(TRAFFIC, traffic, strict=True)) if self.traffic else dict.fromkeys(TRAFFIC)),
+        }
 
 
 def service_numbers(
-    name: str, forwardings: Sequence[Forwarding], ledger: Ledger, flows: Totals, *, backends: bool
+    name: str,
+    forwardings: Sequence[Forwarding],
+    counted: Counted,
+    tracked: Sequence[Place],
+    *,
+    backends: bool,
 ) -> Json:
-    """One item of `services` in the answer to `/v1/stats`."""
-    told: Json = {"name": name, "new_flows": ledger.of_service(name), **flows.of_service(name)}
+    """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
+    ledger = counted.ledger
+    told: Json = {
+        "name": name,
+        **counted.row(ledger.of_service(name), tracked, ledger.traffic_of_service(name)),
+    }
     if not backends:
         return told
     known = [
@@ -77,7 +78,7 @@ def service_numbers(
         for f in forwardings
         for endpoint in (*f.reachable(), *f.resting, *f.down)
     ]
-    gone = {*ledger.backends_of(name), *flows.places_of(name)}.difference(known)
+    gone = {*ledger.backends_of(name), *tracked}.difference(known)
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
     told["backends"] = [
         {
@@ -86,8 +87,7 @@ def service_numbers(
             "protocol": place.key.protocol,
             "family": str(place.key.family),
             "gone": is_gone,
-            "new_flows": ledger.of_backend(place),
-            **flows.of_backend(place),
+            **counted.row(ledger.of_backend(place), [place], ledger.traffic_of_backend(place)),
         }
         for place, is_gone in places
     ]

@@ -11,6 +11,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.model import Forwarding, Frontend, Refusal, Service
 from vipd.operations import spec_of
 from vipd.progress import Progress
+from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 from vipd.standing import Admin, Standings
@@ -42,12 +43,6 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             for f in forwardings
         ],
     }
-
-
-def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
-    """How many of a service's own backends take new flows."""
-    serving = {e.address for f in forwardings for e in f.reachable()}
-    return sum(b.weight > 0 and b.address in serving for b in service.backends)
 
 
 def _service_status(
@@ -110,15 +105,14 @@ def status_view(
 ) -> Json:
     """The Status of docs/api.md. `about`: version, pid, started, settings and warnings of the daemon."""
     progress, services = reconciler.progress, reconciler.services.values()
-    ready = sum(ready_backends(s, reconciler.forwardings.get(s.name, ())) for s in services)
     return {
         **about,
         "state": progress.state,
         "message": progress.fault,
         "dataplane": {"name": dataplane.name, **dataplane.versions()},
         "services": len(services),
-        "backends": sum(len(s.backends) for s in services),
-        "ready": ready,
+        "backends": reconciler.readiness.declared,
+        "ready": reconciler.readiness.ready,
         "last_apply": time_text(progress.last_apply),
         "last_apply_seconds": round(progress.last_seconds, 3),
         "applies": progress.applies,

@@ -27,10 +27,7 @@ def key_of(service: str, backend: Json) -> Key:
 
 
 class Rates:
-    """What `take` was given, per second between the last two readings of the kernel.
-
-    Traffic is that of current flows: where one has ended it is not less than none.
-    """
+    """What `take` was given, per second between the last two readings of the kernel."""
 
     def __init__(self) -> None:
         self._new = _Meter(("new_flows",))

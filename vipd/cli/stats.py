@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,15 +14,13 @@ from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
-from vipd.cli.output import Column, document, output_option, screen, socket_option, table
+from vipd.cli.output import Column, counted, document, output_option, screen, socket_option, table
 from vipd.cli.rates import TRAFFIC, Key, Rates, key_of, rows_of
 from vipd.cli.words import seconds
 
 ASK_AGAIN_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 120.0
 """For a second reading, where the first took long: vipd reads no more often than it can afford."""
-
-NO_TRAFFIC = "traffic is not counted; to count that of new flows: sysctl -w net.netfilter.nf_conntrack_acct=1"
 
 _UNITS = ("", "K", "M", "G", "T", "P")
 
@@ -34,9 +33,9 @@ _UNITS = ("", "K", "M", "G", "T", "P")
 @click.option("--no-headers", is_flag=True, help="Leave out the line of column titles.")
 @socket_option
 def stats(*, target: str, rate: str | None, backends: bool, form: str, no_headers: bool) -> int:
-    """Show what services and backends have to do: new flows so far, flows now, bytes in and out.
+    """Show what services and backends have to do: new flows so far, flows now, bytes in and out so far.
 
-    Bytes are those of current flows, where the kernel counts them. A backend that is gone has a + behind it.
+    Bytes are there where the kernel counts them. A backend that is gone has a + behind it.
 
     \b
     vipctl stats
@@ -107,8 +106,8 @@ def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool
     if not rows:
         print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
         return
-    counted = bool(answer["conntrack"]["accounting"])
-    fields = TRAFFIC if counted and wide else ("bytes_in", "bytes_out") if counted else ()
+    traffic = TRAFFIC if wide else ("bytes_in", "bytes_out")
+    fields = traffic if answer["traffic"]["counted"] else ()
     titles = {"packets_in": "PKTS IN", "bytes_in": "IN", "packets_out": "PKTS OUT", "bytes_out": "OUT"}
     suffix = "/S" if rates else ""
     columns = [Column("NAME", least=0 if wide else 20)]
@@ -116,9 +115,19 @@ def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool
     columns += [Column(titles[field] + suffix, right=True) for field in fields]
     cells = [[label, *_cells(row, key, rates, fields)] for label, key, row in rows]
     print("\n".join(table(columns, cells, screen(), headers=headers)))
-    for fault in (answer["conntrack"]["fault"], "" if counted else NO_TRAFFIC):
-        if fault:
-            print(fault, file=sys.stderr)
+    for remark in (answer["conntrack"]["fault"], _about_traffic(answer["traffic"])):
+        if remark:
+            print(remark, file=sys.stderr)
+
+
+def _about_traffic(traffic: Json) -> str:
+    """Why bytes are missing, or too few; empty if they are exact."""
+    if not traffic["counted"]:
+        why, hint = traffic["why"], traffic["hint"]
+        return f"traffic is not counted: {why}" + (f"; to count that of new flows: {hint}" if hint else "")
+    if lost := traffic["lost_flows"]:
+        return f"bytes are a lower bound: the ends of {counted(lost, 'flow')} were missed"
+    return ""
 
 
 def _rows(answer: Json) -> list[tuple[str, Key, Json]]:
@@ -132,7 +141,7 @@ def _rows(answer: Json) -> list[tuple[str, Key, Json]]:
     return rows
 
 
-def _cells(row: Json, key: Key, rates: Rates | None, fields: tuple[str, ...]) -> list[str]:
+def _cells(row: Json, key: Key, rates: Rates | None, fields: Sequence[str]) -> list[str]:
     grown: dict[str, Any] = rates.of(key) if rates else row
     new = grown["new_flows"]
     cells = ["-" if new is None else per_second(new) if rates else str(new)]

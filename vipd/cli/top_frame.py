@@ -222,15 +222,14 @@ def _situation(state: State) -> str:
     title = "NAME" if state.sort == "name" else FIELDS[state.sort].title
     text = f"sorted by {title}{', reversed' if state.reverse else ''}"
     text += f"; filter: {state.filter}" if state.filter else ""
-    table = state.answer.get("conntrack")
-    if table and not table["accounting"]:
-        text += "; bytes: sysctl -w net.netfilter.nf_conntrack_acct=1"
+    if hint := state.answer.get("traffic", {}).get("hint"):
+        text += f"; bytes: {hint}"
     return text
 
 
 def _fitting(state: State, width: int) -> dict[str, Field]:
     """The columns that there is room for, and that there are numbers for."""
-    counted = bool(state.answer.get("conntrack", {}).get("accounting"))
+    counted = bool(state.answer.get("traffic", {}).get("counted"))
     fields = {name: of for name, of in FIELDS.items() if counted or name not in ("in", "out")}
     while fields and _room(fields, width) < LEAST_NAME:
         fields.popitem()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd import __version__
 from vipd.api.views import time_text
 from vipd.dataplane.base import Dataplane
+from vipd.durations import Durations
 from vipd.observe.counters.door import Numbers
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.listeners import Listeners, Place
@@ -31,6 +32,8 @@ class Observed:
     sources: Sequence[Source]
     numbers: Numbers
     recorder: Recorder
+    checks: Mapping[str, Durations]
+    """How long health checks took, by their type."""
 
 
 class Observers:
@@ -39,7 +42,7 @@ class Observers:
     def __init__(self, daemon: Observed) -> None:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = reader(daemon.numbers)
-        self.tally = Tally(reconciler, sources)
+        self.tally = Tally(reconciler, sources, daemon.checks)
         reconciler.after_step.append(self.tally.look)
         self.metrics = Metrics(reconciler, sources, self.tally, daemon.dataplane, read_flows)
         self.warnings: Callable[[], Sequence[str]] = tuple

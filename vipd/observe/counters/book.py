@@ -30,13 +30,16 @@ def read(path: Path, boot: Path = _BOOT) -> Page:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    same_boot = value.get("boot") == _boot(boot)
-    return Page(Ledger.from_json(value.get("services")), value.get("memory") if same_boot else None)
+    ledger = Ledger.from_json(value.get("ledger"))
+    if value.get("boot") == _boot(boot):
+        return Page(ledger, value.get("memory"))
+    ledger.forget_open_flows()
+    return Page(ledger, None)
 
 
 def value_of(page: Page, boot: Path = _BOOT) -> dict[str, object]:
     """What `write` is to write: a copy of what is known now."""
-    return {"boot": _boot(boot), "services": page.ledger.to_json(), "memory": page.memory}
+    return {"boot": _boot(boot), "ledger": page.ledger.to_json(), "memory": page.memory}
 
 
 def write(path: Path, value: Mapping[str, object]) -> None:

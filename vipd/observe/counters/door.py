@@ -16,6 +16,7 @@ from vipd.model import Forwarding
 from vipd.observe.counters import book
 from vipd.observe.counters.ledger import Ledger
 from vipd.observe.counters.traffic import FlowTable
+from vipd.observe.counters.traffic_counting import TrafficCounting
 from vipd.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ SHARE_OF_A_CPU = 0.01
 SHARE_WHILE_ASKED = 0.05
 LEAST_PAUSE_SECONDS = 0.5
 """Between two readings that somebody asks for."""
-WRITE_EVERY_SECONDS = 30.0
+WRITE_EVERY_SECONDS = 8.0
+"""So that each reading that nobody asks for is written, unless that would take more than `SHARE_OF_TIME`."""
+SHARE_OF_TIME = 0.01
 AGE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
 
@@ -46,7 +49,8 @@ class Counting:
         """When the kernel's counts were taken last."""
         self._one_at_a_time = asyncio.Lock()
         self._taken = self._written = self._aged = float("-inf")
-        self._changed = False
+        self._writing = 0.0
+        """Seconds that the last writing took."""
         self._fault = ""
 
     async def run(self) -> None:
@@ -86,11 +90,10 @@ class Counting:
             self._tell(fault)
             self.at, self._taken = datetime.now(UTC), began
             self.ledger.add(flows)
-            self._changed = self._changed or bool(flows)
             if began - self._aged >= AGE_EVERY_SECONDS:
                 self._aged = began
                 self._age()
-            if began - self._written >= WRITE_EVERY_SECONDS:
+            if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
 
     def _age(self) -> None:
@@ -104,17 +107,18 @@ class Counting:
 
     async def _write(self) -> None:
         """Write if there is anything new. After a reading that failed the ledger lacks what it had found."""
-        if not self._changed or self._fault:
+        if not self.ledger.changed or self._fault:
             return
-        self._written = time.monotonic()
+        self.ledger.changed = False
+        self._written = began = time.monotonic()
         # No await stands between the last `take` and this: both tell of the same moment.
         value = book.value_of(book.Page(self.ledger, self._counter.memory()))
         try:
             await asyncio.to_thread(book.write, self._path, value)
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error)
-            return
-        self._changed = False
+            self.ledger.changed = True
+        self._writing = time.monotonic() - began
 
     def _read(self) -> book.Page:
         try:
@@ -135,13 +139,32 @@ class Numbers:
 
     counting: Counting
     table: FlowTable
+    traffic: TrafficCounting
 
     @classmethod
-    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path) -> Numbers:
-        """Of the services of a reconciler; `path` is the file of the new flows."""
+    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> Numbers:
+        """Of the services of a reconciler; `path` is the file of the ledger; `traffic`: count that, too."""
 
         def forwardings() -> list[Forwarding]:
             return [f for part in reconciler.forwardings.values() for f in part]
 
-        table = FlowTable(forwardings, lambda: reconciler.host_addresses)
-        return cls(Counting(counter, path, forwardings), table)
+        counting = Counting(counter, path, forwardings)
+        table = FlowTable(lambda: reconciler.forwardings, lambda: reconciler.host_addresses)
+        reconciler.after_step.append(table.moved)
+        return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
+
+    async def run(self) -> None:
+        """Count for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.counting.run(), name="count flows")
+            tasks.create_task(self.traffic.run(), name="count traffic")
+
+    async def refresh(self) -> None:
+        """Have numbers of now, as far as that can be afforded."""
+        await self.counting.refresh()
+        await self.traffic.refresh()
+
+    async def close(self) -> None:
+        """Count a last time, and write. Takes a few seconds at most."""
+        await self.traffic.close()
+        await self.counting.close()

@@ -46,17 +46,21 @@ FAMILIES: Mapping[str, Family] = {
         "gauge", "When all that is declared was last taken up without a problem; 0: not in this run."
     ),
     "vipd_conntrack_entries": Family("gauge", "Flows that the kernel tracks, in all."),
+    "vipd_traffic_lost_flows_total": Family(
+        "counter", "Flows whose end the kernel could not tell of: their traffic is not all counted."
+    ),
+    "vipd_check_duration_seconds": Family(
+        "histogram", "Time that health checks took, a timeout as long as it is.", ("type",)
+    ),
     "vipd_conntrack_max": Family("gauge", "Flows that the kernel can track at most."),
     "vipd_service_backends": Family("gauge", "Backends declared.", _SERVICE),
     "vipd_service_ready_backends": Family("gauge", "Backends that take new flows.", _SERVICE),
     "vipd_service_new_flows_total": Family("counter", "New flows that were given a backend.", _SERVICE),
     "vipd_service_flows": Family("gauge", "Flows that are tracked now.", _SERVICE),
-    "vipd_service_flows_received_bytes": Family(
-        "gauge", "Bytes from clients in the flows tracked now; falls as these end.", _SERVICE
-    ),
-    "vipd_service_flows_sent_bytes": Family(
-        "gauge", "Bytes to clients in the flows tracked now; falls as these end.", _SERVICE
-    ),
+    "vipd_service_received_packets_total": Family("counter", "Packets from clients.", _SERVICE),
+    "vipd_service_received_bytes_total": Family("counter", "Bytes from clients, with IP headers.", _SERVICE),
+    "vipd_service_sent_packets_total": Family("counter", "Packets to clients.", _SERVICE),
+    "vipd_service_sent_bytes_total": Family("counter", "Bytes to clients, with IP headers.", _SERVICE),
     "vipd_backend_up": Family(
         "gauge", "1 while fit to serve: healthy or not checked, and not declared down; else 0.", _BACKEND
     ),
@@ -68,4 +72,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "vipd_backend_new_flows_total": Family("counter", "New flows that it was given.", _BACKEND),
     "vipd_backend_flows": Family("gauge", "Flows that are tracked now.", _BACKEND),
+    "vipd_backend_received_bytes_total": Family("counter", "Bytes from clients, with IP headers.", _BACKEND),
+    "vipd_backend_sent_bytes_total": Family("counter", "Bytes to clients, with IP headers.", _BACKEND),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -17,11 +18,21 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from vipd import __version__
+from vipd.durations import Durations
 from vipd.observe.counters.traffic import Table
 from vipd.observe.metrics.catalogue import FAMILIES
 from vipd.observe.metrics.snapshot import Snapshot
 from vipd.observe.metrics.tally import Tally
 
+_OF_TRAFFIC = (
+    "vipd_service_received_packets_total",
+    "vipd_service_received_bytes_total",
+    "vipd_service_sent_packets_total",
+    "vipd_service_sent_bytes_total",
+)
+"""In the order of `Traffic`."""
+
+T = TypeVar("T")
 Labels = dict[str, str]
 Values = Iterable[tuple[Labels, float]]
 
@@ -49,7 +60,10 @@ class StateCollector(Collector):
         }
         for name, value in numbers.items():
             yield _metric(name, [({}, value)])
-        yield _durations(tally)
+        if snapshot.traffic:
+            yield _metric("vipd_traffic_lost_flows_total", [({}, snapshot.lost_flows)])
+        yield _durations("vipd_apply_duration_seconds", [({}, tally.durations)])
+        yield _durations("vipd_check_duration_seconds", _labelled("type", tally.checks))
         events = tally.events.counts()
         yield _metric("vipd_drift_repairs_total", [({}, events["rules-repaired"])])
         yield _metric("vipd_events_total", _labelled("event", events))
@@ -90,9 +104,9 @@ def _of_services(snapshot: Snapshot) -> Iterator[str]:
         yield _lines("vipd_service_new_flows_total", labels, services.new_flows)
     if snapshot.tracked:
         yield _lines("vipd_service_flows", labels, services.flows)
-    if snapshot.tracked and snapshot.table and snapshot.table.accounting:
-        yield _lines("vipd_service_flows_received_bytes", labels, services.bytes_in)
-        yield _lines("vipd_service_flows_sent_bytes", labels, services.bytes_out)
+    if snapshot.traffic:
+        for name, column in zip(_OF_TRAFFIC, zip(*services.traffic, strict=True), strict=False):
+            yield _lines(name, labels, column)
 
 
 def _of_backends(snapshot: Snapshot) -> Iterator[str]:
@@ -109,6 +123,9 @@ def _of_backends(snapshot: Snapshot) -> Iterator[str]:
         yield _lines("vipd_backend_new_flows_total", labels, backends.new_flows)
     if snapshot.tracked:
         yield _lines("vipd_backend_flows", labels, backends.flows)
+    if snapshot.traffic:
+        yield _lines("vipd_backend_received_bytes_total", labels, backends.bytes_in)
+        yield _lines("vipd_backend_sent_bytes_total", labels, backends.bytes_out)
 
 
 def _lines(name: str, labels: Iterable[str], values: Iterable[int]) -> str:
@@ -122,7 +139,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _labelled(label: str, values: Mapping[str, float]) -> Values:
+def _labelled(label: str, values: Mapping[str, T]) -> Iterable[tuple[Labels, T]]:
     return [({label: name}, value) for name, value in values.items()]
 
 
@@ -133,13 +150,13 @@ def _metric(name: str, values: Values) -> Metric:
     return metric
 
 
-def _durations(tally: Tally) -> Metric:
-    name = "vipd_apply_duration_seconds"
+def _durations(name: str, values: Iterable[tuple[Labels, Durations]]) -> Metric:
     metric = Metric(name, FAMILIES[name].meaning, "histogram")
-    buckets = tally.durations.cumulative()
-    metric.samples = [Sample(f"{name}_bucket", {"le": end}, number) for end, number in buckets]
-    metric.samples += [
-        Sample(f"{name}_count", {}, buckets[-1][1]),
-        Sample(f"{name}_sum", {}, tally.durations.total),
-    ]
+    for labels, durations in values:
+        buckets = durations.cumulative()
+        metric.samples += [Sample(f"{name}_bucket", {**labels, "le": end}, number) for end, number in buckets]
+        metric.samples += [
+            Sample(f"{name}_count", labels, buckets[-1][1]),
+            Sample(f"{name}_sum", labels, durations.total),
+        ]
     return metric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,8 +25,10 @@ class Reading:
     table: Table
     tracked: Mapping[Place, Sum] | None = None
     """Flows now, of backends that have any; None: the kernel does not say."""
-    by_service: Mapping[str, Sum] = field(default_factory=dict)
-    """The same in all of a service's backends."""
+    by_service: Mapping[str, int] = field(default_factory=dict)
+    """The same of all of a service's backends, as a number."""
+    traffic: bool = False
+    """The ledger has the traffic, too."""
 
 
 ReadFlows = Callable[[], Awaitable[Reading]]
@@ -36,22 +39,20 @@ def reader(numbers: Numbers) -> ReadFlows:
     return partial(_read, numbers)
 
 
-def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, Sum]:
-    """The sums of all backends of each service."""
-    found: dict[str, Sum] = {}
+def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, int]:
+    """The flows of all backends of each service."""
+    found = Counter[str]()
     for place, each in tracked.items():
-        total = found.setdefault(place.key.service, Sum())
-        total.flows += each.flows
-        total.bytes_in += each.bytes_in
-        total.bytes_out += each.bytes_out
+        found[place.key.service] += each.flows
     return found
 
 
 async def _read(numbers: Numbers) -> Reading:
-    await numbers.counting.refresh()
+    await numbers.refresh()
     try:
         tracked = (await numbers.table.sums()).backends
     except ConntrackError:
         tracked = None
     at, table = numbers.counting.at, numbers.table.table()
-    return Reading(at, numbers.counting.ledger, table, tracked, by_service(tracked or {}))
+    traffic = numbers.traffic.uncounted(table) is None
+    return Reading(at, numbers.counting.ledger, table, tracked, by_service(tracked or {}), traffic)

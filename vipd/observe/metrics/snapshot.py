@@ -14,20 +14,20 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as Shape
 
 from vipd.api.endpoint_views import standings_by_place
-from vipd.api.views import ready_backends
+from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.model import Endpoint, Forwarding, Protocol, Service
-from vipd.observe.counters.traffic import Sum, Table
+from vipd.observe.counters.traffic import Table
+from vipd.observe.counters.volume import NOTHING, added
 from vipd.observe.metrics.flows import Reading
 from vipd.progress import healthy
+from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 from vipd.standing import GOOD, Admin, Standing
 
 PART_SECONDS = 0.01
 """After so long the loop gets its turn."""
-
-NOTHING = Sum()
 
 _ADMIN = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
 
@@ -49,6 +49,7 @@ class BackendState(NamedTuple):
     weight: int
     new_flows: int
     flows: int
+    traffic: Traffic
 
     def joined(self, other: BackendState) -> BackendState:
         """Both as one."""
@@ -58,6 +59,7 @@ class BackendState(NamedTuple):
             max(self.weight, other.weight),
             self.new_flows + other.new_flows,
             self.flows + other.flows,
+            added(self.traffic, other.traffic),
         )
 
 
@@ -71,18 +73,16 @@ class Services:
     ready: list[int] = field(default_factory=list)
     new_flows: list[int] = field(default_factory=list)
     flows: list[int] = field(default_factory=list)
-    bytes_in: list[int] = field(default_factory=list)
-    bytes_out: list[int] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
 
-    def add(self, service: Service, ready: int, new_flows: int, tracked: Sum) -> None:
+    def add(self, service: Service, ready: int, new_flows: int, flows: int, traffic: Traffic) -> None:
         """One more row."""
         self.names.append(service.name)
         self.backends.append(len(service.backends))
         self.ready.append(ready)
         self.new_flows.append(new_flows)
-        self.flows.append(tracked.flows)
-        self.bytes_in.append(tracked.bytes_in)
-        self.bytes_out.append(tracked.bytes_out)
+        self.flows.append(flows)
+        self.traffic.append(traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,8 @@ class Backends:
     weight: list[int] = field(default_factory=list)
     new_flows: list[int] = field(default_factory=list)
     flows: list[int] = field(default_factory=list)
+    bytes_in: list[int] = field(default_factory=list)
+    bytes_out: list[int] = field(default_factory=list)
 
     def add(self, service: str, endpoint: str, protocol: str, state: BackendState) -> None:
         """One more row."""
@@ -108,6 +110,8 @@ class Backends:
         self.weight.append(state.weight)
         self.new_flows.append(state.new_flows)
         self.flows.append(state.flows)
+        self.bytes_in.append(state.traffic.bytes_in)
+        self.bytes_out.append(state.traffic.bytes_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,10 @@ class Snapshot:
     """The numbers of new flows are known; else they are 0."""
     tracked: bool
     """Those of the flows now are known; else they are 0."""
+    traffic: bool
+    """What has passed is known; else it is 0."""
+    lost_flows: int
+    """Flows whose end was missed, so that not all of their traffic is known."""
     table: Table | None
     """Connection tracking as a whole."""
 
@@ -149,6 +157,8 @@ async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Readi
         backends=backends,
         counted=reading is not None,
         tracked=reading is not None and reading.tracked is not None,
+        traffic=reading is not None and reading.traffic,
+        lost_flows=reading.ledger.lost if reading else 0,
         table=reading.table if reading else None,
     )
 
@@ -160,9 +170,12 @@ async def _rows(reconciler: Reconciler, reading: Reading | None) -> tuple[Servic
         if service is None:
             continue
         forwardings = reconciler.forwardings.get(name, ())
-        new_flows = reading.ledger.of_service(name) if reading else 0
-        tracked = reading.by_service.get(name, NOTHING) if reading else NOTHING
-        services.add(service, ready_backends(service, forwardings), new_flows, tracked)
+        counts = (0, 0, NOTHING)
+        if reading:
+            ledger = reading.ledger
+            traffic = ledger.traffic_of_service(name) if reading.traffic else NOTHING
+            counts = (ledger.of_service(name), reading.by_service.get(name, 0), traffic)
+        services.add(service, ready_backends(service, forwardings), *counts)
         for (endpoint, protocol), state in _places(reconciler, service, forwardings, reading).items():
             backends.add(name, endpoint, protocol, state)
         if perf_counter() - began > PART_SECONDS:
@@ -196,11 +209,12 @@ def _backend(
 ) -> BackendState:
     up = int(standing.healthy and endpoint not in forwarding.down)
     if reading is None:
-        return BackendState(up, _ADMIN[standing.admin], weight, 0, 0)
+        return BackendState(up, _ADMIN[standing.admin], weight, 0, 0, NOTHING)
     place = Place(forwarding.key, endpoint.address, endpoint.port)
     now = reading.tracked.get(place) if reading.tracked else None
     new_flows = reading.ledger.of_backend(place)
-    return BackendState(up, _ADMIN[standing.admin], weight, new_flows, now.flows if now else 0)
+    traffic = reading.ledger.traffic_of_backend(place) if reading.traffic else NOTHING
+    return BackendState(up, _ADMIN[standing.admin], weight, new_flows, now.flows if now else 0, traffic)
 
 
 def _problems(source: Source, reconciler: Reconciler) -> int:

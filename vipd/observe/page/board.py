@@ -302,6 +302,7 @@ class Board:
         flows: Json = {
             "sample": self._history.samples,
             "tracked": tracked,
+            "traffic": reading.traffic,
             "services": self._history.latest,
         }
         conntrack = {"entries": reading.table.entries, "max": reading.table.limit}

@@ -1,19 +1,29 @@
-"""How fast new flows come, from counts that only grow. Pure; times are those of the readings."""
+"""How fast new flows and bytes come, from counts that only grow. Pure; times are those of the readings."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from vipd.api.messages import Json
 from vipd.dataplane.counting import Place
 from vipd.model import socket_text
 from vipd.observe.counters.ledger import Ledger
+from vipd.observe.counters.volume import NOTHING
 from vipd.observe.metrics.flows import Reading
 
 LENGTH = 60
 """Rates that are kept of each service."""
+SAMPLES = 6
+"""Readings over which bytes are averaged: those of open flows are read less often than the rest."""
+
+
+class _Passed(NamedTuple):
+    at: datetime
+    bytes_in: int
+    bytes_out: int
 
 
 class FlowHistory:
@@ -23,9 +33,11 @@ class FlowHistory:
         self._at: datetime | None = None
         self._totals: dict[str, int] = {}
         self._places: dict[Place, int] = {}
+        self._passed: dict[str, deque[_Passed]] = {}
         self._rates: dict[str, deque[float]] = {}
         self.latest: Json = {}
-        """By service with any flow: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE}]`."""
+        """By service with any flow or traffic: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE},
+        BYTES A SECOND FROM CLIENTS, TO CLIENTS]`."""
         self.samples = 0
 
     def take_in(self, reading: Reading, services: Iterable[str]) -> None:
@@ -38,14 +50,16 @@ class FlowHistory:
         for name in services:
             rate, backends = self._grown(name, reading.ledger, seconds)
             self._note(name, rate)
-            now = reading.by_service.get(name)
-            if rate or now:
-                self.latest[name] = [rate, now.flows if now else 0, backends]
+            now = reading.by_service.get(name, 0)
+            traffic = self._traffic(name, reading)
+            if rate or now or any(traffic):
+                self.latest[name] = [rate, now, backends, *traffic]
 
     def forget(self, name: str) -> None:
         """A service is gone."""
         self._totals.pop(name, None)
         self._rates.pop(name, None)
+        self._passed.pop(name, None)
         for place in [place for place in self._places if place.key.service == name]:
             del self._places[place]
 
@@ -71,6 +85,22 @@ class FlowHistory:
                 backends[f"{key.service_port}/{key.protocol}/{address}"] = rate
         # What is first seen may have counted for long.
         return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
+
+    def _traffic(self, name: str, reading: Reading) -> tuple[int, int]:
+        """Bytes a second from clients and to them, over some readings; none where that is not counted."""
+        if not reading.traffic:
+            self._passed.pop(name, None)
+            return 0, 0
+        total = reading.ledger.traffic_of_service(name)
+        if total == NOTHING:
+            return 0, 0
+        now = _Passed(reading.at, total.bytes_in, total.bytes_out)
+        samples = self._passed.setdefault(name, deque(maxlen=SAMPLES))
+        samples.append(now)
+        then = samples[0]
+        seconds = (now.at - then.at).total_seconds()
+        received = _rate(then.bytes_in, now.bytes_in, seconds)
+        return round(received), round(_rate(then.bytes_out, now.bytes_out, seconds))
 
     def _note(self, name: str, rate: float) -> None:
         if rate and name not in self._rates:

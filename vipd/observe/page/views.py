@@ -10,11 +10,12 @@ from datetime import datetime
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
-from vipd.api.views import ready_backends, time_text
+from vipd.api.views import time_text
 from vipd.dataplane.base import Dataplane
 from vipd.model import Forwarding, Service
 from vipd.observe.metrics.snapshot import Connected
 from vipd.progress import healthy
+from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 from vipd.standing import GOOD, Admin, Standing, Standings
