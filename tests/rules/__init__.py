@@ -1,0 +1,1 @@
+"""`vipctl rules`: trees, drawings, and real kernels."""

@@ -1,0 +1,91 @@
+"""Rules without a kernel: what vipd would write for services, read as if the kernel had said it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from vipd.api.endpoint_views import forwarding_view
+from vipd.dataplane.base import Dataplane
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.render import render as render_rules
+from vipd.dataplane.nftables.layout import fixed_holders
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.render import render as render_table
+from vipd.dataplane.nftables.table import WantedTable
+from vipd.model import Endpoint, Family, Forwarding, Service
+from vipd.observe.rules.forest import InUse
+from vipd.observe.rules.iptables_tree import IptablesRules
+from vipd.observe.rules.nftables_table import TableReading, read_chains
+from vipd.observe.rules.saved import read_tables
+from vipd.observe.rules.wanted import Wanted, wanted_of
+from vipd.selection import Host, SelectionPolicy, choose
+from vipd.settings import Settings
+
+PLACE = "iptables v1.8.9 (nf_tables)"
+
+
+def forwardings(services: Iterable[Service], own: Iterable[str] = ()) -> list[Forwarding]:
+    """As the daemon chooses on a host with these addresses."""
+    settings = Settings()
+    masquerade = {family: settings.masquerade_for(family) for family in Family}
+    policy = SelectionPolicy(masquerade, Host(frozenset(own)))
+    return [forwarding for service in services for forwarding in choose(service, policy)]
+
+
+def saved(found: Iterable[Forwarding], options: RuleOptions) -> IptablesRules:
+    """The rules of one family, as iptables-save would print them."""
+    text = render_rules(tuple(found), options)
+    return read(text, options.prefix, options.family)
+
+
+def read(text: str, prefix: str = "VIPD", family: Family = Family.IPV4) -> IptablesRules:
+    """What iptables-save has printed."""
+    return IptablesRules(read_tables(text), prefix, family, PLACE)
+
+
+def table(found: Iterable[Forwarding], family: Family) -> TableReading:
+    """A table of the nftables dataplane that holds just these."""
+    options = TableOptions(family)
+    chosen = [forwarding for forwarding in found if forwarding.key.family is family]
+    wanted = WantedTable(options)
+    for forwarding in chosen:
+        wanted.update(forwarding.key, forwarding)
+    wanted.structure()
+    names = (holder.name for holder in fixed_holders(family, 1000) if holder.name != "pins")
+    elements: dict[str, dict[str, str]] = {name: {} for name in names}
+    for slot, value in wanted.elements():
+        elements.setdefault(slot.holder, {})[slot.key] = value
+    chains = read_chains(render_table(chosen, options))
+    return TableReading(family, options.table, chains, elements, {}, {})
+
+
+class _Named:
+    """Names chains as the iptables dataplane does."""
+
+    def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
+        """The names alone."""
+        names = Names("VIPD")
+        key = forwarding.key
+        return names.service(key), {e: names.endpoint(key, e) for e in forwarding.reachable()}
+
+
+def meant(found: Iterable[Forwarding]) -> list[Wanted]:
+    """What the daemon would say of these, by its own API."""
+    dataplane: Dataplane = _Named()  # type: ignore[assignment]  # only its names are asked for
+    return [
+        wanted
+        for forwarding in found
+        for wanted in wanted_of(
+            {
+                "name": forwarding.key.service,
+                "status": {"state": "ok", "message": ""},
+                "forwardings": [forwarding_view(forwarding, dataplane, {})],
+            }
+        )
+    ]
+
+
+def in_use(found: Iterable[Forwarding], place: str = PLACE) -> InUse:
+    """A daemon that means these, and keeps all rules in one place."""
+    return InUse(dict.fromkeys(Family, place), meant(found))

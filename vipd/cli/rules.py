@@ -1,0 +1,237 @@
+"""`vipctl rules`: the kernel's rules as a tree of services, chains and backends; or a drawing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import click
+
+from vipd.api.client import DEFAULT_SOCKET, Client, ClientError, Json
+from vipd.cli.completion import TARGET
+from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
+from vipd.cli.output import (
+    Cell,
+    Column,
+    Screen,
+    counted,
+    document,
+    output_option,
+    prose,
+    screen,
+    socket_option,
+    table,
+)
+from vipd.cli.stats import size
+from vipd.dataplane.base import ApplyError
+from vipd.observe.rules.dot import dot
+from vipd.observe.rules.graph import graphs_of
+from vipd.observe.rules.graphviz import DrawingError, draw
+from vipd.observe.rules.looking import Answer, Question, UnknownTargetError, look
+from vipd.observe.rules.mermaid import mermaid
+from vipd.observe.rules.rows import Summary, heading, rows_of, summary
+from vipd.observe.rules.tree import Count, ServiceTree, SharedTree, faults
+from vipd.process import run as run_program
+
+MOST_TREES = 20
+"""More services than these are told in a line each, unless all are asked for."""
+PATIENCE_SECONDS = 600.0
+"""How long a program may take to list what the kernel has: with 10,000 services iptables-save needs more than
+10 s of CPU."""
+LONG_SECONDS = 1.0
+"""Who waited longer is told for what."""
+
+COLUMNS = (
+    Column("PKTS", right=True),
+    Column("BYTES", right=True),
+    Column("SHARE%", right=True),
+    Column("RULE", least=40),
+)
+SUMMARY_COLUMNS = (
+    Column("SERVICE", least=16),
+    Column("PROTO"),
+    Column("FRONTENDS", least=16),
+    Column("BACKENDS", right=True),
+    Column("PKTS", right=True),
+    Column("BYTES", right=True),
+    Column("FAULTS", right=True),
+)
+
+
+run = partial(run_program, limit=PATIENCE_SECONDS)
+
+
+@click.command()
+@click.argument("target", metavar="[TARGET]", required=False, default="", type=TARGET)
+@click.option(
+    "--format",
+    "drawn",
+    type=click.Choice(("text", "dot", "mermaid", "svg")),
+    default="text",
+    help="A tree, or a drawing; svg needs graphviz.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help=f"Show each tree, also of more than {MOST_TREES} services."
+)
+@output_option("text", "json", "yaml")
+@socket_option
+def rules(target: str, drawn: str, everything: bool, form: str) -> int:
+    """Show the rules that the kernel has, as a tree of services, chains and backends, with their counters.
+
+    TARGET is a service, a frontend, or the name of a chain as it stands in a log. What vipd did not write, or
+    what is missing, is marked by !. Only new flows come to these rules, so packets count flows. Needs root;
+    without a daemon the names are those in the comments on rules.
+
+    \b
+    vipctl rules dns
+    vipctl rules VIPD-SEP-YLKAMYDXHH7566LT
+    vipctl rules web --format svg > web.svg
+    """
+    if drawn != "text" and form != "text":
+        raise CliError(f"-o {form} and --format {drawn} exclude each other", code=USAGE)
+    if not _may_read():
+        raise CliError("the kernel shows its rules to root only", hint="sudo vipctl rules", code=UNREACHABLE)
+    answer = _look(target)
+    if form != "text":
+        print(document({"rules": _view(answer)}, form))
+    elif drawn != "text":
+        sys.stdout.write(_drawing(answer, drawn, everything))
+    elif lines := list(_lines(answer, everything, screen())):
+        print("\n".join(lines))
+    _note(answer)
+    return OK
+
+
+def _may_read() -> bool:
+    """Whether the kernel will tell: root may, and who has CAP_NET_ADMIN."""
+    if os.geteuid() == 0:
+        return True
+    from vipd.start import may_change_rules
+
+    return may_change_rules()
+
+
+def _look(target: str) -> Answer:
+    context = click.get_current_context()
+    client = Client(context.meta.get("vipd.socket", DEFAULT_SOCKET))
+    try:
+        return asyncio.run(look(Question(target, client, _prefix, run, _tell)))
+    except UnknownTargetError as error:
+        raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
+    except ApplyError as error:
+        raise CliError(error.what, error.why, error.hint) from None
+    except ClientError as error:
+        raise CliError("no answer of vipd", str(error), code=UNREACHABLE) from None
+
+
+def _prefix() -> str:
+    """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
+    # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
+    from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
+
+    try:
+        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
+    except SettingsError:
+        return "VIPD"
+
+
+def _view(answer: Answer) -> Json:
+    """As JSON."""
+    return {
+        "chain": answer.chain,
+        "owner": answer.said,
+        "notes": list(answer.notes),
+        "seconds": round(answer.seconds, 3),
+        "shared": [tree.view() for tree in answer.shared],
+        "services": [tree.view() for tree in answer.services],
+    }
+
+
+def _drawing(answer: Answer, drawn: str, everything: bool) -> str:
+    trees = answer.services or answer.shared
+    if len(trees) > MOST_TREES and not everything:
+        what = f"{len(trees)} services make no drawing that anybody can read"
+        raise CliError(what, hint="name one, or --all", code=USAGE)
+    graphs = graphs_of(trees)
+    if drawn == "mermaid":
+        return mermaid(graphs)
+    text = dot(graphs)
+    if drawn == "dot":
+        return text
+    try:
+        return asyncio.run(draw(text, run))
+    except DrawingError as error:
+        raise CliError(error.what, error.why, error.hint) from None
+
+
+def _lines(answer: Answer, everything: bool, on: Screen) -> Iterator[str]:
+    """Blocks of lines with an empty one between them."""
+    blocks: list[Sequence[str]] = [prose(answer.said, on)] if answer.said else []
+    trees: list[ServiceTree | SharedTree] = [*answer.shared]
+    many = len(answer.services) > MOST_TREES and not everything
+    trees += [] if many else answer.services
+    blocks += [[on.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, on)] for tree in trees]
+    blocks += [_summary_lines(answer.services, on)] if many else []
+    for number, block in enumerate(blocks):
+        yield from ("",) if number else ()
+        yield from block
+
+
+def _tree_lines(tree: ServiceTree | SharedTree, chain: str, on: Screen) -> list[str]:
+    rows = [
+        [
+            *_counts(row.count),
+            "" if row.share is None else f"{100 * row.share:.1f}",
+            Cell(row.text, row.colour),
+        ]
+        for row in rows_of(tree.nodes, chain)
+    ]
+    return table(COLUMNS, rows, on, indent="  ")
+
+
+def _summary_lines(trees: Sequence[ServiceTree], on: Screen) -> list[str]:
+    return table(SUMMARY_COLUMNS, [_summary_row(summary(tree)) for tree in trees], on)
+
+
+def _summary_row(line: Summary) -> list[str | Cell]:
+    wrong = Cell(str(line.faults), "red") if line.faults else "-"
+    return [line.name, line.protocol, line.frontends, str(line.backends), *_counts(line.count), wrong]
+
+
+def _counts(count: Count | None) -> list[str | Cell]:
+    return ["", ""] if count is None else [thousands(count.packets), size(count.bytes)]
+
+
+def thousands(number: float) -> str:
+    """`812`, `1.2K`, `37M`: with units of 1,000, in at most four columns."""
+    for unit in ("", "K", "M", "G"):
+        if number < 999.5:
+            return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.0f}T"
+
+
+def _tell(text: str) -> None:
+    """Say something to whoever waits."""
+    print("\n".join(prose(f"note: {text}", screen(sys.stderr))), file=sys.stderr, flush=True)
+
+
+def _note(answer: Answer) -> None:
+    """Everything that is no part of the trees, for people."""
+    notes = list(answer.notes)
+    trees: list[ServiceTree | SharedTree] = [*answer.shared, *answer.services]
+    wrong = sum(len(faults(tree.nodes)) for tree in trees)
+    if wrong:
+        notes.append(
+            f"{counted(wrong, 'thing')} not as vipd means it; hint: vipctl diff; vipd repairs its rules in "
+            "moments while it runs"
+        )
+    if answer.seconds >= LONG_SECONDS:
+        notes.append(f"reading the kernel took {answer.seconds:.1f} s")
+    if not (answer.services or answer.shared):
+        notes.append("the kernel has no rule of vipd")
+    for note in notes:
+        _tell(note)

@@ -1,0 +1,317 @@
+"""`vipctl trace`: what one real packet meets in this host's kernel, beside what `explain` says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import groupby
+from urllib.parse import urlencode
+
+import click
+
+from vipd.api.client import Json, RefusedError
+from vipd.cli.completion import TARGET, WORDS, Word
+from vipd.cli.connection import connect
+from vipd.cli.errors import FAILED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
+from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
+from vipd.cli.words import seconds
+from vipd.declaration.notation import NotationError, parse_frontend
+from vipd.model import Frontend, Protocol, family_of
+from vipd.observe.question import LOCAL, QuestionError, Source, is_own, parse_source
+from vipd.observe.trace.hits import chains_of, hits_of
+from vipd.observe.trace.journey import Journey
+from vipd.observe.trace.outcome import compare, outcome_of
+from vipd.observe.trace.packets import Flow
+from vipd.observe.trace.report import Report
+from vipd.observe.trace.rules import read_rules
+from vipd.observe.trace.sending import Sender
+from vipd.observe.trace.table import TraceError
+from vipd.observe.trace.watching import Watch
+from vipd.process import run
+
+COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
+ANSWER_SECONDS = 1.0
+"""So long a connection that was begun here is waited for, once its packet is through."""
+SENT_SECONDS = 5.0
+"""A packet that was sent here is traced at once, if at all."""
+MOST = 100
+MALFORMED = 400
+
+_COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "lost": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line asks for."""
+
+    flow: Flow
+    send: bool
+    count: int | None
+    """None: until ctrl-C."""
+    patience: int
+    form: str
+    silent: str
+    """Why the daemon cannot say what to expect; empty when it can."""
+
+
+@click.command()
+@click.argument("target", metavar="TARGET", type=TARGET)
+@click.option(
+    "--from",
+    "source",
+    metavar="ADDR[:PORT]|local",
+    type=Word(WORDS, (LOCAL,)),
+    help="Only packets of this source; local: of a program here. Default: of any.",
+)
+@click.option("--send", is_flag=True, help="Send such a packet, if this host is the source.")
+@click.option("--timeout", metavar="TIME", default="30s", help="How long to wait; default: 30s.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(1, MOST), help="So many packets; default: 1.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with every new flow, until ctrl-C.")
+@output_option("text", "json")
+@socket_option
+def trace(
+    *, target: str, source: str | None, send: bool, timeout: str, count: int | None, follow: bool, form: str
+) -> int:
+    """Show what a real packet meets in the kernel: every rule that it hits, also those of others, and what
+    becomes of it. Beside it stands what explain says; a difference is shouted, and ends with exit code 1.
+
+    TARGET is ADDR:PORT/PROTOCOL or the name of a service. The first packet of a new flow to it is waited for,
+    or sent with --send: a TCP connection or an empty datagram. Needs root. The rule that marks packets for
+    tracing goes with this program, however it ends. Without the daemon there is no prediction.
+
+    \b
+    vipctl trace --from local --send 10.96.0.10:80/tcp
+    vipctl trace --from 10.244.1.5 dns --timeout 2m
+    """
+    if follow and (send or count):
+        hint = "--send --count N sends N packets"
+        raise CliError("--follow goes neither with --send nor with --count", hint=hint, code=USAGE)
+    wanted = _wanted(target, source, send, None if follow else count or 1, seconds(timeout), form)
+    try:
+        return _sent(wanted) if wanted.send else _awaited(wanted)
+    except TraceError as error:
+        code = UNREACHABLE if error.forbidden else FAILED
+        raise CliError(error.what, error.why, error.hint, code=code) from None
+    except KeyboardInterrupt:
+        if follow:
+            return OK
+        raise
+
+
+def _wanted(
+    target: str, source: str | None, send: bool, count: int | None, patience: int, form: str
+) -> Wanted:
+    """What is asked for, in full. Raises CliError."""
+    sender = _source(source)
+    frontend, silent = _frontend(target, source)
+    if sender.address and family_of(sender.address) is not family_of(frontend.address):
+        hint = f"give an {family_of(frontend.address)} address with --from"
+        what = f"{sender.address} and {frontend.address} are of different families"
+        raise CliError(what, hint=hint, code=USAGE)
+    local = _is_local(sender, source, send)
+    if send and not local:
+        said = f"{sender.address} is no address of this host: the packet must be sent there; waiting for it"
+        print(f"vipctl: {said}", file=sys.stderr)
+    if send and local and sender.port and count != 1:
+        raise CliError("a source port is good for one packet", hint="without :PORT, or -n 1", code=USAGE)
+    flow = Flow(
+        frontend.address, frontend.port, frontend.protocol, sender.address, sender.port or 0, from_here=local
+    )
+    return Wanted(flow, send and local, count, patience, form, silent)
+
+
+def _source(text: str | None) -> Source:
+    try:
+        return parse_source(LOCAL if text is None else text)
+    except QuestionError as error:
+        raise CliError(error.what, error.why, error.hint, code=USAGE) from None
+
+
+def _is_local(sender: Source, text: str | None, send: bool) -> bool:
+    """Whether only packets of this host are meant."""
+    if not sender.address:
+        return send or text is not None
+    # Imported on use: it brings the settings with it, which are slow to import.
+    from vipd.hostnet import host_addresses
+
+    return is_own(sender.address, asyncio.run(host_addresses()))
+
+
+def _frontend(target: str, source: str | None) -> tuple[Frontend, str]:
+    """What TARGET means, and why the daemon will not say what to expect, if it will not."""
+    meant: Frontend | NotationError
+    try:
+        meant = parse_frontend(target)
+    except NotationError as error:
+        meant = error
+    try:
+        packet = _explained(source or LOCAL, target)["packet"]
+    except CliError as error:
+        if isinstance(meant, Frontend) and (error.code in (UNREACHABLE, FAILED) or source is None):
+            return meant, _without_hint(error) if error.code in (UNREACHABLE, FAILED) else ""
+        if isinstance(meant, NotationError) and error.code == UNREACHABLE:
+            hint = "ADDR:PORT/PROTOCOL needs no daemon"
+            raise CliError(f"cannot look up {target}", _without_hint(error), hint, code=error.code) from None
+        raise
+    return Frontend(packet["destination"], packet["port"], Protocol(packet["protocol"])), ""
+
+
+def _without_hint(error: CliError) -> str:
+    return error.message.partition("; hint: ")[0]
+
+
+def _explained(source: str, target: str) -> Json:
+    """The daemon's explanation. Raises CliError; one of wrong usage when the daemon cannot read the words."""
+    try:
+        answer: Json = connect().get_query("explain", urlencode({"from": source, "target": target}))
+    except CliError as error:
+        if isinstance(error.__cause__, RefusedError) and error.__cause__.status == MALFORMED:
+            error.code = USAGE
+        raise
+    found: Json = answer["explanation"]
+    return found
+
+
+def _sent(wanted: Wanted) -> int:
+    """Send packets, each once the one before it has been followed."""
+    shown = _Shown(wanted)
+    with ExitStack() as opened:
+        senders = [opened.enter_context(Sender(wanted.flow)) for _ in range(wanted.count or 1)]
+        flows = [replace(wanted.flow, source_port=sender.port) for sender in senders]
+        watch = opened.enter_context(Watch(flows))
+        shown.begin()
+        for sender in senders:
+            patience = min(SENT_SECONDS if sender.send() else ANSWER_SECONDS, wanted.patience)
+            found = watch.journeys(patience)
+            # Not a packet of before that was sent once more.
+            journey = next((each for each in found if each.start.source_port == sender.port), None)
+            answer = sender.answer(ANSWER_SECONDS if journey is not None and journey.passed else 0)
+            if journey is None:
+                hint = f"ip route get {wanted.flow.destination}"
+                raise CliError("the packet never came to the rules", answer, hint)
+            shown.show(journey, answer)
+        shown.end(watch.notes)
+    return shown.code
+
+
+def _awaited(wanted: Wanted) -> int:
+    """Wait for packets that others send."""
+    shown = _Shown(wanted)
+    with Watch([wanted.flow]) as watch:
+        shown.begin()
+        for journey in watch.journeys(wanted.patience if wanted.count else None):
+            shown.show(journey)
+            if shown.number == wanted.count:
+                break
+        shown.end(watch.notes)
+    if shown.number != wanted.count:
+        why = f"only {shown.number} of {wanted.count} did" if shown.number else ""
+        older = (
+            f"{watch.older} of flows that had begun before, whose way was decided then" if watch.older else ""
+        )
+        hint = "is the client sending, and does its route lead here?"
+        what = f"no packet of a new flow {wanted.flow} came within {wanted.patience}s"
+        raise CliError(what, "; ".join(filter(None, (why, older))), hint, code=TIMED_OUT)
+    return shown.code
+
+
+class _Shown:
+    """What has been printed so far."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._views: list[Json] = []
+        self.number = 0
+        self.code = OK
+
+    def begin(self) -> None:
+        """Tracing has begun."""
+        if self._wanted.silent:
+            print(f"vipctl: no prediction: {self._wanted.silent}", file=sys.stderr)
+        if not self._wanted.send:
+            print(f"vipctl: waiting for {self._wanted.flow}", file=sys.stderr, flush=True)
+
+    def show(self, journey: Journey, answer: str = "") -> None:
+        """One packet, with its prediction."""
+        listed = asyncio.run(read_rules(chains_of(journey), run))
+        explanation, silent = self._prediction(journey)
+        hits = hits_of(journey, listed, (explanation or {}).get("service_port") or "")
+        outcome = outcome_of(journey, hits)
+        comparison = compare(outcome, hits, explanation) if explanation is not None else None
+        report = Report(journey, hits, outcome, comparison, answer)
+        view = report.view(explanation, silent)
+        self.code = self.code if report.agrees else FAILED
+        if self._wanted.form == "text":
+            print("\n".join([*([""] if self.number else []), *_lines(report, silent, screen())]), flush=True)
+        elif self._wanted.count is None:
+            print(json.dumps(view), flush=True)
+        else:
+            self._views.append(view)
+        self.number += 1
+
+    def end(self, notes: Sequence[str]) -> None:
+        """Nothing more comes."""
+        for note in dict.fromkeys(notes):
+            print(f"vipctl: {note}", file=sys.stderr)
+        if self._wanted.form == "json" and self._wanted.count is not None:
+            print(document({"traces": self._views}, "json"))
+
+    def _prediction(self, journey: Journey) -> tuple[Json | None, str]:
+        """What explain says of just this packet; else why nothing."""
+        if self._wanted.silent:
+            return None, self._wanted.silent
+        start = journey.start
+        try:
+            return _explained(start.sender, f"{start.receiver}/{start.protocol}"), ""
+        except CliError as error:
+            return None, _without_hint(error)
+
+
+def _lines(report: Report, silent: str, on: Screen) -> Iterator[str]:
+    journey, outcome = report.journey, report.outcome
+    way = f"came in by {_interface(journey.inbound)}" if journey.forwarded else "sent by this host"
+    yield from (on.paint(line, "bold") for line in prose(f"{journey.start}, {way}", on))
+    rows = list(report.rows())
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (1, 2)]
+    for name, group in groupby(rows, key=lambda row: row[0]):
+        yield on.paint(f"  {name}", "bold")
+        # All groups get columns of the same width, so that they read as one table.
+        cells = [[chain.ljust(widths[0]), part.ljust(widths[1]), told] for _, chain, part, told in group]
+        yield from table(COLUMNS, cells, on, headers=False, indent="    ")
+    said = f"kernel:   {outcome}"
+    if outcome.source != journey.start.source:
+        said += f" as {outcome.source}"
+    if report.answer:
+        said += f"; {report.answer}"
+    yield from (on.paint(line, _COLOURS.get(outcome.fate, "")) for line in prose(said, on))
+    yield from _judgement(report, silent, on)
+
+
+def _judgement(report: Report, silent: str, on: Screen) -> Iterator[str]:
+    comparison = report.comparison
+    if comparison is None:
+        yield from prose(f"explain:  not known: {silent}", on)
+        return
+    if not report.agrees:
+        yield from prose(f"explain:  {comparison.predicted}", on)
+        if blamed := report.blamed():
+            yield from prose(f"decided:  {blamed}", on)
+        for difference in comparison.differences:
+            shouted = f"DIFFERENT: explain and the kernel do not agree: {difference}"
+            yield from (on.paint(line, "red") for line in prose(shouted, on))
+        return
+    share = comparison.share or 0
+    of = "" if share > 0.9999 else f", for {100 * share:.1f}% of such flows"
+    yield from prose(f"explain:  the same{of}", on)
+
+
+def _interface(number: int) -> str:
+    try:
+        return socket.if_indextoname(number)
+    except OSError:
+        return f"interface {number}"

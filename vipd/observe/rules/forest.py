@@ -1,0 +1,153 @@
+"""All readings of the kernel together: the trees of the services that are asked for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vipd.dataplane.iptables.names import HASHED_KINDS, ChainId, hashed
+from vipd.model import Family
+from vipd.observe.rules.iptables_shared import shared_tree, single_chain
+from vipd.observe.rules.iptables_tree import IptablesRules
+from vipd.observe.rules.nftables_table import TableReading
+from vipd.observe.rules.nftables_tree import NftablesRules
+from vipd.observe.rules.tree import Key, Kind, ServiceTree, SharedTree
+from vipd.observe.rules.wanted import Wanted, absent, compare
+
+_KINDS = "|".join(kind for kind in HASHED_KINDS["nat"] if kind != "GRP")
+_OF_SERVICE = re.compile(rf"([A-Z][A-Z0-9]*)-(?:{_KINDS})-[A-Z2-7]{{16}}")
+_OF_ALL = re.compile(r"([A-Z][A-Z0-9]*)-(?:GRP-[A-Z2-7]{16}|[A-Z]+(?:-[A-Z]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainName:
+    """The name of a chain of iptables, as people find it in a log."""
+
+    name: str
+    prefix: str
+    of_service: bool
+    """It belongs to one service, and not to all."""
+
+    @classmethod
+    def read(cls, text: str) -> ChainName | None:
+        """A name of the form that vipd and kube-proxy make; None for anything else."""
+        if found := _OF_SERVICE.fullmatch(text):
+            return cls(text, found[1], of_service=True)
+        found = _OF_ALL.fullmatch(text)
+        return cls(text, found[1], of_service=False) if found else None
+
+    def meant_by(self, wanted: Wanted) -> str:
+        """What of a service port the chain is, by its hash, if it is its at all; else empty."""
+        key = wanted.key.service_port + wanted.key.protocol
+        digest = self.name.rpartition("-")[2]
+        if digest == hashed(key):
+            return wanted.key.service_port
+        for endpoint in wanted.chains:
+            if digest == hashed(key + endpoint):
+                return f"backend {endpoint} of {wanted.key.service_port}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What the daemon says of itself."""
+
+    places: Mapping[Family, str]
+    """Where it keeps the rules of each family, as trees name their places."""
+    wanted: Sequence[Wanted]
+    """Of the services that it was asked about."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What the kernel holds."""
+
+    iptables: Sequence[IptablesRules]
+    tables: Sequence[TableReading]
+    daemon: InUse | None
+
+    def places(self) -> list[str]:
+        """Where rules of vipd are."""
+        return [each.place for each in self._readings()]
+
+    def left_over(self) -> list[str]:
+        """The places that the daemon does not use."""
+        used = self.daemon.places.values() if self.daemon else ()
+        return [each.place for each in self._readings() if used and each.place not in used]
+
+    def everything(self) -> tuple[list[SharedTree], list[ServiceTree]]:
+        """The shared chains, then every service."""
+        services: list[ServiceTree] = []
+        shared = []
+        for rules in self._readings():
+            trees = [rules.tree(key) for key in rules.service_ports()]
+            services += trees
+            if isinstance(rules, IptablesRules):
+                names = (name for tree in trees for name in tree.named(Kind.CHAIN))
+                shared.append(shared_tree(rules, set(names)))
+            else:
+                shared.append(rules.shared())
+        return shared, sorted(self._compared(services), key=lambda tree: (tree.key, tree.family))
+
+    def named(self, name: str) -> list[ServiceTree]:
+        """The trees of a service, by its name, a service port or a frontend: as the daemon knows it."""
+        wanted = self.daemon.wanted if self.daemon else ()
+        if wanted:
+            return self.keyed({each.key for each in wanted})
+        return [rules.tree(key) for rules in self._readings() for key in rules.keys_named(name)]
+
+    def keyed(self, keys: Iterable[Key]) -> list[ServiceTree]:
+        """The trees of service ports."""
+        wanted = set(keys)
+        readings = self._readings()
+        return self._compared(r.tree(key) for r in readings for key in r.service_ports() if key in wanted)
+
+    def owners(self, chain: str) -> list[Key]:
+        """Whose a chain of iptables is, as the kernel tells it."""
+        return list(dict.fromkeys(key for rules in self.iptables for key in rules.owners(chain)))
+
+    def addresses_in(self, chains: Iterable[str]) -> set[str]:
+        """The addresses of services that rules of these chains name."""
+        found = set()
+        for rules in self.iptables:
+            for chain in (ChainId("nat", name) for name in chains):
+                for rule in rules.tables.chains.get(chain, ()):
+                    told = rules.forms.tell(chain, rule.text)
+                    found.add(told.parts.get("address", "") if told else "")
+        return found - {""}
+
+    def chain(self, name: str) -> list[SharedTree]:
+        """One chain, rule by rule, in every place that has it."""
+        found = [single_chain(rules, name) for rules in self.iptables]
+        found += [rules.single(name) for rules in self._tables()]
+        return [tree for tree in found if tree.nodes]
+
+    def _compared(self, trees: Iterable[ServiceTree]) -> list[ServiceTree]:
+        """Trees where the daemon keeps its rules, compared with what it means; then what is not there."""
+        found = list(trees)
+        if self.daemon is None:
+            return found
+        wanted = {(w.key, w.family): w for w in self.daemon.wanted}
+        used = self.daemon.places
+        compared = []
+        for tree in found:
+            meant = wanted.get((tree.key, tree.family))
+            in_place = used.get(tree.family) == tree.place
+            if in_place:
+                wanted.pop((tree.key, tree.family), None)
+            compared.append(compare(tree, meant) if meant and in_place else tree)
+        missing = (each for each in wanted.values() if each.frontends and each.family in used)
+        return [*compared, *(absent(each, used[each.family]) for each in missing)]
+
+    def _readings(self) -> Iterator[IptablesRules | NftablesRules]:
+        yield from self.iptables
+        yield from self._tables()
+
+    def _tables(self) -> list[NftablesRules]:
+        names = {
+            frontend: wanted.key
+            for wanted in (self.daemon.wanted if self.daemon else ())
+            for frontend in wanted.frontends
+        }
+        return [NftablesRules(table, names) for table in self.tables]

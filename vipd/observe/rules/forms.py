@@ -1,0 +1,284 @@
+"""The rules that vipd writes, by the kind of chain that they stand in, and what each does in words. Pure.
+
+A rule of another form in a chain of vipd's was written by somebody else. The forms are those of
+`vipd/dataplane/iptables`, as iptables-save spells them, kube-proxy's own (`compat: kube-proxy`) among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from functools import cached_property
+from typing import NamedTuple
+
+from vipd.dataplane.iptables.names import ChainId
+from vipd.declaration.notation import duration_text
+from vipd.model import Frontend, Protocol
+
+
+class Role(Enum):
+    """What a rule is for."""
+
+    FRONTEND = auto()
+    """For one address and port, or one node port, of a service."""
+    GROUP = auto()
+    """On to a part of the dispatch."""
+    ADDRESS = auto()
+    """For an address as a whole: ping, unused ports."""
+    STEP = auto()
+    """A step of the ladder: a share of the new flows goes on."""
+    PIN = auto()
+    """Clients that keep their backend."""
+    ONWARD = auto()
+    """On to another chain of the same service."""
+    TRANSLATION = auto()
+    PLAIN = auto()
+    """Everything else that vipd writes."""
+
+
+class Told(NamedTuple):
+    """A rule that vipd writes, understood."""
+
+    role: Role
+    text: str
+    parts: Mapping[str, str]
+    """What the form names: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
+
+    @property
+    def frontend(self) -> str:
+        """The frontend that it is for, as `vipctl` takes it; empty for none."""
+        if self.role is not Role.FRONTEND:
+            return ""
+        address, port = self.parts.get("address") or "", int(self.parts["port"])
+        return str(Frontend(address, port, Protocol(self.parts["protocol"])))
+
+    @property
+    def service_port(self) -> str:
+        """The service port that its comment names; empty when there is none."""
+        return _AFTER_NAME.sub("", _BEFORE_NAME.sub("", self.parts.get("note") or ""))
+
+
+class Form(NamedTuple):
+    """A form of rule: a pattern, and the words for it, in which `{part}` stands for what was found."""
+
+    role: Role
+    words: str
+    pattern: str
+
+
+_AFTER_NAME = re.compile(
+    r" (?:cluster IP|external IP|loadbalancer IP|has no (?:local )?endpoints|health check node port"
+    r"|external destinations|traffic not accepted by \S+|will be dropped by \S+|-> \S+)$"
+)
+_BEFORE_NAME = re.compile(
+    r"^(?:(?:masquerade|pod|masquerade LOCAL|route LOCAL) traffic for|other traffic to) "
+)
+
+_NOTE = r'-m comment --comment (?:"(?P<note>[^"]*)"|(?P<word>\S+)) '
+_MAYBE_NOTE = f"(?:{_NOTE})?"
+_TO = r"-d (?P<address>[0-9a-f.:]+)/(?:32|128) "
+_PORT = r"-m (?P=protocol) --dport (?P<port>\d+) "
+_TO_PORT = rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_PORT}"
+_REFUSE = r"-j (?P<refusal>DROP|REJECT)(?: --reject-with \S+)?"
+_LIST = r"--name \S+ --mask \S+ --rsource "
+_MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
+
+_GROUP = Form(Role.GROUP, "{network}", r"-d (?P<network>\S+) -j P-GRP-H")
+_REFUSALS = (
+    Form(Role.FRONTEND, "{frontend}: {refused}", rf"{_TO}{_TO_PORT}{_REFUSE}"),
+    Form(
+        Role.FRONTEND,
+        "{frontend}: {refused}",
+        rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}-m addrtype --dst-type LOCAL {_PORT}{_REFUSE}",
+    ),
+    Form(
+        Role.ADDRESS,
+        "other ports of {address}/{protocol}: {refused}",
+        rf"{_TO}-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_REFUSE}",
+    ),
+    _GROUP,
+)
+_BALANCE = (
+    Form(
+        Role.PLAIN,
+        "masquerade mark{unless}",
+        r"(?:! -s (?P<inside>\S+) )?"
+        rf"{_TO}{_TO_PORT}(?P<forwarded>-m addrtype ! --src-type LOCAL )?{_MARK}",
+    ),
+    Form(
+        Role.PIN,
+        "clients pinned to {endpoint} for {kept}",
+        rf"{_MAYBE_NOTE}-m recent --rcheck --seconds (?P<seconds>\d+) --reap {_LIST}-j P-SEP-H",
+    ),
+    Form(
+        Role.STEP,
+        "to {endpoint}, probability {chance}",
+        rf"{_MAYBE_NOTE}-m statistic --mode random --probability (?P<chance>[\d.]+) -j P-SEP-H",
+    ),
+    Form(
+        Role.STEP,
+        "to {endpoint}, one of every {every}",
+        rf"{_MAYBE_NOTE}-m statistic --mode nth --every (?P<every>\d+)(?: --packet 0)? -j P-SEP-H",
+    ),
+    Form(Role.STEP, "to {endpoint}, all others", rf"{_MAYBE_NOTE}-j P-SEP-H"),
+)
+_DISPATCH = (
+    Form(Role.FRONTEND, "{frontend}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
+    Form(Role.FRONTEND, "{frontend}", rf"{_TO_PORT}-j P-EXT-H"),
+    Form(
+        Role.ADDRESS,
+        "ping to {address}: answered",
+        rf"{_TO}-p (?:icmp|ipv6-icmp) {_NOTE}-m icmp6? --icmp(?:v6)?-type \d+ -j REDIRECT",
+    ),
+    _GROUP,
+    Form(
+        Role.PLAIN,
+        "node ports",
+        rf"(?:(?:! )?-d \S+ )?{_NOTE}(?:-m addrtype --dst-type LOCAL )?-j P-NODEPORTS",
+    ),
+)
+
+FORMS: dict[tuple[str, str], tuple[Form, ...]] = {
+    ("nat", "SERVICES"): _DISPATCH,
+    ("nat", "NODEPORTS"): _DISPATCH,
+    ("nat", "GRP"): _DISPATCH,
+    ("nat", "SVC"): _BALANCE,
+    ("nat", "SVL"): _BALANCE,
+    ("nat", "EXT"): (
+        Form(Role.PLAIN, "masquerade mark", rf"{_NOTE}{_MARK}"),
+        Form(Role.PLAIN, "from this host: masquerade mark", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"),
+        Form(
+            Role.ONWARD,
+            "from this host: to every backend",
+            rf"{_NOTE}-m addrtype --src-type LOCAL -j P-SVC-H",
+        ),
+        Form(Role.ONWARD, "from {inside}: to every backend", rf"-s (?P<inside>\S+) {_NOTE}-j P-SVC-H"),
+        Form(Role.ONWARD, "on to the backends of this host", r"-j P-SVL-H"),
+        Form(Role.ONWARD, "on to the backends", r"-j P-SVC-H"),
+    ),
+    ("nat", "FW"): (
+        Form(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}-j P-EXT-H"),
+        Form(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}-j P-EXT-H"),
+        Form(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
+    ),
+    ("nat", "SEP"): (
+        Form(Role.PLAIN, "from itself: masquerade mark", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
+        Form(
+            Role.TRANSLATION,
+            "DNAT to {endpoint}{remembered}",
+            rf"-p (?P<protocol>tcp|udp|sctp) {_MAYBE_NOTE}(?P<remember>-m recent --set {_LIST})?"
+            r"-m (?P=protocol) -j DNAT --to-destination (?P<endpoint>\S+)",
+        ),
+    ),
+    ("nat", "MARK-MASQ"): (
+        Form(Role.PLAIN, "marked for masquerade", r"-j MARK --set-xmark 0x[0-9a-f]+/0x[0-9a-f]+"),
+    ),
+    ("nat", "MARK-OFF-CLUSTER"): (
+        Form(Role.PLAIN, "from {inside}: no mark", r"-s (?P<inside>\S+) -j RETURN"),
+        Form(Role.PLAIN, "all others: masquerade mark", _MARK),
+    ),
+    ("nat", "PREROUTING"): (
+        Form(Role.PLAIN, "flow is no longer vipd's", r"-j CONNMARK --set-xmark 0x0/\S+"),
+        Form(Role.PLAIN, "flow marked as vipd's", r"-j CONNMARK --set-xmark \S+"),
+        Form(Role.PLAIN, "services", r"-j P-SERVICES"),
+    ),
+    ("nat", "POSTROUTING"): (
+        Form(Role.PLAIN, "not marked: nothing to do", r"-m mark ! --mark \S+ -j RETURN"),
+        Form(Role.PLAIN, "mark taken off", r"-j MARK --set-xmark \S+/0x0"),
+        Form(Role.PLAIN, "this host becomes the source", rf"{_NOTE}-j MASQUERADE(?: --random-fully)?"),
+    ),
+    ("filter", "SERVICES"): _REFUSALS,
+    ("filter", "EXTERNAL-SERVICES"): _REFUSALS,
+    ("filter", "PROXY-FIREWALL"): _REFUSALS,
+    ("filter", "UNUSED"): _REFUSALS,
+    ("filter", "GRP"): _REFUSALS,
+    ("filter", "NODEPORTS"): (Form(Role.FRONTEND, "health {frontend}: accepted", rf"{_TO_PORT}-j ACCEPT"),),
+    ("filter", "FORWARD"): (
+        Form(
+            Role.PLAIN,
+            "flows that vipd translated: accepted",
+            rf"{_NOTE}-m conntrack --ctstate DNAT -m connmark --mark \S+ -j ACCEPT",
+        ),
+        Form(Role.PLAIN, "invalid: dropped", r"-m conntrack --ctstate INVALID -j DROP"),
+        Form(Role.PLAIN, "marked: accepted", rf"{_NOTE}-m mark --mark \S+ -j ACCEPT"),
+        Form(
+            Role.PLAIN,
+            "established: accepted",
+            rf"{_NOTE}-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        ),
+    ),
+    ("filter", "FIREWALL"): (
+        Form(
+            Role.PLAIN,
+            "127.0.0.0/8 from elsewhere: dropped",
+            rf"! -s \S+ -d \S+ {_NOTE}-m conntrack ! --ctstate \S+ -j DROP",
+        ),
+    ),
+}
+"""By table and kind of chain. In a pattern `P-` stands for the prefix and `H` for a hash."""
+
+_SORTS = {"external IP": ", external IP", "loadbalancer IP": ", load balancer IP"}
+
+
+class Forms:
+    """Understands the rules under one chain prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._kind = re.compile(rf"{prefix}-([A-Z-]+?)(?:-[A-Z2-7]{{16}})?")
+
+    @cached_property
+    def _patterns(self) -> Mapping[tuple[str, str], Sequence[tuple[Form, re.Pattern[str]]]]:
+        return {
+            kind: [(form, re.compile(self._written(form.pattern))) for form in forms]
+            for kind, forms in FORMS.items()
+        }
+
+    def _written(self, pattern: str) -> str:
+        return re.sub(r"\bP-", f"{self._prefix}-", pattern).replace("-H", "-[A-Z2-7]{16}")
+
+    def kind_of(self, chain: str) -> str:
+        """`SVC` of `VIPD-SVC-…`, `SERVICES` of `VIPD-SERVICES`; empty for another name."""
+        found = self._kind.fullmatch(chain)
+        return found[1] if found else ""
+
+    def tell(self, chain: ChainId, rule: str) -> Told | None:
+        """What a rule of one of our chains means; None when vipd writes none such there."""
+        for form, pattern in self._patterns.get((chain.table, self.kind_of(chain.name)), ()):
+            if found := pattern.fullmatch(rule):
+                parts = {name: value for name, value in found.groupdict().items() if value}
+                if "word" in parts:
+                    parts["note"] = parts.pop("word")
+                return _told(form, parts)
+        return None
+
+
+def _told(form: Form, parts: dict[str, str]) -> Told:
+    note = parts.get("note", "")
+    if form.role in (Role.STEP, Role.PIN):
+        parts["endpoint"] = note.rpartition(" -> ")[2] or "?"
+    bare = Told(form.role, "", parts)
+    words = parts | {
+        "frontend": bare.frontend,
+        "sort": next((said for end, said in _SORTS.items() if note.endswith(end)), ""),
+        "refused": _refused(parts),
+        "unless": _unless(parts),
+        "kept": duration_text(int(parts.get("seconds", "0"))),
+        "remembered": ", client remembered" if "remember" in parts else "",
+    }
+    return bare._replace(text=form.words.format_map(words))
+
+
+def _refused(parts: Mapping[str, str]) -> str:
+    if "traffic not accepted by" in parts.get("note", ""):
+        return "dropped, unless let in"
+    return "dropped" if parts.get("refusal") == "DROP" else "refused"
+
+
+def _unless(parts: Mapping[str, str]) -> str:
+    if "inside" in parts:
+        return f", unless from {parts['inside']}"
+    if parts.get("mark") == "MARK-OFF-CLUSTER":
+        return ", if from outside the cluster"
+    return ", unless from this host" if "forwarded" in parts else ""

@@ -1,0 +1,126 @@
+"""Trees as boxes and the ways between them: what `dot.py` and `mermaid.py` draw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from vipd.observe.rules.rows import heading
+from vipd.observe.rules.tree import Count, Kind, Node, ServiceTree, SharedTree, total
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A chain, a frontend, a backend, or something that is wrong. `lines` are its text."""
+
+    id: str
+    lines: tuple[str, ...]
+    kind: Kind
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The way from one box to another."""
+
+    start: str
+    end: str
+    text: str
+    """What the rule on the way says."""
+    share: float | None
+    count: Count | None
+
+    @property
+    def label(self) -> str:
+        """Text, share and count, as far as there are any, each in a line."""
+        share = f"{100 * self.share:.1f}%" if self.share is not None else ""
+        packets = ""
+        if self.count is not None:
+            packets = f"{self.count.packets} packet{'' if self.count.packets == 1 else 's'}"
+        return "\n".join(filter(None, (self.text, share, packets)))
+
+    def joined(self, other: Edge) -> Edge:
+        """Both as one: the same rule, met by flows to several frontends."""
+        return replace(self, count=total((self.count, other.count)))
+
+
+@dataclass
+class Graph:
+    """One tree. `prefix` keeps the ids of several apart."""
+
+    title: str
+    prefix: str
+    boxes: dict[str, Box] = field(default_factory=dict)
+    """By what they stand for."""
+    ways: dict[tuple[str, str, str], Edge] = field(default_factory=dict)
+
+    @property
+    def edges(self) -> list[Edge]:
+        """Every way, in the order in which they were found."""
+        return list(self.ways.values())
+
+    def join(self, edge: Edge) -> None:
+        """Draw a way, or add to the one that is there."""
+        place = (edge.start, edge.end, edge.text)
+        there = self.ways.get(place)
+        self.ways[place] = there.joined(edge) if there else edge
+
+    def box(self, what: str, lines: Sequence[str], node: Node) -> str:
+        """The id of the box that stands for something, made when it is new."""
+        if what not in self.boxes:
+            name = f"{self.prefix}n{len(self.boxes)}"
+            self.boxes[what] = Box(name, tuple(line for line in lines if line), node.kind, node.fault)
+        return self.boxes[what].id
+
+
+def graphs_of(trees: Iterable[ServiceTree | SharedTree]) -> list[Graph]:
+    """A graph for each tree that has anything to show."""
+    found = []
+    for number, tree in enumerate(trees):
+        graph = Graph(heading(tree), f"g{number}")
+        for node in tree.nodes:
+            _draw(graph, node, "", table=node.text)
+        joined = {end for edge in graph.edges for end in (edge.start, edge.end)}
+        boxes = {what: box for what, box in graph.boxes.items() if box.fault or box.id in joined}
+        if boxes:
+            found.append(Graph(graph.title, graph.prefix, boxes, graph.ways))
+    return found
+
+
+def _draw(graph: Graph, node: Node, parent: str, table: str) -> None:
+    """A node's box, and the way to it. A rule is the way to the chain that it leads to; what leads nowhere is
+    not drawn, unless it is wrong."""
+    passed = node.kind is Kind.RULE and not node.fault
+    chains = [child for child in node.children if child.kind is Kind.CHAIN]
+    if passed or (node.kind is Kind.BACKEND and chains):
+        for child in node.children:
+            if child.kind is Kind.CHAIN:
+                fault = child.fault or node.fault
+                text = node.text if passed else ""
+                _enter(graph, replace(child, fault=fault), parent, table, (text, node))
+            else:
+                _draw(graph, child, parent, table)
+        return
+    _enter(graph, node, parent, table, ("", node))
+
+
+def _enter(graph: Graph, node: Node, parent: str, table: str, way: tuple[str, Node]) -> None:
+    """The box of a node, the way to it with the counts of a rule, and everything behind it."""
+    box = graph.box(*_box(node, parent, table), node)
+    if parent:
+        text, rule = way
+        graph.join(Edge(parent, box, text, rule.share, rule.count))
+    for child in node.children:
+        _draw(graph, child, box, table)
+
+
+def _box(node: Node, parent: str, table: str) -> tuple[str, tuple[str, ...]]:
+    """What a box stands for, and its lines."""
+    match node.kind:
+        case Kind.CHAIN:
+            return f"{table} {node.name}", (node.text, node.name)
+        case Kind.FRONTEND:
+            return f"{table} {node.name} {node.rule}", (node.text,)
+        case Kind.BACKEND:
+            return f"{parent} {node.name}", (node.name,)
+    return f"{parent} {node.kind} {node.text} {node.rule}", (f"{node.kind}: {node.text}", node.fault)

@@ -1,0 +1,149 @@
+"""The chains that all services go through: the ways in, marks, masquerade; single chains by name. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from vipd.dataplane.iptables.fixed import entry_jumps
+from vipd.dataplane.iptables.names import TABLES, ChainId
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.observe.rules.forms import Role
+from vipd.observe.rules.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
+from vipd.observe.rules.saved import SavedRule
+from vipd.observe.rules.tree import Count, Kind, Node, SharedTree
+
+_SERVICES = frozenset({Role.FRONTEND, Role.ADDRESS, Role.GROUP})
+_WORKING = {"PREROUTING": "SERVICES", "POSTROUTING": "MASQUERADE", "MARK-MASQ": "MARK"}
+"""What some rule of these chains of nat must lead to."""
+_MOST_STRANDED = 5
+
+
+def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
+    """The fixed chains, from the built-in ones on. `reached` are the chains in the trees of services.
+
+    Rules for services are only counted here.
+    """
+    nodes = []
+    for table in TABLES:
+        shown: set[str] = set()
+        for hook in sorted(chain for chain in rules.tables.builtins if chain.table == table):
+            children = tuple(_ways_in(rules, hook, shown))
+            nodes += [Node(Kind.CHAIN, table, hook.name, children=children)] if children else []
+        # Marks: only chains of services lead there.
+        rest = (c for c in rules.tables.chains if c.table == table and rules.names.is_fixed(c))
+        nodes += [_chain(rules, chain, None, shown) for chain in sorted(rest) if chain.name not in shown]
+    return SharedTree(rules.family, rules.place, (*nodes, *_stranded(rules, reached)))
+
+
+def single_chain(rules: IptablesRules, name: str) -> SharedTree:
+    """One chain of ours, in each table that has it, rule by rule. Empty when there is none."""
+    nodes = []
+    for table in TABLES:
+        chain = ChainId(table, name)
+        if rules.tables.chains.get(chain) is not None and rules.names.owns(chain):
+            children = tuple(_told(rules, chain, rule) for rule in rules.tables.chains[chain])
+            nodes.append(Node(Kind.CHAIN, _purpose(rules, chain), name, children=children))
+    return SharedTree(rules.family, rules.place, tuple(nodes))
+
+
+def _ways_in(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[Node]:
+    """Our jumps in a built-in chain, and those that are not there."""
+    found = set()
+    for rule in rules.tables.chains[hook]:
+        target = ChainId(hook.table, rule.target)
+        if rules.names.is_fixed(target):
+            found.add(target.name)
+            yield _chain(rules, target, rule, shown)
+    kube = rules.tables.rules("nat", rules.names.fixed("PREROUTING")) is None
+    options = RuleOptions(rules.family, rules.names.prefix, kube_proxy=kube)
+    for wanted in entry_jumps(options).get(hook, ()):
+        target_name = wanted.rpartition("-j ")[2]
+        if target_name not in found:
+            fault = f"no rule of {hook.name} leads there"
+            yield Node(Kind.MISSING, f"jump to {target_name}", target_name, wanted, fault=fault)
+
+
+def _chain(rules: IptablesRules, chain: ChainId, jump: SavedRule | None, shown: set[str]) -> Node:
+    text = _purpose(rules, chain)
+    text_of_jump, count = (jump.text, jump.counted) if jump else ("", None)
+    if chain.name in shown:
+        return Node(Kind.CHAIN, text, chain.name, text_of_jump, count, repeated=True)
+    shown.add(chain.name)
+    children = tuple(_fixed_rules(rules, chain, shown))
+    fault = _idle(rules, chain)
+    return Node(Kind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children)
+
+
+def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Iterator[Node]:
+    """The rules of a chain that exists once; those for services as one line."""
+    of_services: Counter[str] = Counter()
+    entered = Count(0, 0)
+    for rule in rules.tables.chains.get(chain, ()):
+        target, told = ChainId(chain.table, rule.target), rules.forms.tell(chain, rule.text)
+        if told is not None and told.role in _SERVICES:
+            of_services["group" if told.role is Role.GROUP else "rule"] += 1
+            entered += rule.counted or Count(0, 0)
+        elif told is not None and rules.names.is_fixed(target):
+            yield _chain(rules, target, rule, shown)
+        else:
+            yield _told(rules, chain, rule)
+    for what, number in sorted(of_services.items()):
+        text = f"{number} {what} for services" if number == 1 else f"{number} {what}s for services"
+        yield Node(Kind.RULE, text, count=entered if len(of_services) == 1 else None)
+
+
+def _told(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
+    told = rules.forms.tell(chain, rule.text)
+    if told is None:
+        return foreign(rule)
+    note = told.service_port if told.role is Role.FRONTEND else ""
+    target = ChainId(chain.table, rule.target)
+    onward = (
+        (Node(Kind.CHAIN, note or _purpose(rules, target), target.name),) if rules.names.owns(target) else ()
+    )
+    return Node(Kind.RULE, told.text, told.frontend, rule.text, rule.counted, children=onward)
+
+
+def _purpose(rules: IptablesRules, chain: ChainId) -> str:
+    """What a chain is for, as far as its name says it."""
+    purposes = {
+        "SERVICES": "services by address" if chain.table == "nat" else "services without backends",
+        "PREROUTING": "flows from other hosts",
+        "POSTROUTING": "masquerade",
+        "NODEPORTS": "node ports" if chain.table == "nat" else "health ports",
+        "MARK-MASQ": "mark for masquerade",
+        "MARK-OFF-CLUSTER": "mark for masquerade, but from inside",
+        "EXTERNAL-SERVICES": "external addresses without backends",
+        "PROXY-FIREWALL": "sources that may not come",
+        "UNUSED": "ports that no service has",
+        "FORWARD": "what vipd translated is let through",
+        "FIREWALL": "loopback addresses from elsewhere",
+        "GRP": "a group of addresses",
+    }
+    return purposes.get(rules.forms.kind_of(chain.name), chain.table)
+
+
+def _idle(rules: IptablesRules, chain: ChainId) -> str:
+    """Why a chain cannot do what it is for."""
+    wanted = _WORKING.get(rules.forms.kind_of(chain.name)) if chain.table == "nat" else None
+    if wanted is None:
+        return ""
+    found = rules.tables.chains.get(chain, ())
+    ways = {rule.target.removeprefix(f"{rules.names.prefix}-") for rule in found}
+    return "" if wanted in ways else f"no rule leads to {wanted}" if found else EMPTY
+
+
+def _stranded(rules: IptablesRules, reached: set[str]) -> Iterator[Node]:
+    """Chains of services that no service's tree has."""
+    found = rules.unreached(reached)
+    for chain in found[:_MOST_STRANDED]:
+        yield Node(Kind.CHAIN, _of_whom(rules, chain), chain.name, fault=UNREACHED)
+    if len(found) > _MOST_STRANDED:
+        text = f"and {len(found) - _MOST_STRANDED} more such chains"
+        yield Node(Kind.RULE, text, fault=UNREACHED)
+
+
+def _of_whom(rules: IptablesRules, chain: ChainId) -> str:
+    owners = rules.owners(chain.name) if chain.table == "nat" else []
+    return owners[0].service_port if owners else f"{chain.table}, nobody's"

@@ -1,0 +1,261 @@
+"""The rules of one family and variant of iptables, as trees of services. Pure.
+
+Names come from the comments on the rules, which every rule of the dispatch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+
+from vipd.dataplane.iptables.names import ChainId, Names, hashed
+from vipd.model import Family
+from vipd.observe.rules.dispatch import SHARED, Dispatch, Entry
+from vipd.observe.rules.forms import Forms, Role, Told
+from vipd.observe.rules.saved import SavedRule, SavedTables
+from vipd.observe.rules.tree import Key, Kind, Node, ServiceTree
+
+NOT_OURS = "not written by vipd"
+EMPTY = "it is empty, so new flows go past it"
+UNREACHED = "nothing leads to it"
+_ALL_BUT = 1e-6
+"""What a ladder may leave over: chances are kept in steps of 1/2^31."""
+_OF_SERVICES = ("SVC", "SVL", "EXT")
+_PURPOSE = {"EXT": "traffic from outside", "FW": "sources that may come"}
+
+
+class IptablesRules:
+    """What one variant holds for one family under one chain prefix."""
+
+    def __init__(self, tables: SavedTables, prefix: str, family: Family, place: str) -> None:
+        self.tables, self.family, self.place = tables, family, place
+        self.names, self.forms = Names(prefix), Forms(prefix)
+
+    @cached_property
+    def dispatch(self) -> Dispatch:
+        """Where the shared chains lead."""
+        return Dispatch(self.tables, self.forms, self.names.prefix)
+
+    def __bool__(self) -> bool:
+        """Whether there is any chain of ours."""
+        return any(self.names.owns(chain) for chain in self.tables.chains)
+
+    def service_ports(self) -> list[Key]:
+        """Every service port that the dispatch names, sorted."""
+        return sorted(self.dispatch.by_key)
+
+    def keys_named(self, name: str) -> list[Key]:
+        """Those of a service or service port, or with this frontend."""
+        return [
+            key
+            for key, entries in sorted(self.dispatch.by_key.items())
+            if key.service_port == name
+            or key.service_port.startswith(f"{name}:")
+            or any(entry.told.frontend == name for entry in entries)
+        ]
+
+    def tree(self, key: Key) -> ServiceTree:
+        """The rules of one service port."""
+        return _TreeOfService(self, key).build()
+
+    def owners(self, chain: str) -> list[Key]:
+        """Whose chain it is, found by who leads there, else by its own comments. Empty when nobody's."""
+        reached, todo = {chain}, [chain]
+        found: dict[Key, None] = {}
+        while todo:
+            for caller, rule in self._callers.get(todo.pop(), ()):
+                told = self.forms.tell(caller, rule.text)
+                if told is not None and told.role is Role.FRONTEND:
+                    found[Key(told.service_port, told.parts["protocol"])] = None
+                elif caller.name not in reached and not self.names.is_fixed(caller):
+                    reached.add(caller.name)
+                    todo.append(caller.name)
+        return list(found) or self._claimed(chain)
+
+    def unreached(self, reached: Iterable[str]) -> list[ChainId]:
+        """Our chains of services to which no tree led; `reached` are the chains in the trees."""
+        known = {*reached, *(chain.name for chain in self.dispatch.reached)}
+        return sorted(
+            chain
+            for chain in self.tables.chains
+            if chain.name not in known and self.names.owns(chain) and not self.names.is_fixed(chain)
+        )
+
+    @cached_property
+    def _callers(self) -> dict[str, list[tuple[ChainId, SavedRule]]]:
+        """The jumps to each chain of nat that is not fixed."""
+        callers: dict[str, list[tuple[ChainId, SavedRule]]] = {}
+        for chain, rules in self.tables.chains.items():
+            for rule in rules if chain.table == "nat" else ():
+                callers.setdefault(rule.target, []).append((chain, rule))
+        return callers
+
+    def _claimed(self, chain: str) -> list[Key]:
+        """By the comments in a chain, if its hash is theirs."""
+        for rule in self.tables.rules("nat", chain) or ():
+            told = self.forms.tell(ChainId("nat", chain), rule.text)
+            name, endpoint = (told.service_port, told.parts.get("endpoint", "")) if told else ("", "")
+            for protocol in ("tcp", "udp", "sctp") if name else ():
+                if chain.endswith((f"-{hashed(name + protocol)}", f"-{hashed(name + protocol + endpoint)}")):
+                    return [Key(name, protocol)]
+        return []
+
+
+class _TreeOfService:
+    """The work on one service port."""
+
+    def __init__(self, rules: IptablesRules, key: Key) -> None:
+        self._rules, self._key = rules, key
+        self._entries = rules.dispatch.of(key)
+        self._shown: set[str] = set()
+
+    def build(self) -> ServiceTree:
+        """Shared chains in their order, then chains of the service that nothing leads to."""
+        prefix = self._rules.names.prefix
+        nodes = []
+        for table, kind in SHARED:
+            root = ChainId(table, f"{prefix}-{kind}")
+            entries = [e for e in self._entries if (e.path[0].chain if e.path else e.chain) == root]
+            if entries:
+                children = (*self._foreign(root), *self._level(entries, 0))
+                nodes.append(Node(Kind.CHAIN, f"{table}, all services", root.name, children=children))
+        nodes += self._stranded()
+        return ServiceTree(self._key, self._rules.family, self._rules.place, tuple(nodes))
+
+    def _level(self, entries: Sequence[Entry], depth: int) -> Iterator[Node]:
+        """Entries that have the way to here in common."""
+        for hop, group in groupby(entries, lambda e: e.path[depth] if len(e.path) > depth else None):
+            found = list(group)
+            if hop is None:
+                yield from (self._entry(entry) for entry in found)
+            else:
+                children = (*self._foreign(hop.group), *self._level(found, depth + 1))
+                yield Node(
+                    Kind.CHAIN,
+                    hop.told.text,
+                    hop.group.name,
+                    hop.rule.text,
+                    hop.rule.counted,
+                    children=children,
+                )
+
+    def _foreign(self, chain: ChainId) -> Iterator[Node]:
+        """What others have put into a shared chain: it concerns every service that is found through it."""
+        for rule in self._rules.dispatch.foreign.get(chain, ()):
+            yield foreign(rule)
+
+    def _entry(self, entry: Entry) -> Node:
+        kind = Kind.FRONTEND if entry.told.role is Role.FRONTEND else Kind.RULE
+        name = entry.told.frontend
+        if entry.chain.table == "filter" and entry.rule.target == "ACCEPT":
+            kind, name = Kind.RULE, ""  # a health port is answered by this host itself
+        children = self._onward(entry.rule) if kind is Kind.FRONTEND else ()
+        return Node(kind, entry.told.text, name, entry.rule.text, entry.rule.counted, children=children)
+
+    def _onward(self, rule: SavedRule) -> tuple[Node, ...]:
+        return (self._chain(rule.target),) if self._is_own(rule.target) else ()
+
+    def _is_own(self, name: str) -> bool:
+        chain = ChainId("nat", name)
+        return self._rules.names.owns(chain) and not self._rules.names.is_fixed(chain)
+
+    def _chain(self, name: str) -> Node:
+        text, rules = self._purpose(name), self._rules.tables.rules("nat", name) or ()
+        if name in self._shown:
+            return Node(Kind.CHAIN, text, name, repeated=True)
+        self._shown.add(name)
+        if not rules:
+            return Node(Kind.CHAIN, text, name, fault=EMPTY)
+        chain = ChainId("nat", name)
+        told = [(rule, self._rules.forms.tell(chain, rule.text)) for rule in rules]
+        steps = {rule.target for rule, each in told if each and each.role is Role.STEP}
+        children, left = [], 1.0
+        for rule, each in told:
+            share = None
+            if each and each.role is Role.STEP:
+                share = left * _chance(each)
+                left -= share
+            children.append(self._rule(name, rule, each, share, steps))
+        translated = any(each and each.role is Role.TRANSLATION for _, each in told)
+        fault = _gap(self._rules.forms.kind_of(name), steps, left, translated)
+        return Node(Kind.CHAIN, text, name, fault=fault, children=tuple(children))
+
+    def _rule(
+        self, chain: str, rule: SavedRule, told: Told | None, share: float | None, steps: set[str]
+    ) -> Node:
+        if told is None:
+            return foreign(rule)
+        text, name, kind = told.text, "", Kind.RULE
+        if told.role in (Role.STEP, Role.PIN):
+            name = self._endpoint(rule.target) or told.parts["endpoint"]
+            text = text.replace("?", name, 1) if told.parts["endpoint"] == "?" else text
+            kind = Kind.BACKEND if told.role is Role.STEP else Kind.RULE
+        # Pins come first, but a chain is shown where the ladder leads to it.
+        follows = told.role in (Role.STEP, Role.ONWARD) or (
+            told.role is Role.PIN and rule.target not in steps
+        )
+        children = self._onward(rule) if follows else ()
+        fault = self._wrong_target(chain, told)
+        return Node(
+            kind, text, name, rule.text, rule.counted, None if kind is Kind.RULE else share, fault,
+            children=children,
+        )  # fmt: skip
+
+    def _endpoint(self, chain: str) -> str:
+        """The backend that a SEP chain translates to."""
+        for rule in self._rules.tables.rules("nat", chain) or ():
+            told = self._rules.forms.tell(ChainId("nat", chain), rule.text)
+            if told and told.role is Role.TRANSLATION:
+                return told.parts["endpoint"]
+        return ""
+
+    def _wrong_target(self, chain: str, told: Told) -> str:
+        """A chain's name is made from the backend that it is for."""
+        if told.role is not Role.TRANSLATION:
+            return ""
+        meant = hashed(f"{self._key.service_port}{self._key.protocol}{told.parts['endpoint']}")
+        return "" if chain.endswith(meant) else "the chain is another backend's"
+
+    def _purpose(self, name: str) -> str:
+        kind = self._rules.forms.kind_of(name)
+        if kind == "SEP":
+            return self._endpoint(name) or "backend"
+        if kind in _PURPOSE:
+            return _PURPOSE[kind]
+        if kind == "SVL":
+            return f"{self._key.service_port}, backends of this host"
+        frontends = [entry.told.frontend for entry in self._entries if entry.told.frontend]
+        return " ".join([self._key.service_port, *frontends[:1]])
+
+    def _stranded(self) -> Iterator[Node]:
+        """Chains whose name is made from the service port, if no rule led to them."""
+        digest = hashed(self._key.service_port + self._key.protocol)
+        for kind in _OF_SERVICES:
+            name = f"{self._rules.names.prefix}-{kind}-{digest}"
+            if name not in self._shown and self._rules.tables.rules("nat", name) is not None:
+                node = self._chain(name)
+                # Under the local policy this chain may be there for addresses that the service has not.
+                fault = node.fault if kind == "SVL" else UNREACHED
+                yield Node(node.kind, node.text, name, fault=fault, children=node.children)
+
+
+def foreign(rule: SavedRule) -> Node:
+    """A rule that vipd does not write, in a chain of its own."""
+    return Node(Kind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS)
+
+
+def _chance(told: Told) -> float:
+    if "chance" in told.parts:
+        return float(told.parts["chance"])
+    return 1 / int(told.parts["every"]) if int(told.parts.get("every", 0)) else 1.0
+
+
+def _gap(kind: str, steps: set[str], left: float, translated: bool) -> str:
+    if kind == "SEP":
+        return "" if translated else "no rule translates to a backend"
+    if kind not in ("SVC", "SVL"):
+        return ""
+    if not steps:
+        return "no rule leads on to a backend"
+    return f"{100 * left:.1f}% of new flows go past it" if left > _ALL_BUT else ""

@@ -1,0 +1,121 @@
+"""A table of the nftables dataplane as it was read: chains as nft lists them, elements by map. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from vipd.model import Family, Frontend, Protocol, socket_text
+from vipd.observe.rules.tree import Count
+
+LIMITS = "allowed_"
+"""How the maps of sources that may come begin."""
+_DIGEST = re.compile(r' comment "#[0-9a-f]{12}"$')
+_CHAIN = re.compile(r"\tchain (\S+) \{")
+
+
+class ListedRule(NamedTuple):
+    """A rule as nft lists it, without the digest by which vipd knows its own."""
+
+    text: str
+    ours: bool
+
+
+def read_chains(listing: str) -> dict[str, tuple[ListedRule, ...]]:
+    """The chains in what `nft -t list table` prints."""
+    chains: dict[str, list[ListedRule]] = {}
+    chain = ""
+    for line in listing.splitlines():
+        if found := _CHAIN.fullmatch(line):
+            chain = found[1]
+            chains[chain] = []
+        elif line == "\t}":
+            chain = ""
+        elif chain and not line.startswith("\t\ttype "):
+            text = line.strip()
+            chains[chain].append(ListedRule(_DIGEST.sub("", text), bool(_DIGEST.search(text))))
+    return {name: tuple(rules) for name, rules in chains.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A frontend as the maps have it, `10.96.0.10 . udp . 53` or `tcp . 30080`."""
+
+    key: str
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is a port of this host itself."""
+        return self.key.count(" . ") == 1
+
+    @property
+    def frontend(self) -> Frontend:
+        """The same in the words of the model."""
+        *address, protocol, port = self.key.split(" . ")
+        return Frontend(address[0] if address else "", int(port), Protocol(protocol))
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """One family's table as it was read."""
+
+    family: Family
+    table: str
+    """`ip vipd`."""
+    chains: Mapping[str, tuple[ListedRule, ...]]
+    elements: Mapping[str, Mapping[str, str]]
+    """By map or set: key -> value, fields joined by ` . `."""
+    flows: Mapping[str, Count]
+    """By frontend and endpoint, as the set's key has them: new flows."""
+    pins: Mapping[tuple[str, str], int]
+    """Clients by number of a service port (with IPv6 empty: keys are hashes) and of an endpoint."""
+
+    @property
+    def place(self) -> str:
+        """What the screen calls it."""
+        return f"table {self.table}"
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """How many elements each map and set has."""
+        learnt = {"flows": len(self.flows), "pins": sum(self.pins.values())}
+        return list(({name: len(held) for name, held in self.elements.items()} | learnt).items())
+
+    def of(self, holder: str, place: Place) -> list[tuple[str, str]]:
+        """The last field of the key, and the value, of a frontend's elements in a map."""
+        return self._by_place.get((holder, place.key), [])
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
+        found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        for holder, elements in self.elements.items():
+            if holder.startswith(LIMITS):
+                for key, value in elements.items():
+                    source, _, rest = key.partition(" . ")
+                    found[holder, rest].append((source, value))
+            elif holder.endswith(("endpoints", "picks", "numbered")):
+                for key, value in elements.items():
+                    head, _, last = key.rpartition(" . ")
+                    found[holder, head].append((last, value))
+        return found
+
+    def flows_of(self, place: Place) -> Mapping[str, Count]:
+        """New flows to each endpoint by one frontend."""
+        return self._flows.get(place.key, {})
+
+    @cached_property
+    def _flows(self) -> dict[str, dict[str, Count]]:
+        """Those of node ports under this host's addresses count for the port alone, too."""
+        found: dict[str, dict[str, Count]] = defaultdict(lambda: defaultdict(lambda: Count(0, 0)))
+        node_ports = self.elements.get("node_ports", {})
+        for key, count in self.flows.items():
+            address, protocol, port, *endpoint = key.split(" . ")
+            place = f"{address} . {protocol} . {port}"
+            if place not in self.elements.get("frontends", {}) and f"{protocol} . {port}" in node_ports:
+                place = f"{protocol} . {port}"
+            to = socket_text(endpoint[0], int(endpoint[1]))
+            found[place][to] += count
+        return found

@@ -1,0 +1,167 @@
+"""Reading the rules of both iptables variants, with counters. It only reads, and takes no lock.
+
+iptables-save of a large table takes its time: with 10,000 services the nft variant needs some ten seconds of
+CPU, the legacy one half a second. So of a large table only the chains of the services asked for are read, one
+by one, some milliseconds each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, save
+from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables.reading import TableReader
+from vipd.model import Family
+from vipd.observe.rules.dispatch import SHARED
+from vipd.observe.rules.forms import Forms, Role
+from vipd.observe.rules.iptables_tree import IptablesRules
+from vipd.observe.rules.saved import SavedRule, SavedTables, read_tables
+from vipd.observe.rules.tree import Count
+from vipd.process import Runner
+
+VARIANTS = ("nft", "legacy")
+TABLES_OF_LEGACY = {
+    Family.IPV4: Path("/proc/net/ip_tables_names"),
+    Family.IPV6: Path("/proc/net/ip6_tables_names"),
+}
+"""Where the kernel names the tables of the legacy variant that there are."""
+LARGE = 3000
+"""Chains above which a table of the nft variant is not read whole for one service."""
+AT_ONCE = 4
+"""Programs that run at the same time."""
+_COUNTED = re.compile(r"(.*)(?:^| )-c (\d+) (\d+)((?: -[jg] .*)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which rules are asked for: those that lead from these addresses or node ports on, and these chains."""
+
+    addresses: frozenset[str] = frozenset()
+    service_ports: frozenset[str] = frozenset()
+    chains: frozenset[str] = frozenset()
+
+
+async def read_rules(
+    prefix: str, search: Search | None, run: Runner, tell: Callable[[str], None]
+) -> list[IptablesRules]:
+    """The rules under a prefix in each variant and family that has any. Raises ApplyError.
+
+    Without `search` everything is read, else of large tables at least what is searched for. `tell` is told
+    when that will take long.
+    """
+    found = []
+    for variant in VARIANTS:
+        for family in Family:
+            if variant == "legacy" and not _has_legacy_tables(family):
+                continue
+            try:
+                tools = await find_tools(family, variant, run)
+            except ApplyError:
+                continue  # a variant that is not installed has written nothing
+            large = not tools.legacy and await _is_large(family)
+            if search is not None and large:
+                tables = await _ChainReader(tools, prefix, search, run).read()
+            else:
+                if large:
+                    tell(f"reading every {family} rule of a large table, which takes a while")
+                tables = read_tables(await save(tools, run, counters=True))
+            if rules := IptablesRules(tables, prefix, family, tools.version_text):
+                found.append(rules)
+    return found
+
+
+def _has_legacy_tables(family: Family) -> bool:
+    """The legacy programs make every table that they are asked for."""
+    try:
+        return bool(TABLES_OF_LEGACY[family].read_text().strip())
+    except OSError:
+        return False
+
+
+async def _is_large(family: Family) -> bool:
+    try:
+        return await asyncio.to_thread(_chains_of, family) > LARGE
+    except ApplyError:
+        return False
+
+
+def _chains_of(family: Family) -> int:
+    reader = _Counting(family)
+    with reader:
+        return reader.chains()
+
+
+class _Counting(TableReader):
+    """Counts chains."""
+
+    def chains(self) -> int:
+        """Those of iptables' tables, and of all others of the family."""
+        return len(self._messages(dump.GET_CHAIN))
+
+
+class _ChainReader:
+    """Reads single chains of one family, following the jumps that are searched for."""
+
+    def __init__(self, tools: Tools, prefix: str, search: Search, run: Runner) -> None:
+        self._program = tools.save.removesuffix("-save")
+        self._names, self._forms = Names(prefix), Forms(prefix)
+        self._search, self._run = search, run
+
+    async def read(self) -> SavedTables:
+        """The shared chains, and what they and the chains searched for lead to."""
+        roots = [ChainId(table, f"{self._names.prefix}-{kind}") for table, kind in SHARED]
+        named = [ChainId(table, name) for name in sorted(self._search.chains) for table in ("nat", "filter")]
+        todo = list(dict.fromkeys((*roots, *(chain for chain in named if self._names.owns(chain)))))
+        seen, chains = set(todo), dict[ChainId, tuple[SavedRule, ...]]()
+        while todo:
+            now, todo = todo[:AT_ONCE], todo[AT_ONCE:]
+            for chain, rules in zip(now, await asyncio.gather(*map(self._list, now)), strict=True):
+                if rules is None:
+                    continue
+                chains[chain] = rules
+                new = dict.fromkeys(c for c in self._onward(chain, rules) if c not in seen)
+                seen.update(new)
+                todo += new
+        return SavedTables(chains, frozenset())
+
+    def _onward(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
+        shared = self._names.is_fixed(chain) or self._forms.kind_of(chain.name) == "GRP"
+        for rule in rules:
+            target = ChainId(chain.table, rule.target)
+            leads_on = self._names.owns(target) and not self._names.is_fixed(target)
+            if leads_on and (not shared or self._is_wanted(chain, rule)):
+                yield target
+
+    def _is_wanted(self, chain: ChainId, rule: SavedRule) -> bool:
+        told = self._forms.tell(chain, rule.text)
+        if told is None:
+            return False
+        if told.role is Role.GROUP:
+            network = ip_network(told.parts["network"])
+            return any(ip_address(address) in network for address in self._search.addresses)
+        named = told.service_port in self._search.service_ports
+        return named or told.parts.get("address", "") in self._search.addresses
+
+    async def _list(self, chain: ChainId) -> tuple[SavedRule, ...] | None:
+        """One chain's rules with their counters; None when there is no such chain."""
+        wait = str(LOCK_WAIT_SECONDS)
+        finished = await self._run([self._program, "-w", wait, "-t", chain.table, "-v", "-S", chain.name], "")
+        head = f"-A {chain.name} "
+        lines = [line.removeprefix(head) for line in finished.output.splitlines() if line.startswith(head)]
+        return None if finished.code else tuple(map(listed_rule, lines))
+
+
+def listed_rule(text: str) -> SavedRule:
+    """A rule as `iptables -v -S` prints it: its counter stands before the target."""
+    found = _COUNTED.fullmatch(text)
+    if found is None:
+        return SavedRule(text, None)
+    return SavedRule(f"{found[1]}{found[4]}".strip(), Count(int(found[2]), int(found[3])))

@@ -1,0 +1,114 @@
+"""Reading the tables of the nftables dataplane: chains from nft, elements over netlink. It only reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
+from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
+from vipd.dataplane.nftables.plan import COMMENT_START
+from vipd.dataplane.nftables.reading import TableReader
+from vipd.model import Family
+from vipd.observe.rules.nftables_table import LIMITS, TableReading, read_chains
+from vipd.observe.rules.tree import Count
+from vipd.process import Runner
+
+PINS = "pins"
+_COUNTER, _COUNTERS = 7, 11
+"""NFTA_SET_ELEM_EXPR, and since 5.11 a list of them."""
+
+
+async def read_tables(prefix: str, run: Runner) -> list[TableReading]:
+    """The table of each family that has one. Raises ApplyError; none where the kernel has no nf_tables."""
+    found = []
+    for family in Family:
+        table = TableOptions(family, prefix).table
+        try:
+            elements = await asyncio.to_thread(_read_elements, family, table.partition(" ")[2])
+        except ApplyError as error:
+            if "modprobe" in error.hint:
+                continue
+            raise
+        if elements is None:
+            continue
+        listing = await _list(table, run)
+        by_holder, flows, pins = elements
+        found.append(TableReading(family, table, read_chains(listing), by_holder, flows, pins))
+    return found
+
+
+_Elements = tuple[dict[str, dict[str, str]], dict[str, Count], dict[tuple[str, str], int]]
+
+
+def _read_elements(family: Family, table: str) -> _Elements | None:
+    """What is in the maps, and what packets have left there; None when there is no table of ours."""
+    reader = _Counting(family, table)
+    with reader:
+        there = reader.structure()
+        if there.comment is None or not there.comment.startswith(COMMENT_START):
+            return None
+        known = [h for h in fixed_holders(family, DEFAULT_PINS) if h.name in there.holders]
+        known += [
+            allowed(int(name.removeprefix(LIMITS))) for name in there.holders if name.startswith(LIMITS)
+        ]
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        for slot, value in reader.elements([holder for holder in known if not holder.learnt]).items():
+            found[slot.holder][slot.key] = value
+        if FLOWS.name in there.holders:
+            found.setdefault(FLOWS.name, {})
+        flows = reader.counts(FLOWS) if FLOWS.name in there.holders else {}
+        pins = next((holder for holder in known if holder.name == PINS), None)
+        return dict(found), flows, reader.pinned(pins) if pins else {}
+
+
+class _Counting(TableReader):
+    """Reads what packets put into a table."""
+
+    def counts(self, holder: Holder) -> dict[str, Count]:
+        """The counters of elements, by their keys."""
+        return {
+            " . ".join(dump.key_fields(element[1], holder.key, self._of)): _counter(element)
+            for element in self._elements_of(holder)
+        }
+
+    def pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
+        """How many clients are pinned, by number of a service port (empty with IPv6) and of an endpoint."""
+        found: Counter[tuple[str, str]] = Counter()
+        for element in self._elements_of(holder):
+            number = dump.key_fields(element[2], holder.value, self._of)[0]
+            # With IPv6 the key is a hash of client and service port.
+            plain = self._of is Family.IPV4
+            service = dump.key_fields(element[1], holder.key, self._of)[1] if plain else ""
+            found[service, number] += 1
+        return dict(found)
+
+    def _elements_of(self, holder: Holder) -> Iterator[dict[int, bytes]]:
+        for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name):
+            yield from dump.element_attributes(message.attributes)
+
+
+def _counter(element: dict[int, bytes]) -> Count:
+    expression = element.get(_COUNTER) or dump.attributes(element.get(_COUNTERS, b"")).get(1)
+    if expression is None:
+        return Count(0, 0)
+    found = dump.attributes(expression)
+    if dump.text(found.get(1)) != "counter":
+        return Count(0, 0)
+    data = dump.attributes(found[2])
+    return Count(dump.number(data.get(2)), dump.number(data.get(1)))
+
+
+async def _list(table: str, run: Runner) -> str:
+    """The chains as nft prints them; `-t` leaves out the elements."""
+    try:
+        finished = await run(["nft", "-t", "list", "table", *table.split()], "")
+    except FileNotFoundError:
+        raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
+    if finished.code:
+        why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
+        raise ApplyError(f"cannot list table {table}", why)
+    return finished.output

@@ -1,0 +1,72 @@
+"""What `iptables-save -c` prints, by table and chain, counters apart. Rules are not understood here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vipd.dataplane.iptables.names import TABLES, ChainId
+from vipd.dataplane.iptables.plan import jump_target
+from vipd.observe.rules.tree import Count
+
+
+class SavedRule(NamedTuple):
+    """One rule: its text after `-A CHAIN `, and what was counted (None where the text has none)."""
+
+    text: str
+    counted: Count | None
+
+    @property
+    def target(self) -> str:
+        """What follows `-j `, a chain or one of the kernel's targets; empty when it has none."""
+        return jump_target(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTables:
+    """The chains of the tables nat and filter, with their rules in order."""
+
+    chains: Mapping[ChainId, tuple[SavedRule, ...]]
+    builtins: frozenset[ChainId]
+
+    def rules(self, table: str, chain: str) -> tuple[SavedRule, ...] | None:
+        """A chain's rules; None when there is no such chain."""
+        return self.chains.get(ChainId(table, chain))
+
+
+def read_tables(text: str) -> SavedTables:
+    """The tables in a dump with or without counters. Other tables and comments are passed over."""
+    chains: dict[ChainId, list[SavedRule]] = {}
+    builtins = set()
+    for table, line in _lines(text):
+        if line.startswith(":"):
+            name, policy = line[1:].split(" ", 2)[:2]
+            chains[ChainId(table, name)] = []
+            if policy != "-":
+                builtins.add(ChainId(table, name))
+            continue
+        count, rest = _counted(line)
+        if rest.startswith("-A "):
+            name, _, rule = rest[3:].partition(" ")
+            chains.setdefault(ChainId(table, name), []).append(SavedRule(rule, count))
+    return SavedTables({chain: tuple(rules) for chain, rules in chains.items()}, frozenset(builtins))
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif table in TABLES:
+            yield table, line
+
+
+def _counted(line: str) -> tuple[Count | None, str]:
+    if not line.startswith("["):
+        return None, line
+    packets, _, rest = line[1:].partition(":")
+    octets, _, rule = rest.partition("] ")
+    if not (packets.isdigit() and octets.isdigit()):
+        return None, line
+    return Count(int(packets), int(octets)), rule

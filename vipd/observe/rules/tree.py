@@ -1,0 +1,159 @@
+"""The tree of a service as the kernel has it: chains, rules and elements, in words and with counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from vipd.model import Family
+
+Json = dict[str, object]
+
+
+class Kind(StrEnum):
+    """What a node stands for."""
+
+    CHAIN = "chain"
+    """`name` is what the kernel calls it; its children are its rules."""
+    FRONTEND = "frontend"
+    """`name` is the frontend as `vipctl` takes it, or `node port 30080/tcp`."""
+    BACKEND = "backend"
+    """New flows go on to a backend, in a share of their own. `name` is its `ADDRESS:PORT`."""
+    RULE = "rule"
+    """Any other rule of vipd's, or element of a map or set."""
+    FOREIGN = "foreign"
+    """A rule in a chain of vipd's that vipd does not write."""
+    MISSING = "missing"
+    """Something that should be there."""
+
+
+class Count(NamedTuple):
+    """What the kernel has counted: of nat rules, which only the first packet of a flow meets, new flows."""
+
+    packets: int
+    bytes: int
+
+    def __add__(self, other: object) -> Count:
+        """Both together."""
+        if not isinstance(other, Count):
+            return NotImplemented
+        return Count(self.packets + other.packets, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One line of a tree. `text` says in words what it is or does."""
+
+    kind: Kind
+    text: str
+    name: str = ""
+    rule: str = ""
+    """As the kernel has it."""
+    count: Count | None = None
+    """None where the kernel does not count."""
+    share: float | None = None
+    """The part of the new flows that come to its ladder, 0..1; None for what is no step of one."""
+    fault: str = ""
+    """What is not as it should be."""
+    repeated: bool = False
+    """A chain whose children stand elsewhere in the same tree."""
+    children: tuple[Node, ...] = ()
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def view(self) -> Json:
+        """As a JSON value; what is empty or not known is left out."""
+        found: Json = {"kind": str(self.kind), "text": self.text}
+        found |= {key: value for key in ("name", "rule", "fault") if (value := getattr(self, key))}
+        if self.count is not None:
+            found |= {"packets": self.count.packets, "bytes": self.count.bytes}
+        if self.share is not None:
+            found["share"] = round(self.share, 6)
+        if self.repeated:
+            found["repeated"] = True
+        if self.children:
+            found["children"] = [child.view() for child in self.children]
+        return found
+
+
+class Key(NamedTuple):
+    """What the trees of a dataplane are known by: one service port in one protocol."""
+
+    service_port: str
+    """`namespace/name:port`; where the kernel has no names and no daemon tells them, the first frontend."""
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTree:
+    """One service port of one family, in one place of the kernel."""
+
+    key: Key
+    family: Family
+    place: str
+    """`iptables v1.8.9 (nf_tables)`, `table ip vipd`."""
+    nodes: tuple[Node, ...]
+
+    def walk(self) -> Iterator[Node]:
+        """Every node."""
+        for node in self.nodes:
+            yield from node.walk()
+
+    def with_nodes(self, nodes: Sequence[Node]) -> ServiceTree:
+        """The same service with other nodes."""
+        return replace(self, nodes=tuple(nodes))
+
+    def named(self, kind: Kind) -> list[str]:
+        """The names of nodes of a kind, each once, in their order."""
+        return list(dict.fromkeys(node.name for node in self.walk() if node.kind is kind))
+
+    def entered(self) -> Count | None:
+        """What has come in by all frontends, as far as it is counted."""
+        return total(node.count for node in self.walk() if node.kind is Kind.FRONTEND)
+
+    def view(self) -> Json:
+        """As a JSON value."""
+        return {
+            "service_port": self.key.service_port,
+            "protocol": self.key.protocol,
+            "family": str(self.family),
+            "place": self.place,
+            "faults": faults(self.nodes),
+            "nodes": [node.view() for node in self.nodes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTree:
+    """The chains of one family that all services go through."""
+
+    family: Family
+    place: str
+    nodes: tuple[Node, ...]
+
+    def view(self) -> Json:
+        """As a JSON value."""
+        return {
+            "family": str(self.family),
+            "place": self.place,
+            "faults": faults(self.nodes),
+            "nodes": [node.view() for node in self.nodes],
+        }
+
+
+def total(counts: Iterable[Count | None]) -> Count | None:
+    """Counts together; None when nothing was counted."""
+    known = [count for count in counts if count is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def faults(nodes: Sequence[Node]) -> list[str]:
+    """What is not as it should be in these nodes, each said once."""
+    found = (each for node in nodes for each in node.walk() if each.fault)
+    return list(dict.fromkeys(f"{each.text}: {each.fault}" for each in found))

@@ -1,0 +1,124 @@
+"""What the daemon says of services, and trees of the kernel compared with it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vipd.model import Family, Frontend, Policy, Protocol
+from vipd.observe.rules.tree import Key, Kind, Node, ServiceTree
+
+MOST_OFF = 0.0101
+"""By how much a share may differ: with nftables shares are whole numbers of slots."""
+NOT_WANTED = "vipd means no new flows to go there"
+_FAMILIES = {str(family): family for family in Family}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One service port in one family as the daemon means it."""
+
+    service: str
+    key: Key
+    family: Family
+    frontends: tuple[str, ...]
+    addresses: tuple[str, ...]
+    shares: Mapping[str, float]
+    """By `ADDRESS:PORT`, of the backends that take new flows."""
+    chains: Mapping[str, str]
+    """The kernel's name for each backend, those included that take no new flows now where that is known."""
+    comparable: bool
+    """All traffic is spread alike, so that there is one share for each backend."""
+    state: str
+    """The service's: `ok`, `no-backends`, `pending` or `quarantined`."""
+    message: str
+
+
+def wanted_of(view: Mapping[str, Any]) -> list[Wanted]:
+    """Each forwarding of a ServiceView of docs/api.md."""
+    return [_wanted(view, forwarding) for forwarding in view["forwardings"]]
+
+
+def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Wanted:
+    protocol = str(forwarding["protocol"])
+    places = [str(place) for place in (*forwarding["frontends"], *forwarding.get("external", ()))]
+    node_port = forwarding.get("node_port")
+    on_host = [str(Frontend("", int(node_port), Protocol(protocol)))] if node_port else []
+    policies = set(forwarding.get("traffic_policy", {}).values())
+    endpoints = forwarding["endpoints"]
+    return Wanted(
+        str(view["name"]),
+        Key(str(forwarding["name"]), protocol),
+        _FAMILIES[str(forwarding["family"])],
+        (*places, *on_host),
+        tuple(place.rpartition(":")[0].strip("[]") for place in places),
+        {str(e["endpoint"]): float(e["share"] or 0) for e in endpoints if e["ready"]},
+        {str(e["endpoint"]): str(e["chain"]) for e in endpoints},
+        comparable=str(Policy.LOCAL) not in policies,
+        state=str(view["status"]["state"]),
+        message=str(view["status"]["message"]),
+    )
+
+
+def compare(tree: ServiceTree, wanted: Wanted) -> ServiceTree:
+    """The tree with what is missing from it, and a fault on each node that should not be there."""
+    shares = _shares_found(tree)
+    nodes = [_judged(node, wanted, shares) for node in tree.nodes]
+    return tree.with_nodes([*nodes, *_missing(tree, wanted)])
+
+
+def absent(wanted: Wanted, place: str) -> ServiceTree:
+    """The tree of a service port of which the kernel has nothing."""
+    empty = ServiceTree(wanted.key, wanted.family, place, ())
+    return empty.with_nodes(_missing(empty, wanted))
+
+
+def _shares_found(tree: ServiceTree) -> Mapping[str, float]:
+    """The share of each backend in the ladder that has the most steps."""
+    ladders: list[dict[str, float]] = []
+    for node in tree.walk():
+        shares: dict[str, float] = defaultdict(float)
+        for child in node.children:
+            if child.kind is Kind.BACKEND and child.share is not None:
+                shares[child.name] += child.share
+        ladders.append(shares)
+    return max(ladders, key=len, default={})
+
+
+def _judged(node: Node, wanted: Wanted, shares: Mapping[str, float]) -> Node:
+    children = tuple(_judged(child, wanted, shares) for child in node.children)
+    fault = node.fault
+    if node.kind is Kind.BACKEND and not fault:
+        fault = _fault_of(node.name, wanted, shares)
+    return replace(node, fault=fault, children=children) if fault or children else node
+
+
+def _fault_of(endpoint: str, wanted: Wanted, shares: Mapping[str, float]) -> str:
+    if endpoint not in wanted.shares:
+        return NOT_WANTED
+    meant, found = wanted.shares[endpoint], shares.get(endpoint)
+    if wanted.comparable and found is not None and abs(found - meant) > MOST_OFF:
+        return f"vipd means it to have {100 * meant:.1f}%, not {100 * found:.1f}%"
+    return ""
+
+
+def _missing(tree: ServiceTree, wanted: Wanted) -> Sequence[Node]:
+    frontends, backends = set(tree.named(Kind.FRONTEND)), set(tree.named(Kind.BACKEND))
+    nodes = [
+        Node(Kind.MISSING, f"frontend {frontend}", frontend, fault="the kernel has nothing for it")
+        for frontend in wanted.frontends
+        if frontend not in frontends
+    ]
+    nodes += [
+        Node(
+            Kind.MISSING,
+            f"backend {endpoint}",
+            wanted.chains.get(endpoint, ""),
+            fault="no share of new flows",
+        )
+        for endpoint in wanted.shares
+        if endpoint not in backends
+    ]
+    return nodes

@@ -1,0 +1,177 @@
+"""What the kernel reports of traced packets, read from its messages. Pure.
+
+Layouts are those of the kernel's include/uapi/linux/netfilter/nf_tables.h and nfnetlink_log.h.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from vipd.dataplane.nftables.dump import MESSAGE, MalformedDumpError, attributes, number, text
+from vipd.observe.trace.packets import Headers, read_headers, read_packet
+
+GROUP_TRACE = 9
+"""NFNLGRP_NFTRACE."""
+
+LEGACY = "legacy"
+"""Stands where the family of a table does, for rules of legacy iptables."""
+
+_TRACE = 10 << 8 | 17
+"""NFT_MSG_TRACE of NFNL_SUBSYS_NFTABLES."""
+_LOGGED = 4 << 8
+"""NFULNL_MSG_PACKET of NFNL_SUBSYS_ULOG."""
+_FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+_LINE = re.compile(r"TRACE: (?P<table>[^:]+):(?P<chain>.+):(?P<kind>rule|return|policy):(?P<number>\d+) ?")
+
+
+class Kind(StrEnum):
+    """What an event tells of."""
+
+    RULE = "rule"
+    """A rule matched."""
+    RETURN = "return"
+    """A chain ended, and the packet goes on in the one that led there."""
+    POLICY = "policy"
+    """A base chain ended."""
+
+
+class Verdict(StrEnum):
+    """What a rule or policy decided."""
+
+    DROP = "drop"
+    ACCEPT = "accept"
+    STOLEN = "stolen"
+    """Taken away by something that handles it otherwise."""
+    QUEUE = "queue"
+    CONTINUE = "continue"
+    JUMP = "jump"
+    GOTO = "goto"
+    RETURN = "return"
+    UNSAID = ""
+    """Legacy iptables does not say."""
+
+
+_KINDS = {1: Kind.POLICY, 2: Kind.RETURN, 3: Kind.RULE}
+_VERDICTS = {
+    0: Verdict.DROP,
+    1: Verdict.ACCEPT,
+    2: Verdict.STOLEN,
+    3: Verdict.QUEUE,
+    -1: Verdict.CONTINUE,
+    -3: Verdict.JUMP,
+    -4: Verdict.GOTO,
+    -5: Verdict.RETURN,
+}
+
+
+class Chain(NamedTuple):
+    """A chain in its table. `family` is nft's word for it, or LEGACY with a 6 behind it for IPv6."""
+
+    family: str
+    table: str
+    name: str
+
+    @property
+    def legacy(self) -> bool:
+        """It is one of legacy iptables."""
+        return self.family.startswith(LEGACY)
+
+
+class Event(NamedTuple):
+    """One thing that happened to a traced packet."""
+
+    id: int
+    """The kernel's number of the packet, which changes on the way over `lo`; 0 when it says none."""
+    chain: Chain
+    kind: Kind
+    rule: int
+    """The rule's handle; 0 for what is no rule. In legacy tables its number in the chain, from 1; a rule that
+    always accepts, drops or returns is told of as the chain's end, and the end itself as one rule more."""
+    verdict: Verdict
+    leads: str
+    """The chain that a jump or goto leads to."""
+    mark: int
+    """The packet's mark after it (legacy: before it)."""
+    headers: Headers | None
+    """Said in the first event of each base chain."""
+    inbound: int
+    """Number of the interface it came in by; 0 for none."""
+    outbound: int
+
+
+def trace_events(datagram: bytes) -> Iterator[Event]:
+    """The events of nf_tables in a datagram. Raises MalformedDumpError."""
+    for kind, family, body in _messages(datagram):
+        if kind == _TRACE:
+            found = attributes(body)
+            verdict = attributes(found.get(5, b""))
+            decided = _VERDICTS.get(number(verdict.get(1)), Verdict.UNSAID) if verdict else Verdict.UNSAID
+            if 16 in found:
+                decided = _VERDICTS.get(number(found[16]), Verdict.UNSAID)
+            rule = _unsigned(found.get(3))
+            what = _KINDS.get(number(found.get(4)), Kind.RETURN)
+            yield Event(
+                _unsigned(found.get(6)),
+                Chain(_FAMILIES.get(family, str(family)), text(found.get(1)), text(found.get(2))),
+                # Kernels tell of the end of a chain as of a rule that has no handle.
+                Kind.RETURN if what is Kind.RULE and not rule else what,
+                rule,
+                decided,
+                text(verdict.get(2)),
+                _unsigned(found.get(14)),
+                read_headers(found.get(8, b""), found.get(9, b"")),
+                _unsigned(found.get(10)),
+                _unsigned(found.get(12)),
+            )
+
+
+def logged_events(datagram: bytes) -> Iterator[Event]:
+    """The traces of legacy iptables in a datagram of nfnetlink_log; other logs are left out.
+
+    Raises MalformedDumpError.
+    """
+    for kind, family, body in _messages(datagram):
+        if kind != _LOGGED:
+            continue
+        found = attributes(body)
+        line = _LINE.fullmatch(text(found.get(10)))
+        if line is not None:
+            chain = Chain(LEGACY + ("6" if family == 10 else ""), line["table"], line["chain"])
+            yield Event(
+                0,
+                chain,
+                Kind(line["kind"]),
+                int(line["number"]),
+                Verdict.UNSAID,
+                "",
+                _unsigned(found.get(2)),
+                read_packet(found.get(9, b"")),
+                _unsigned(found.get(4)),
+                _unsigned(found.get(5)),
+            )
+
+
+def _messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, family and attributes of each message. Raises MalformedDumpError."""
+    place, total = 0, len(datagram)
+    while place + MESSAGE.size <= total:
+        length, kind, _, _, _, family, _, _ = MESSAGE.unpack_from(datagram, place)
+        if length < MESSAGE.size or place + length > total:
+            raise MalformedDumpError(f"message of {length} bytes at byte {place} of {total}")
+        yield kind, family, datagram[place + MESSAGE.size : place + length]
+        place += (length + 3) & ~3
+
+
+def _unsigned(value: bytes | None) -> int:
+    return int.from_bytes(value or b"", "big")
+
+
+def error_of(datagram: bytes) -> int:
+    """The error number of the first answer in a datagram; 0 when it is a plain acknowledgement."""
+    if len(datagram) < 20:
+        return 0
+    return -int(struct.unpack_from("=i", datagram, 16)[0])

@@ -1,0 +1,134 @@
+"""The traces of legacy iptables: what the kernel would write to its log, taken by netlink instead.
+
+Legacy tables trace a packet that nftables marked, too, so that they need no rule of ours. They tell of it by
+the logger of the packet's family, a setting of the network namespace; while we trace it is nfnetlink_log. A
+child process puts it back when we end, in whatever way: its end of a pipe tells it so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+from types import TracebackType
+
+from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.model import Family
+from vipd.observe.trace.events import error_of
+from vipd.observe.trace.table import ANSWER_SECONDS, TraceError
+
+WANTED = "nfnetlink_log"
+_SETTINGS = Path("/proc/sys/net/netfilter/nf_log")
+_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
+_TABLES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
+
+_MESSAGE = struct.Struct("=IHHIIBBH")
+_CONFIGURE = 4 << 8 | 1
+"""NFULNL_MSG_CONFIG."""
+_COMMAND, _MODE, _THRESHOLD = 1, 2, 5
+_BIND, _COPY_PACKET = 1, 2
+_HEADERS_LENGTH = 128
+"""So much of a packet comes with its log: more than the headers of any that is traced."""
+_GROUP = 0
+"""Traces come to no other."""
+
+
+def has_legacy_tables(family: Family) -> bool:
+    """Whether legacy iptables has tables here, in this network namespace."""
+    try:
+        return bool(_TABLES[family].read_text().strip())
+    except OSError:
+        return False
+
+
+class LegacyLog:
+    """Traces of legacy tables come to `socket` from entry to exit. Raises TraceError on entry."""
+
+    def __init__(self, family: Family) -> None:
+        self._setting = _SETTINGS / str(_NUMBERS[family])
+        self._opened = contextlib.ExitStack()
+
+    def __enter__(self) -> LegacyLog:
+        what = "cannot read the traces of legacy iptables"
+        try:
+            self._opened.enter_context(_logger_switched(self._setting))
+            self.socket = self._opened.enter_context(open_netlink())
+            _bind(self.socket)
+        except OSError as error:
+            self._opened.close()
+            raise TraceError(what, error.strerror or str(error), _hint(error.errno)) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+
+class _logger_switched:  # noqa: N801 (it is used as a function)
+    """The family's logger is ours from entry to exit."""
+
+    def __init__(self, setting: Path) -> None:
+        self._setting = setting
+        self._guard = self._pipe = 0
+
+    def __enter__(self) -> None:
+        before = self._setting.read_text().strip()
+        if before == WANTED:
+            return
+        reading, self._pipe = os.pipe()
+        self._guard = os.fork()
+        if not self._guard:
+            os.close(self._pipe)
+            _put_back_later(self._setting, before, reading)
+        os.close(reading)
+        self._setting.write_text(WANTED)
+
+    def __exit__(self, *_: object) -> None:
+        if self._guard:
+            os.close(self._pipe)
+            os.waitpid(self._guard, 0)
+
+
+def _put_back_later(setting: Path, before: str, pipe: int) -> None:
+    """In the child: wait for the parent's end, put the setting back, end. It never returns."""
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.read(pipe, 1)
+        # Somebody who has changed it meanwhile wants it so.
+        if setting.read_text().strip() == WANTED:
+            setting.write_text(before)
+    finally:
+        os._exit(0)
+
+
+def _bind(opened: socket.socket) -> None:
+    """Have every log of the group at once, with the headers of its packet. Raises OSError."""
+    opened.settimeout(ANSWER_SECONDS)
+    mode = struct.pack(">IBx", _HEADERS_LENGTH, _COPY_PACKET)
+    for kind, value in ((_COMMAND, bytes([_BIND])), (_MODE, mode), (_THRESHOLD, struct.pack(">I", 1))):
+        opened.send(_request(kind, value))
+        if number := error_of(opened.recv(RECEIVE_BYTES)):
+            raise OSError(number, os.strerror(number))
+
+
+def _request(kind: int, value: bytes) -> bytes:
+    body = struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+    request_and_acknowledge = 0x5
+    head = (_MESSAGE.size + len(body), _CONFIGURE, request_and_acknowledge, 0, 0, 0, 0)
+    return _MESSAGE.pack(*head, socket.htons(_GROUP)) + body
+
+
+def _hint(number: int | None) -> str:
+    # The kernel calls it forbidden to take what another socket has.
+    if number in (errno.EPERM, errno.EBUSY):
+        return "perhaps another program, such as ulogd, takes group 0 of nfnetlink_log"
+    if number in (errno.ENOENT, errno.EPROTONOSUPPORT):
+        return "modprobe nfnetlink_log"
+    return ""

@@ -1,0 +1,189 @@
+"""What became of a packet, and whether that is what was predicted. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vipd.model import socket_text
+from vipd.observe.trace.events import Verdict
+from vipd.observe.trace.hits import OURS, Hit, table_of
+from vipd.observe.trace.journey import Journey
+
+Json = Mapping[str, Any]
+"""An explanation in the form that docs/api.md describes."""
+
+MOST_NAMED = 4
+"""More backends are not listed."""
+
+_SOURCE_CHANGE = re.compile(r"-j (?:MASQUERADE|SNAT)\b|\bmasquerade\b|\bsnat\b")
+_REFUSAL = re.compile(r"-j REJECT\b|\breject\b")
+
+
+class Fate(StrEnum):
+    """What became of a packet; all but LOST as `explain` calls it."""
+
+    DELIVERED = "delivered"
+    """Sent on to another destination than it named."""
+    UNCHANGED = "unchanged"
+    REJECTED = "rejected"
+    DROPPED = "dropped"
+    LOST = "lost"
+    """It was not seen to leave, and no rule dropped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a packet."""
+
+    fate: Fate
+    destination: str
+    """`ip:port` that it had in the end."""
+    source: str
+    """The address that it came from in the end."""
+    masqueraded: bool
+    by: Hit | None
+    """The rule that translated, refused or dropped it, as far as it is known."""
+
+    def __str__(self) -> str:
+        match self.fate:
+            case Fate.DELIVERED:
+                return f"goes to {self.destination}, {masquerade_words(self.masqueraded)}"
+            case Fate.UNCHANGED:
+                return "goes on unchanged" + (", masqueraded" if self.masqueraded else "")
+            case Fate.REJECTED:
+                return "is refused"
+            case Fate.DROPPED:
+                return "is dropped"
+            case Fate.LOST:
+                return "is lost, by no rule: a route, or a reverse path filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A packet's outcome beside its prediction."""
+
+    differences: tuple[str, ...]
+    """In words; empty when they agree."""
+    share: float | None
+    """The part of such flows, 0..1, that was predicted to go this way; None when none was."""
+    predicted: str
+    """Every predicted way, in words."""
+
+
+def masquerade_words(masqueraded: bool) -> str:
+    """As `explain` says it."""
+    return "masqueraded" if masqueraded else "not masqueraded"
+
+
+def outcome_of(journey: Journey, hits: Sequence[Hit]) -> Outcome:
+    """What became of a packet that hit these rules."""
+    end = journey.end
+    changed = end.source != journey.start.source or any(_SOURCE_CHANGE.search(hit.rule) for hit in hits)
+    dropper = next((hit for hit in hits if hit.verdict is Verdict.DROP), None)
+    if dropper is not None and not journey.passed:
+        fate = Fate.REJECTED if _REFUSAL.search(dropper.rule) else Fate.DROPPED
+        return Outcome(fate, end.receiver, end.source, changed, dropper)
+    if not journey.passed:
+        return Outcome(Fate.LOST, end.receiver, end.source, changed, hits[-1] if hits else None)
+    fate = Fate.DELIVERED if journey.translated else Fate.UNCHANGED
+    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits))
+
+
+def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Comparison:
+    """The outcome against the API's explanation of the same packet.
+
+    Of vipd's own chains those that the packet passed are compared, too, if any were seen.
+    """
+    predicted: Sequence[Json] = explanation["outcomes"]
+    words = predicted_words(explanation)
+    same = [each for each in predicted if _agrees(outcome, each)]
+    if not same:
+        return Comparison(("it goes another way",), None, words)
+    share = sum(float(each["probability"]) for each in same)
+    walked = list(_walked(hits))
+    planned = [list(_planned(each["rules"])) for each in same]
+    if walked in planned or not _comparable(walked, planned[0]):
+        return Comparison((), share, words)
+    return Comparison((_chain_difference(planned[0], walked),), share, words)
+
+
+def _agrees(outcome: Outcome, predicted: Json) -> bool:
+    if outcome.fate != predicted["verdict"]:
+        return False
+    if outcome.fate is Fate.DELIVERED and outcome.destination != predicted["backend"]:
+        return False
+    ended = outcome.fate in (Fate.REJECTED, Fate.DROPPED)
+    return ended or outcome.masqueraded is bool(predicted["masqueraded"])
+
+
+def predicted_words(explanation: Json) -> str:
+    """What the explanation says becomes of the packet, with some of the backends."""
+    packet = explanation["packet"]
+    place = (
+        f"{packet['source']} -> {socket_text(packet['destination'], packet['port'])}/{packet['protocol']} "
+    )
+    told = str(explanation["summary"]).removeprefix(place)
+    backends = [backend["endpoint"] for backend in explanation["backends"]]
+    if len(backends) < 2:
+        return told
+    more = f" and {len(backends) - MOST_NAMED} more" if len(backends) > MOST_NAMED else ""
+    return f"{told}: {', '.join(backends[:MOST_NAMED])}{more}"
+
+
+def _translator(journey: Journey, hits: Sequence[Hit]) -> Hit | None:
+    """The last rule that saw the packet with its first destination."""
+    if not journey.translated:
+        return None
+    untouched = [hit for hit in hits if hit.destination == journey.start.receiver]
+    return untouched[-1] if untouched else None
+
+
+def _walked(hits: Sequence[Hit]) -> Iterator[str]:
+    """vipd's chains, as `table CHAIN`, in which rules were hit; a group stands for what it is a part of."""
+    roots: dict[tuple[str, str], str] = {}
+    last = ""
+    for hit in hits:
+        table, name = table_of(hit.chain), hit.chain.name
+        if not (hit.ours and (OURS.fullmatch(name) or _of_nft(table))):
+            continue
+        root = roots.get((table, name), name)
+        if "-GRP-" in hit.leads:
+            # An explanation knows too few services to divide them into groups.
+            roots[table, hit.leads] = root
+            continue
+        if (place := f"{table} {root}") != last:
+            yield place
+        last = place
+
+
+def _planned(rules: Sequence[Json]) -> Iterator[str]:
+    last = ""
+    for rule in rules:
+        ours = OURS.fullmatch(rule["chain"]) or _of_nft(rule["table"])
+        if ours and (place := f"{rule['table']} {rule['chain']}") != last:
+            yield place
+            last = place
+
+
+def _of_nft(table: str) -> bool:
+    """A table is named with its family if it is nft's."""
+    return " " in table
+
+
+def _comparable(walked: Sequence[str], planned: Sequence[str]) -> bool:
+    """Both are of the same dataplane, and at least one chain was seen."""
+    nft = [any(place.count(" ") > 1 for place in way) for way in (walked, planned)]
+    return bool(walked) and nft[0] is nft[1]
+
+
+def _chain_difference(planned: Sequence[str], walked: Sequence[str]) -> str:
+    """The first chain at which two ways part."""
+    for number in range(max(len(planned), len(walked))):
+        wanted, found = (way[number] if number < len(way) else "no more chain" for way in (planned, walked))
+        if wanted != found:
+            return f"it passes {found} where {wanted} was to come"
+    return ""

@@ -1,0 +1,117 @@
+"""Watching packets of some flows: the trace rule in place, and events read until their journeys are over."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from types import TracebackType
+
+from vipd.dataplane.nftables.dump import MalformedDumpError
+from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.observe.trace.events import GROUP_TRACE, Event, logged_events, trace_events
+from vipd.observe.trace.journey import Journey, Journeys
+from vipd.observe.trace.legacy import LegacyLog, has_legacy_tables
+from vipd.observe.trace.packets import Flow
+from vipd.observe.trace.table import TraceError, TraceTable
+
+SOL_NETLINK, ADD_MEMBERSHIP = 270, 1
+SO_RCVBUFFORCE = 33
+BUFFER_BYTES = 8 << 20
+"""Events that find no room here are lost."""
+LOOK_SECONDS = 0.1
+"""How often to see whether a packet that nothing is heard of any more is gone."""
+
+
+class Watch:
+    """Packets of these flows are traced from entry to exit, and nothing is left in the kernel after.
+
+    Raises TraceError on entry.
+    """
+
+    def __init__(self, flows: Sequence[Flow]) -> None:
+        self._flows = flows
+        self._opened = contextlib.ExitStack()
+        self.notes: list[str] = []
+        """What cannot be seen, and why."""
+
+    def __enter__(self) -> Watch:
+        try:
+            # First, because it forks: a child that held the table's socket would keep the table alive.
+            logs = list(self._legacy_logs())
+            self._events = self._opened.enter_context(_listening())
+            table = self._opened.enter_context(TraceTable(self._flows))
+        except BaseException:
+            self._opened.close()
+            raise
+        self._sockets = [self._events, *(log.socket for log in logs)]
+        self._journeys = Journeys(table.name, legacy=bool(logs))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    @property
+    def older(self) -> int:
+        """Packets seen of flows that had begun before; their way was decided then."""
+        return self._journeys.older
+
+    def journeys(self, seconds: float | None) -> Iterator[Journey]:
+        """Each journey when it is over, for so many seconds; None: for ever."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while end is None or time.monotonic() < end:
+            readable, _, _ = select.select(self._sockets, [], [], LOOK_SECONDS)
+            for opened in readable:
+                for event in self._read(opened):
+                    self._journeys.take(event, time.monotonic())
+            yield from self._journeys.finished(time.monotonic())
+
+    def _legacy_logs(self) -> Iterator[LegacyLog]:
+        for family in sorted({flow.family for flow in self._flows}):
+            if not has_legacy_tables(family):
+                continue
+            try:
+                log = self._opened.enter_context(LegacyLog(family))
+                _make_room(log.socket)
+                yield log
+            except TraceError as error:
+                said = f"{error.what}: {error.why}"
+                self.notes.append(f"{said}; {error.hint}" if error.hint else said)
+
+    def _read(self, opened: socket.socket) -> Collection[Event]:
+        try:
+            datagram = opened.recv(RECEIVE_BYTES)
+            return list(trace_events(datagram) if opened is self._events else logged_events(datagram))
+        except MalformedDumpError as error:
+            self.notes.append(f"an event could not be read: {error}")
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            self.notes.append("events were lost: there were too many at once")
+        return ()
+
+
+def _listening() -> socket.socket:
+    """A socket that gets every trace event of this network namespace. Raises TraceError."""
+    try:
+        opened = open_netlink()
+    except OSError as error:
+        raise TraceError.of("cannot listen to trace events", error.errno or 0) from None
+    try:
+        opened.setsockopt(SOL_NETLINK, ADD_MEMBERSHIP, GROUP_TRACE)
+        _make_room(opened)
+    except OSError as error:
+        opened.close()
+        raise TraceError.of("cannot listen to trace events", error.errno or 0) from None
+    return opened
+
+
+def _make_room(opened: socket.socket) -> None:
+    """For many events at once; as much as is allowed."""
+    with contextlib.suppress(OSError):
+        opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
