@@ -1,0 +1,138 @@
+"""Other ways of programming the same services, carried out like vipd's own, in a worker process.
+
+Only the tool is measured here, not the making of what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tests.bench.chain_layout import changed_service, whole_table
+from vipd.bench.subjects import Subject, count_iptables, count_nft
+from vipd.bench.usage import Meter
+from vipd.bench.worker import main
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import ChainId, Rules
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.model import Family, Forwarding, Service
+from vipd.process import run
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import Settings
+
+Variant = Literal["nft", "legacy"]
+
+RESTORES: dict[str, Variant] = {"one iptables-restore, nft": "nft", "one iptables-restore, legacy": "legacy"}
+CHAINS = "one nft -f, chains"
+"""Chains for every service and endpoint."""
+
+
+class OneRestore:
+    """kube-proxy's rules in one restore. A change writes what its partial sync does: all chains that services
+    share, and those of the service."""
+
+    def __init__(self, variant: Variant) -> None:
+        self._variant = variant
+        self._ruleset = Ruleset(RuleOptions(Family.IPV4, prefix="KUBE", kube_proxy=True, dispatch="flat"))
+        self._text = ""
+
+    def prepare(self, services: Sequence[Service]) -> None:
+        """Make the text of everything."""
+        for forwarding in _forwardings(services):
+            self._ruleset.update(forwarding.key, forwarding)
+        wanted = self._ruleset.whole(())
+        leaves = {chain: rules for group in wanted.leaves for chain, rules in group.items()}
+        self._text = _restore_text({**leaves, **wanted.shared}, wanted.jumps)
+        self._ruleset.written()
+
+    async def load(self, meter: Meter) -> None:
+        """One restore."""
+        await self._write(meter)
+
+    def prepare_change(self, service: Service) -> None:
+        """Make the text of the change."""
+        for forwarding in _forwardings([service]):
+            self._ruleset.update(forwarding.key, forwarding)
+        wanted = self._ruleset.touched()
+        leaves = {chain: rules for group in wanted.leaves for chain, rules in group.items()}
+        self._text = _restore_text({**leaves, **wanted.shared}, {})
+        self._ruleset.written()
+
+    async def change(self, meter: Meter) -> None:
+        """One restore."""
+        await self._write(meter)
+
+    async def sweep(self) -> None:
+        """Nothing: old chains of endpoints stay, as kube-proxy leaves them for later where there are many."""
+
+    async def counts(self) -> dict[str, int]:
+        """What iptables-save lists."""
+        return await count_iptables(self._variant, run)
+
+    async def _write(self, meter: Meter) -> None:
+        await _run(
+            meter, [f"iptables-{self._variant}-restore", "-w", "5", "--noflush", "--counters"], self._text
+        )
+
+
+class ChainPerService:
+    """A chain for each service and endpoint, in one transaction of nft."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def prepare(self, services: Sequence[Service]) -> None:
+        """Make the text of everything."""
+        self._text = whole_table(services)
+
+    async def load(self, meter: Meter) -> None:
+        """One transaction."""
+        await _run(meter, ["nft", "-f", "-"], self._text)
+
+    def prepare_change(self, service: Service) -> None:
+        """Make the text of the change."""
+        self._text = changed_service(service)
+
+    async def change(self, meter: Meter) -> None:
+        """One transaction."""
+        await _run(meter, ["nft", "-f", "-"], self._text)
+
+    async def sweep(self) -> None:
+        """Nothing: old chains of endpoints stay."""
+
+    async def counts(self) -> dict[str, int]:
+        """What nft lists."""
+        return await count_nft(run)
+
+
+def comparator(name: str, directory: Path) -> Subject:
+    """The subject of that name. Raises KeyError."""
+    return ChainPerService() if name == CHAINS else OneRestore(RESTORES[name])
+
+
+async def _run(meter: Meter, argv: Sequence[str], text: str) -> None:
+    finished = await meter.run(argv, text)
+    if finished.code:
+        raise ApplyError(f"{argv[0]} failed", finished.errors.strip())
+
+
+def _forwardings(services: Sequence[Service]) -> list[Forwarding]:
+    policy = SelectionPolicy.of(Settings(), ())
+    return [forwarding for service in services for forwarding in choose(service, policy)]
+
+
+def _restore_text(chains: Mapping[ChainId, Rules], jumps: Mapping[ChainId, Rules]) -> str:
+    tables = []
+    for table in ("filter", "nat"):
+        own = [chain for chain in chains if chain.table == table]
+        declared = [f":{chain.name} - [0:0]" for chain in own]
+        ruled = [(c, r) for c, r in (*jumps.items(), *chains.items()) if c.table == table]
+        rules = [f"-A {chain.name} {rule}" for chain, each in ruled for rule in each]
+        tables.append("\n".join([f"*{table}", *declared, *rules, "COMMIT", ""]))
+    return "".join(tables)
+
+
+if __name__ == "__main__":
+    main(comparator)

@@ -1,0 +1,69 @@
+"""The benchmark's parts work: every kind of path answers, and the load generator counts what it should."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.path.arrangements import DIRECT, SUBJECTS, Arrangement, Subject, arrange, delivered
+from tests.bench.path.probes import Length, Probes
+from tests.bench.path.programs import PORTS, Programs
+from tests.bench.path.rules import BACKENDS, declaration, vip
+from vipd.declaration.native import parse_declaration
+
+SERVICES = 10
+NFTABLES = next(subject for subject in SUBJECTS if subject.name == "vipd nftables")
+NEEDS_GCC = pytest.mark.skipif(
+    not shutil.which("gcc"), reason="gcc is not installed; tests/bench/path/prepare.sh does"
+)
+
+
+def test_first_and_last_service_lead_to_the_real_backend_and_the_others_to_none() -> None:
+    services = parse_declaration(declaration(SERVICES), "bench.yaml").services
+    real = [service.addresses[0] for service in services if service.backends[0].address in BACKENDS]
+    assert real == [vip(0), vip(SERVICES - 1)]
+    assert len({address for service in services for address in service.addresses}) == SERVICES
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as held:
+        yield held
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(Path(tmp_path_factory.mktemp("programs")))
+
+
+@pytest.mark.root
+@NEEDS_GCC
+@pytest.mark.parametrize("subject", [DIRECT, NFTABLES], ids=lambda subject: subject.name)
+def test_every_kind_of_load_comes_through(
+    subject: Subject, programs: Programs, stack: contextlib.ExitStack
+) -> None:
+    at = arrange(subject, SERVICES if subject.scales else None, programs, stack)
+    probes = Probes(programs, Length(rounds=1, seconds=0.3, kept_rounds=1, new_flows=1_600))
+    for address in at.targets.values():
+        rate, cpu = probes.connections(at, address)
+        assert rate > 0
+        assert cpu > 0
+    _flood_is_counted(at, programs)
+    client = at.lab.client
+    assert programs.load(client, "request", at.target, PORTS.echo, 0.1).failed == 0
+    assert programs.load(client, "datagram", at.target, PORTS.udp_echo, 0.1).done > 0
+
+
+def _flood_is_counted(at: Arrangement, programs: Programs) -> None:
+    before = delivered(at)
+    sent = programs.flood(at.lab.client, at.target, PORTS.udp_sink, 640, ("10.10.0.2", "10.10.0.3"), 320).done
+    assert sent == 640
+    assert delivered(at) - before >= sent
+    if at.subject.install:
+        flows = at.lab.host.run("conntrack", "-L", "-p", "udp").stdout.count(f"dport={PORTS.udp_sink}")
+        # Each flow has a line with a port in both directions.
+        assert flows >= sent

@@ -1,0 +1,105 @@
+"""The page says what was measured: its tables are those of the results beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.record import Record
+from tests.bench.report import PAGE, RESULTS, TABLES, filled, main, names_in
+from tests.bench.results import Measurement
+from tests.bench.tables import figures, number, pivot
+
+MACHINE = {"kernel": "6.1", "programs": {}}
+
+
+def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page, Record(RESULTS)) == page, "stale; run: python -m tests.bench.report"
+
+
+def test_no_table_of_what_was_measured_is_empty() -> None:
+    record = Record(RESULTS)
+    assert record.groups.keys() == {"programming", "path", "control", "daemon"}
+    assert [name for name, made in TABLES.items() if not made(record)] == []
+
+
+def test_the_page_has_every_table_once() -> None:
+    names = names_in(PAGE.read_text(encoding="utf-8"))
+    assert sorted(names) == sorted(TABLES)
+
+
+def test_every_picture_of_the_page_is_there() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    drawn = {f"performance/{path.name}" for path in RESULTS.parent.glob("*.svg")}
+    shown = {
+        part.partition(")")[0] for part in page.split("](")[1:] if part.partition(")")[0].endswith(".svg")
+    }
+    assert shown == drawn
+
+
+def test_a_stale_page_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: full-load -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr("tests.bench.report.PAGE", page)
+    with pytest.raises(SystemExit) as ended:
+        main(["--check"])
+    assert "stale" in str(ended.value.code)
+    assert "old" in page.read_text()
+
+
+def row(what: str, *values: float, services: int | None = 10, note: str = "") -> Measurement:
+    return Measurement("programming", what, "vipd", services, "s", values, note)
+
+
+def test_a_group_that_is_measured_again_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    first = Record(path)
+    for group in ("programming", "path"):
+        first.begin(group, "full", MACHINE)
+        first.put(group, row("full load", 1.0), 1.0)
+        first.finish(group, 1.0)
+    again = Record(path)
+    again.begin("programming", "quick", MACHINE)
+    again.put("programming", row("full load", 2.0), 1.0)
+    again.put("programming", row("full load", 2.0, 3.0), 2.0)
+    found = Record(path)
+    assert found.rows("path") == [row("full load", 1.0)]
+    assert found.rows("programming") == [row("full load", 2.0, 3.0)]
+    assert (found.groups["programming"].finished, found.groups["path"].finished) == (False, True)
+
+
+def test_results_of_another_format_are_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="move it away"):
+        Record(path)
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"),
+    [
+        (row("x", 1.0, 3.0, 2.0), "2.00 s (1.00 to 3.00)"),
+        (row("x", 0.0123), "0.012 s"),
+        (row("x", 123.4), "123 s"),
+        (row("x", note="more than 30 s"), "more than 30 s"),
+        (row("x"), "not measured"),
+    ],
+)
+def test_figures(measured: Measurement, told: str) -> None:
+    assert figures(measured) == told
+
+
+def test_large_numbers_have_their_thousands_apart() -> None:
+    assert number(1234567.0, "bytes") == "1,234,567"
+    assert number(1696.4, "ms") == "1,696"
+
+
+def test_what_was_given_up_stands_in_its_cell() -> None:
+    rows = [row("full load", 1.0, services=100), row("full load", services=1000, note="more than 30 s")]
+    assert pivot(rows, "subject", "services", corner="S =") == [
+        "| S = | 100 | 1,000 |",
+        "|---|---|---|",
+        "| vipd | 1.00 s | more than 30 s |",
+    ]
