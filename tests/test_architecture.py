@@ -37,29 +37,45 @@ CORE = (
     "vipd.dataplane.iptables",
     "vipd.dataplane.nftables",
     "vipd.observe.tracer",
+    "vipd.observe.trace",
 )
 """Modules and packages whose results follow from their arguments alone."""
-SHELL_OF_CORE = tuple(
-    f"vipd.dataplane.iptables.{name}"
-    for name in (
-        "tools",
-        "probe",
-        "family",
-        "driver",
-        "removal",
-        "watch",
-        "counters.counter",
-        "counters.reading",
+SHELL_OF_CORE = (
+    tuple(
+        f"vipd.dataplane.iptables.{name}"
+        for name in (
+            "tools",
+            "probe",
+            "family",
+            "driver",
+            "removal",
+            "watch",
+            "counters.counter",
+            "counters.reading",
+        )
     )
-) + tuple(
-    f"vipd.dataplane.nftables.{name}"
-    for name in ("tools", "probe", "family", "driver", "removal", "reading", "watch", "surroundings")
+    + tuple(
+        f"vipd.dataplane.nftables.{name}"
+        for name in (
+            "tools",
+            "probe",
+            "family",
+            "driver",
+            "removal",
+            "reading",
+            "watch",
+            "surroundings",
+            "flow_counter",
+        )
+    )
+    + tuple(f"vipd.observe.trace.{name}" for name in ("table", "legacy", "rules", "watching", "sending"))
 )
 """Modules within those packages that do run programs."""
 
 DAEMON_SIDE = ("vipd.daemon", "vipd.reconciler", "vipd.sources", "vipd.settings", "vipd.dataplane")
 LOCAL_VERBS = frozenset(
-    f"vipd.cli.{name}" for name in ("render", "cleanup", "explain", "offline", "doctor", "register")
+    f"vipd.cli.{name}"
+    for name in ("render", "cleanup", "explain", "offline", "doctor", "register", "rules", "trace")
 )
 """Verbs that work without a daemon, so need its parts; the others must start fast and touch nothing here."""
 

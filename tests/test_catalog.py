@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samples import broken, declared, service, unit
-from vipd.catalog import NOTHING, Merged, Unit, merge
+from vipd.catalog import NOTHING, Catalog, Merged, Unit, merge
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.problems import Declaration
 from vipd.model import Frontend, Service
@@ -187,3 +187,51 @@ def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(
         for name, u in units.items():
             assert merged.chosen[name] is (u.accepted if name in merged.problems else u.candidate)
         units = adopt(units, merged)
+
+
+@settings(max_examples=100, deadline=None)
+@given(histories())
+def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
+    history: list[dict[str, Declaration]],
+) -> None:
+    catalog, units, served = Catalog(), dict[str, Unit](), dict[str, Service]()
+    for saves in history:
+        before = dict(units)
+        gone = [name for name in units if name not in saves and len(saves) % 2]
+        for name in gone:  # a file that was deleted, now and then
+            del units[name]
+        for name, candidate in saves.items():
+            units[name] = Unit(candidate, units[name].accepted if name in units else NOTHING)
+        changed = {n for n in before.keys() | units.keys() if before.get(n) is not units.get(n)}
+        merged, expected = catalog.merge(units, changed), merge(units)
+        assert dict(merged.services) == dict(expected.services)
+        assert {n: id(d) for n, d in merged.chosen.items() if d.services} == {
+            n: id(d) for n, d in expected.chosen.items() if d.services
+        } or expected.contested
+        assert merged.problems == expected.problems
+        names = served.keys() | merged.services.keys()
+        assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.touched)
+        served = dict(merged.services)
+        units = adopt(units, merged)
+        catalog.merge(units, set(units))
+
+
+def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    frontends = Service.frontends
+
+    def noted(of: Service) -> tuple[Frontend, ...]:
+        asked.append(of.name)
+        return frontends(of)
+
+    many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
+    units = {A: unit(declared(*many)), B: unit(declared(service("dns", DNS)))}
+    catalog = Catalog()
+    catalog.merge(units, set(units))
+    new = service("s7", "10.97.0.7", "", 1, "10.244.9.9")
+    units[A] = unit(declared(*[new if s.name == "s7" else s for s in many]))
+    monkeypatch.setattr(Service, "frontends", noted)
+    merged = catalog.merge(units, {A})
+    assert merged.touched == ("s7",)
+    assert merged.services["s7"] is new
+    assert set(asked) == {"s7"}

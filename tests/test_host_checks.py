@@ -15,6 +15,7 @@ from vipd.host_checks import (
     mixed_warning,
     tables_with_rules,
 )
+from vipd.host_needs import HostNeeds
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade, Protocol
 from vipd.process import Finished
 from vipd.settings import load_settings
@@ -74,8 +75,9 @@ def machine(tmp_path: Path) -> Machine:
 def told(machine: Machine, checks: HostChecks, *forwardings: Forwarding) -> tuple[bool, str]:
     """Look, a minute after the last time."""
     machine.now += CHECK_SECONDS
-    changed = asyncio.run(checks.look(forwardings))
-    return changed, " | ".join(checks.warnings(forwardings))
+    needs = HostNeeds(forwardings)
+    changed = asyncio.run(checks.look(needs))
+    return changed, " | ".join(checks.warnings(needs))
 
 
 def test_tables_with_rules() -> None:
@@ -131,7 +133,7 @@ def test_nothing_is_looked_at_within_a_minute(machine: Machine) -> None:
     told(machine, checks, pinned("web"))
     machine.ran.clear()
     machine.now += CHECK_SECONDS - 1
-    assert asyncio.run(checks.look([pinned("web")])) is False
+    assert asyncio.run(checks.look(HostNeeds([pinned("web")]))) is False
     assert machine.ran == []
 
 
@@ -176,4 +178,4 @@ def test_full_lists_are_those_of_our_own_chains(machine: Machine) -> None:
     changed, warning = told(machine, checks, *both)
     assert changed
     assert "affinity of web: " in warning
-    assert checks.warnings([pinned("other")]) == ()
+    assert checks.warnings(HostNeeds([pinned("other")])) == ()

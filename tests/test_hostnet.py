@@ -42,7 +42,8 @@ def value(proc: Path, name: str) -> str:
 def prepare(host: HostNet, families: Iterable[Family]) -> tuple[str, ...]:
     """Prepare a host for a service in each of these families."""
     keys = [ForwardingKey("web", "", Protocol.TCP, family) for family in families]
-    return asyncio.run(host.prepare([Forwarding(key, (), 80, (), Masquerade.FORWARDED) for key in keys]))
+    host.update({key: Forwarding(key, (), 80, (), Masquerade.FORWARDED) for key in keys})
+    return asyncio.run(host.prepare())
 
 
 def test_only_families_in_use_are_turned_on(proc: Path, record: HostRecord) -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 import pytest
 
+from tests.fake_dataplane import FakeDataplane
 from tests.reconciling import DNS, WEB, World, lived
 from tests.samples import broken, declared, service
 from vipd import reconciler as room
-from vipd.model import Family, Service
+from vipd.in_parts import AT_ONCE
+from vipd.model import Family, Forwarding, ForwardingKey, Service
 from vipd.selection import choose
 
 
@@ -156,6 +159,61 @@ def test_the_difference_waits_for_a_running_step() -> None:
         assert world.dataplane.misuse == []
 
     lived(story, DNS)
+
+
+def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(world: World) -> None:
+        await world.reconciler.settled(world.reconciler.wake(), 5)
+        update = world.dataplane.update
+
+        def broken_after_all(changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+            update(changes)
+            raise KeyError("a fault in vipd")
+
+        monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
+        world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
+        assert not await world.reconciler.settled(world.reconciler.wake(), 5)
+        monkeypatch.undo()
+        world.source.candidate = declared(service("dns", "10.96.0.10"))
+        await world.fulfilled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+        assert {e.address for f in world.dataplane.kernel.values() for e in f.endpoints} == {"10.244.0.5"}
+        assert set(world.reconciler.services) == {"dns"}
+
+    lived(story, DNS)
+
+
+def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_nowhere() -> None:
+    async def story(world: World) -> None:
+        await world.reconciler.settled(world.reconciler.wake(), 5)
+        world.source.candidate = declared(service("dns", "10.96.0.10", "/d/a.yaml", 7))
+        await world.reconciler.settled(world.reconciler.wake(), 5)
+        assert world.reconciler.services["dns"].origin.line == 7
+        assert world.dataplane.updates[-1] == set()
+
+    lived(story, service("dns", "10.96.0.10", "/d/a.yaml", 3))
+
+
+def test_while_many_services_are_loaded_others_get_their_turn() -> None:
+    async def story(world: World) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while world.reconciler.progress.state != "in-sync":
+                turns += 1
+                await asyncio.sleep(0)
+
+        waiting = asyncio.create_task(other())
+        assert await world.reconciler.settled(world.reconciler.wake(), 20)
+        await waiting
+        assert turns > 2 * len(many) // AT_ONCE
+        assert world.reconciler.readiness.ready == len(many)
+
+    many = [service(f"s{n}", f"10.97.{n // 250}.{n % 250 + 1}") for n in range(1500)]
+    lived(story, *many)
 
 
 def test_cancelling_ends_the_loop_during_a_step() -> None:

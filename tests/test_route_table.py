@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from vipd.host_needs import HostNeeds
 from vipd.model import Endpoint, ExternalAddress, Forwarding, ForwardingKey, Masquerade, Protocol, family_of
 from vipd.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
-from vipd.vip_routes import wanted_vips
 
 
 class Message(dict[str, Any]):
@@ -131,5 +131,5 @@ def test_every_address_is_wanted_with_a_backend_if_any_port_has_one() -> None:
         )
 
     expected = {"10.96.0.1": "10.244.0.5", "198.51.100.1": "10.244.0.5"}
-    assert wanted_vips([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]) == expected
-    assert wanted_vips([on(1)]) == {"10.96.0.1": "", "198.51.100.1": ""}
+    assert HostNeeds([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]).vips == expected
+    assert HostNeeds([on(1)]).vips == {"10.96.0.1": "", "198.51.100.1": ""}

@@ -7,7 +7,7 @@ An address that a service claims is taken from its real owner for every packet t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 
@@ -85,13 +85,30 @@ def _ranges_of(networks: tuple[str, ...]) -> dict[int, _Ranges]:
     }
 
 
-def admit(declaration: Declaration, policy: AddressPolicy) -> Declaration:
-    """The declaration with a problem for each address that it must not claim, in line order."""
-    found = [problem for service in declaration.services for problem in admit_service(service, policy)]
+def admit(
+    declaration: Declaration, policy: AddressPolicy, passed: Collection[int] = frozenset()
+) -> Declaration:
+    """The declaration with a problem for each address that it must not claim, in line order. Services whose
+    `id` is in `passed` have been looked at."""
+    fresh = [service for service in declaration.services if id(service) not in passed]
+    found = [problem for service in fresh for problem in admit_service(service, policy)]
     if not found:
         return declaration
     problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
     return replace(declaration, problems=tuple(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A unit as it was given and as it was let in. `passed` means services by their `id`, which are theirs
+    alone while the unit is kept."""
+
+    given: Unit
+    unit: Unit
+    passed: frozenset[int] = frozenset()
+    """Those that passed the whole policy."""
+    lasting: frozenset[int] = frozenset()
+    """Those that passed as far as what was accepted once is held to it."""
 
 
 def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
@@ -100,13 +117,97 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     A candidate must pass the whole policy. What was accepted once is held to the allowed networks alone, and
     loses what lies outside: a host may take over an address that is served already, as keepalived does.
     """
+    return _admitted(unit, policy, None).unit
+
+
+def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _Admitted:
+    passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
     lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources, balances=policy.balances)
-    allowed = tuple(s for s in unit.accepted.services if not admit_service(s, lasting))
-    same = len(allowed) == len(unit.accepted.services)
+    services = unit.accepted.services
+    allowed = tuple([s for s in services if id(s) in lasted or not admit_service(s, lasting)])
+    same = len(allowed) == len(services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
     if unit.candidate is unit.accepted:
-        return Unit(accepted if same else admit(unit.candidate, lasting), accepted)
-    return Unit(admit(unit.candidate, policy), accepted)
+        candidate = accepted if same else admit(unit.candidate, lasting)
+        known = passed.intersection(map(id, allowed))
+    else:
+        candidate = admit(unit.candidate, policy, passed)
+        known = frozenset(map(id, unit.candidate.services)) if candidate is unit.candidate else frozenset()
+    return _Admitted(unit, Unit(candidate, accepted), known, known.union(map(id, allowed)))
+
+
+class Admission:
+    """All units as far as they may serve. What has not changed is not looked at again: neither a unit, nor a
+    service of one that has, as long as the policy is the same."""
+
+    def __init__(self) -> None:
+        self._policy: AddressPolicy | None = None
+        self._admitted: dict[str, _Admitted] = {}
+        self._given: dict[str, Unit] = {}
+        self._refused: set[str] = set()
+        self.units: dict[str, Unit] = {}
+        """By name; it follows later calls."""
+
+    def notice(self, sources: Sequence[Mapping[str, Unit]], policy: AddressPolicy) -> set[str]:
+        """See what the sources hold now; the names of the units that have to be looked at, and of those that
+        are gone."""
+        # What was refused may have been mended on the host, such as a program that was missing.
+        changed, number = set(self._refused), 0
+        if policy != self._policy:
+            self._policy = policy
+            self._admitted.clear()
+            changed.update(self._given)
+        given = self._given
+        for units in sources:
+            number += len(units)
+            for name, unit in units.items():
+                if name not in given or given[name] is not unit:
+                    given[name] = unit
+                    changed.add(name)
+        if number < len(given):
+            changed |= self._leave({name for units in sources for name in units})
+        return changed
+
+    def size(self, units: Iterable[str]) -> int:
+        """How many services these units declare."""
+        return sum(len(self._given[name].candidate.services) for name in units if name in self._given)
+
+    def admit(self, changed: Iterable[str]) -> set[str]:
+        """Look at what was noticed; the names of the units that are other than before, or gone."""
+        return {name for name in changed if name not in self._given or self._renew(name)}
+
+    def _leave(self, present: set[str]) -> set[str]:
+        gone = self._given.keys() - present
+        for name in gone:
+            del self._given[name]
+            self._admitted.pop(name, None)
+            self.units.pop(name, None)
+            self._refused.discard(name)
+        return gone
+
+    def _renew(self, name: str) -> bool:
+        """Look at a unit; whether what is let in is another one than before."""
+        before, unit = self._admitted.get(name), self._given[name]
+        assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
+        if before and name not in self._refused and _same(before.given, unit):
+            return False
+        after = self._admitted[name] = _admitted(unit, self._policy, before)
+        (self._refused.discard if after.unit.candidate.ok else self._refused.add)(name)
+        known = self.units.get(name)
+        if known is not None and _alike(known, after.unit):
+            return False
+        self.units[name] = after.unit
+        return True
+
+
+def _same(one: Unit, other: Unit) -> bool:
+    return one.candidate is other.candidate and one.accepted is other.accepted
+
+
+def _alike(one: Unit, other: Unit) -> bool:
+    """Whether two units come to the same; what was refused is made anew each time it is looked at."""
+    refused = not other.candidate.ok and one.candidate == other.candidate
+    return one.accepted is other.accepted and (refused or one.candidate is other.candidate)
 
 
 def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:

@@ -7,8 +7,8 @@ another already has, keeps its accepted version: bad input never hurts what runs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from vipd.declaration.conflicts import claim_problem
 from vipd.declaration.problems import Declaration, Problem
@@ -30,7 +30,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The outcome of a merge."""
+    """The outcome of a merge. Of a `Catalog`, the mappings are its own and follow later merges."""
 
     chosen: Mapping[str, Declaration]
     """The version of each unit that serves."""
@@ -38,25 +38,116 @@ class Merged:
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
     """What is wrong, by unit; units without problems are left out."""
+    contested: bool = False
+    """Two units claimed the same, or one might have."""
+    touched: tuple[str, ...] = ()
+    """Services that are other than at the catalog's last merge, or gone."""
 
 
-def merge(units: Mapping[str, Unit], claims: Claims | None = None) -> Merged:
+class Catalog:
+    """Merges again and again; a change costs what it changes while no two units claim the same.
+
+    Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
+    that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
+    """
+
+    def __init__(self) -> None:
+        self._merged = Merged({}, {}, {})
+        self._chosen: dict[str, Declaration] = {}
+        self._services: dict[str, Service] = {}
+        self._owners: dict[Claim, Service] = {}
+        """Who claims what in the snapshot. Empty while it is contested."""
+
+    def merge(self, units: Mapping[str, Unit], changed: Collection[str]) -> Merged:
+        """What `merge` says of these units; `changed` names those that are other than at the last call, and
+        those that are gone."""
+        if not changed:
+            self._merged = replace(self._merged, touched=())
+        elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
+            self._start_over(units)
+        else:
+            self._take(units, changed, exchange)
+        return self._merged
+
+    def _exchange(self, units: Mapping[str, Unit], changed: Collection[str]) -> _Exchange | None:
+        """What comes and goes with the changed units; None if that is not for them alone to say."""
+        chosen = {name: _first_choice(units[name]) for name in changed if name in units}
+        leaving, coming = list[Service](), list[Service]()
+        for name in changed:
+            old = self._chosen.get(name, NOTHING).services
+            new = chosen.get(name, NOTHING).services
+            if new is old:
+                continue
+            stays = {id(service) for service in old} & {id(service) for service in new}
+            leaving += [service for service in old if id(service) not in stays]
+            coming += [service for service in new if id(service) not in stays]
+        gone = {id(service) for service in leaving}
+        owners = dict[Claim, Service]()
+        for service in coming:
+            for claim in _claims_of(service):
+                owner = self._owners.get(claim)
+                if claim in owners or not (owner is None or id(owner) in gone):
+                    return None
+                owners[claim] = service
+        return _Exchange(chosen, leaving, coming, owners)
+
+    def _take(self, units: Mapping[str, Unit], changed: Collection[str], exchange: _Exchange) -> None:
+        staying = {service.name for service in exchange.coming}
+        for service in exchange.leaving:
+            for claim in _claims_of(service):
+                if claim not in exchange.owners:
+                    self._owners.pop(claim, None)
+            if service.name not in staying:
+                self._services.pop(service.name, None)
+        self._owners.update(exchange.owners)
+        self._services.update((service.name, service) for service in exchange.coming)
+        self._chosen.update(exchange.chosen)
+        problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
+        for name in sorted(changed):
+            if name not in units:
+                self._chosen.pop(name, None)
+            elif not units[name].candidate.ok:
+                problems[name] = units[name].candidate.problems
+        touched = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
+        self._merged = Merged(self._chosen, self._services, problems, touched=tuple(touched))
+
+    def _start_over(self, units: Mapping[str, Unit]) -> None:
+        before, merged = self._services, merge(units)
+        self._chosen, self._services = dict(merged.chosen), dict(merged.services)
+        after = self._services
+        claimed = () if merged.contested else after.values()
+        self._owners = {claim: service for service in claimed for claim in _claims_of(service)}
+        touched = [name for name in before if name not in after]
+        touched += [name for name, service in after.items() if before.get(name) is not service]
+        self._merged = replace(merged, chosen=self._chosen, services=after, touched=tuple(touched))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Some units' versions in place of others, and what that means for the snapshot."""
+
+    chosen: Mapping[str, Declaration]
+    leaving: Sequence[Service]
+    coming: Sequence[Service]
+    owners: Mapping[Claim, Service]
+    """What those that come claim."""
+
+
+def merge(units: Mapping[str, Unit]) -> Merged:
     """Choose a version of every unit so that no two services claim the same name or frontend.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
-    the unit that sorts first wins. Each round takes something away from a unit, so this ends. `claims` of an
-    earlier merge saves looking at what has not changed.
+    the unit that sorts first wins. Each round takes something away from a unit, so this ends.
     """
-    claims = claims or Claims()
-    claims.keep(units)
-    chosen = {
-        name: unit.candidate if unit.candidate.ok else unit.accepted for name, unit in sorted(units.items())
-    }
+    claims = _Claims()
+    contested = False
+    chosen = {name: _first_choice(unit) for name, unit in sorted(units.items())}
     problems: dict[str, list[Problem]] = {
         name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
     }
     judge = _Judge(units)
     while conflicts := sorted(_conflicts(chosen, claims), key=lambda conflict: str(conflict.claim)):
+        contested = True
         losers = [judge.loser(conflict, chosen) for conflict in conflicts]
         lost = [(loser, conflict) for loser, conflict in zip(losers, conflicts, strict=True)]
         # A service without a name of its own is called by its frontend, whose conflict tells it all.
@@ -68,7 +159,16 @@ def merge(units: Mapping[str, Unit], claims: Claims | None = None) -> Merged:
             mine = [conflict for of, conflict in zip(losers, conflicts, strict=True) if of == loser]
             chosen[loser] = judge.lesser(loser, chosen[loser], mine)
     services = {service.name: service for part in chosen.values() for service in part.services}
-    return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()})
+    return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
+
+
+def _first_choice(unit: Unit) -> Declaration:
+    """The version of a unit that serves unless another unit has a better claim."""
+    return unit.candidate if unit.candidate.ok else unit.accepted
+
+
+def _claims_of(service: Service) -> tuple[Claim, ...]:
+    return (service.name, *service.frontends())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +187,24 @@ class _Conflict:
         return claim_problem(mine[1], self.claim, other[1])
 
 
-class Claims:
+class _Claims:
     """What versions of units claim, worked out once for each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, list[tuple[Declaration, dict[Claim, tuple[str, Service]]]]] = {}
+        self._known: dict[tuple[str, int], dict[Claim, tuple[str, Service]]] = {}
 
     def of(self, unit: str, declaration: Declaration) -> dict[Claim, tuple[str, Service]]:
         """Every name and frontend that a version claims, each with the unit and the service."""
-        known = self._known.setdefault(unit, [])
-        for version, claims in known:
-            if version is declaration:
-                return claims
-        found: dict[Claim, tuple[str, Service]] = {}
-        for service in declaration.services:
-            holder = (unit, service)
-            found[service.name] = holder
-            found.update(dict.fromkeys(service.frontends(), holder))
-        # The candidate and the accepted version are all that is ever asked for.
-        self._known[unit] = [*known[-1:], (declaration, found)]
-        return found
-
-    def keep(self, units: Collection[str]) -> None:
-        """Forget units that are no more."""
-        for unit in self._known.keys() - units:
-            del self._known[unit]
+        place = (unit, id(declaration))
+        if place not in self._known:
+            holders = ((service, (unit, service)) for service in declaration.services)
+            self._known[place] = {
+                claim: holder for service, holder in holders for claim in _claims_of(service)
+            }
+        return self._known[place]
 
 
-def _conflicts(chosen: Mapping[str, Declaration], claims: Claims) -> Iterator[_Conflict]:
+def _conflicts(chosen: Mapping[str, Declaration], claims: _Claims) -> Iterator[_Conflict]:
     """Claims made by two units. Within one unit the parser has looked already."""
     seen: dict[Claim, tuple[str, Service]] = {}
     for unit, declaration in chosen.items():

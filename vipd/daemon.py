@@ -22,7 +22,7 @@ from vipd.admission import admit_unit
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
-from vipd.api.views import ready_backends, time_text
+from vipd.api.views import time_text
 from vipd.catalog import merge
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.watch.events import pids_are_global
@@ -139,7 +139,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
         parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
-        reporter = Reporter(notifier, parts.reconciler, ready_backends)
+        reporter = Reporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         observers = Observers(_observed(parts, recorder))
         listeners = (*_health(parts), *observers.listeners)
@@ -154,7 +154,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
                 tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
                 tasks.create_task(_watch_time(parts), name="watch time"),
                 tasks.create_task(parts.health.run(), name="check backends"),
-                tasks.create_task(parts.numbers.counting.run(), name="count flows"),
+                tasks.create_task(parts.numbers.run(), name="count"),
                 *(tasks.create_task(each.run(), name="answer over TCP") for each in listeners),
                 tasks.create_task(observers.run(), name="observe"),
             ]
@@ -168,7 +168,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
             cause = f"signal {(await stop).name}"
             reporter.stopping()
             if parts.reconciler.progress.done:  # else there are no rules yet that could have counted
-                await parts.numbers.counting.close()
+                await parts.numbers.close()
             for task in work:
                 task.cancel()
         stopped = fields(Event.STOPPED, cause=cause, reason="the rules stay in the kernel")
@@ -223,7 +223,12 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
         health=health,
         fitness=fitness,
         fleet=fleet,
-        numbers=Numbers.of(FlowCounters(dataplane), reconciler, settings.state_dir / "counters.json"),
+        numbers=Numbers.of(
+            FlowCounters(dataplane),
+            reconciler,
+            settings.state_dir / "counters.json",
+            traffic=settings.traffic_accounting,
+        ),
     )
 
 
@@ -331,6 +336,7 @@ def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
 def _health(parts: Parts) -> tuple[Listeners, ...]:
     """What answers health checks over TCP: the services' health ports, and `health_address`."""
     ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
+    parts.reconciler.followers.append(ports)
     parts.reconciler.after_step.append(ports.follow)
     place = parts.settings.health_place()
     return ports.listeners, healthz_listener(parts.reconciler, Place(*place) if place else None)
@@ -338,7 +344,15 @@ def _health(parts: Parts) -> tuple[Listeners, ...]:
 
 def _observed(parts: Parts, recorder: Recorder) -> Observed:
     """What metrics and the status page look at."""
-    return Observed(parts.settings, parts.reconciler, parts.dataplane, parts.sources, parts.numbers, recorder)
+    return Observed(
+        parts.settings,
+        parts.reconciler,
+        parts.dataplane,
+        parts.sources,
+        parts.numbers,
+        recorder,
+        parts.health.durations,
+    )
 
 
 @contextlib.asynccontextmanager

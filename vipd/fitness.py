@@ -86,6 +86,10 @@ class _Index:
                 index.by_address[override.subject.backend].append(override)
         return index
 
+    def may_be_about(self, service: Service) -> bool:
+        """False if there is no order about any backend of a service."""
+        return bool(self.by_address) or service.name in self.by_service
+
     def about(self, service: Service, backend: Backend) -> Orders:
         """What all orders about a backend come to."""
         named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
@@ -103,24 +107,25 @@ class Fitness:
         self._moved: set[str] = set()
         self._ramps: dict[str, float] = {}
 
-    def follow(self, services: Mapping[str, Service]) -> None:
-        """These are all services now: their backends are asked, and no others."""
-        known = self._known
-        gone = known.keys() - services.keys()
-        fresh = [s for name, s in services.items() if name not in known or known[name].service is not s]
-        if not gone and not fresh:
-            return
-        for name in gone:
-            self._leave(name)
-            self._checking.follow(name, ())
-        for service in fresh:
-            self._leave(service.name)
-            entry = _Known(service, targets_of(service))
-            known[service.name] = entry
-            for target in entry.targets.values():
-                self._users.setdefault(target, set()).add(service.name)
-            # Before the old ones are let go, so that what another check found is taken over.
-            self._checking.follow(service.name, frozenset(entry.targets.values()))
+    def follow(self, changes: Mapping[str, Service | None]) -> None:
+        """These services are new or other than before, or gone: from now on the backends of those that there
+        are are asked, and no others."""
+        for name, service in changes.items():
+            if service is None and name in self._known:
+                self._leave(name)
+                self._checking.follow(name, ())
+        for name, service in changes.items():
+            if service is not None and (name not in self._known or self._known[name].service is not service):
+                self._renew(service)
+
+    def _renew(self, service: Service) -> None:
+        self._leave(service.name)
+        entry = _Known(service, targets_of(service))
+        self._known[service.name] = entry
+        for target in entry.targets.values():
+            self._users.setdefault(target, set()).add(service.name)
+        # Before the old ones are let go, so that what another check found is taken over.
+        self._checking.follow(service.name, frozenset(entry.targets.values()))
 
     def moved(self) -> frozenset[str]:
         """Services whose backends may stand otherwise since `taken_up`."""
@@ -137,6 +142,8 @@ class Fitness:
         targets = (
             targets_of(service) if service.name not in self._known else self._known[service.name].targets
         )
+        if not targets and not self._index.may_be_about(service):
+            return {}
         backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
         found = {name: self._stand(service, backend, targets.get(name)) for name, backend in backends.items()}
         weighed = self._weights(service, targets, found)

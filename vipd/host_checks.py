@@ -18,6 +18,7 @@ from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.iptables.tools import Tools, find_tools, save
 from vipd.dataplane.nftables import surroundings
 from vipd.dataplane.nftables.surroundings import dropping_chains
+from vipd.host_needs import HostNeeds
 from vipd.model import Family, Forwarding
 from vipd.process import Runner, run
 from vipd.settings import Settings
@@ -57,7 +58,7 @@ class HostChecks:
         self._flow_mark = 1 << settings.flow_mark_bit
         self.dataplane = dataplane
 
-    async def look(self, forwardings: Collection[Forwarding]) -> bool:
+    async def look(self, needs: HostNeeds) -> bool:
         """Check if it is time to; whether there is something else to warn of than before."""
         if self._clock() < self._next:
             return False
@@ -65,27 +66,27 @@ class HostChecks:
         self._next = self._clock() + (CHAINS_SECONDS if native else CHECK_SECONDS)
         before = self._mixed, self._full, self._dropping
         if native:
-            self._full, self._dropping = (), await self._chains_that_drop(forwardings)
+            self._full, self._dropping = (), await self._chains_that_drop(needs)
             return before != (self._mixed, self._full, self._dropping)
         self._dropping = ()
-        self._mixed = await self._variants.check({f.key.family for f in forwardings})
-        self._full = await asyncio.to_thread(self._full_lists, forwardings, self._limit())
+        self._mixed = await self._variants.check(needs.families)
+        self._full = await asyncio.to_thread(self._full_lists, tuple(needs.pinned), self._limit())
         return before != (self._mixed, self._full, self._dropping)
 
-    async def _chains_that_drop(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
+    async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
         """Others' chains that our own table cannot keep from dropping translated flows."""
         try:
             chains = await dropping_chains()
         except (ApplyError, OSError) as error:
             log.warning("other tables cannot be looked at: %s", error)
             return self._dropping
-        return surroundings.warnings(chains, self._flow_mark, any(f.health_port for f in forwardings))
+        return surroundings.warnings(chains, self._flow_mark, needs.health_ports)
 
-    def warnings(self, forwardings: Iterable[Forwarding]) -> tuple[str, ...]:
+    def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
         """What is to be told about this host now."""
         if self.dataplane() == "nftables":
             return tuple(filter(None, (self._mixed, *self._dropping)))
-        pinned = {f.key.service for f in forwardings if f.affinity_timeout is not None}
+        pinned = {forwarding.key.service for forwarding in needs.pinned}
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
 
@@ -95,12 +96,12 @@ class HostChecks:
         except (OSError, ValueError):
             return None  # the module is not loaded, or we are not root
 
-    def _full_lists(self, forwardings: Iterable[Forwarding], limit: int | None) -> tuple[str, ...]:
-        """The services of which a list is full."""
+    def _full_lists(self, pinned: Iterable[Forwarding], limit: int | None) -> tuple[str, ...]:
+        """The services with affinity of which a list is full."""
         lists = [
             (f.key.service, self._names.endpoint(f.key, endpoint))
-            for f in forwardings
-            if limit and f.affinity_timeout is not None
+            for f in pinned
+            if limit
             for endpoint in f.reachable()
         ]
         directory = self._root / "proc/net/xt_recent"

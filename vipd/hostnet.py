@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from vipd.admission import AddressPolicy
 from vipd.health.host_problems import host_problems
 from vipd.host_checks import HostChecks
+from vipd.host_needs import HostNeeds
 from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding
+from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.selection import SelectionPolicy
 from vipd.settings import Settings, balances_of
-from vipd.vip_routes import VipRoutes, wanted_vips
+from vipd.vip_routes import VipRoutes
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class HostNet:
         self._record = record
         self._root = root
         self._policy: SelectionPolicy | None = None
-        self._forwardings: Collection[Forwarding] = ()
+        self._needs = HostNeeds()
         self._routes = VipRoutes(settings.vip_device, record)
         self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
         self._conntrack_absent = False
@@ -79,19 +80,22 @@ class HostNet:
         if before is None:
             return True  # nothing has been prepared yet
         routes = await self._routes.look()
-        checks = await self._checks.look(self._forwardings)
+        checks = await self._checks.look(self._needs)
         return before != self._policy or routes or checks or self._conntrack_absent or self._switched()
 
-    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
-        """Make sure that the host forwards these families and has routes to their VIPs.
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
+        self._routes.moved(self._needs.update(changes))
+
+    async def prepare(self) -> tuple[str, ...]:
+        """Make sure that the host forwards the families in use and has routes to their VIPs.
 
         Returns a warning for each thing that failed, and for each that is amiss on this host.
         """
-        self._forwardings = forwardings
         return (
-            *self._prepare_sysctls({forwarding.key.family for forwarding in forwardings}),
-            *await self._routes.ensure(wanted_vips(forwardings)),
-            *self._checks.warnings(forwardings),
+            *self._prepare_sysctls(self._needs.families),
+            *await self._routes.ensure(self._needs.vips),
+            *self._checks.warnings(self._needs),
         )
 
     def _switched(self) -> bool:
@@ -100,7 +104,7 @@ class HostNet:
 
     def _on(self) -> set[str]:
         """The kernel settings that are needed and on."""
-        families = {forwarding.key.family for forwarding in self._forwardings}
+        families = self._needs.families
         names = [FORWARDING[family] for family in families]
         if families and self._settings.manage_sysctls and self._settings.compat != "kube-proxy":
             names.append(LIBERAL)

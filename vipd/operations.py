@@ -62,7 +62,7 @@ def find(snapshot: Services, target: str) -> Service:
     except NotationError:
         frontend = None
     for service in snapshot.values() if frontend else ():
-        if frontend in service.frontends():
+        if frontend and _may_have(service, {frontend.address}) and frontend in service.frontends():
             return service
     raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
 
@@ -247,6 +247,11 @@ def _owned(service: Service, source: str) -> Service:
     return service
 
 
+def _may_have(service: Service, addresses: set[str]) -> bool:
+    """False if none of these is an address of the service."""
+    return bool(service.external_addresses) or not addresses.isdisjoint(service.addresses)
+
+
 _OWNER_HINTS = {CLI: "leave --store out", "etcd": "vipctl --store etcd changes it on every host"}
 
 
@@ -255,9 +260,10 @@ def _owner(service: Service) -> str:
 
 
 def _check_frontends(snapshot: Services, service: Service) -> None:
-    claimed = set(service.frontends())
+    claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
     for other in snapshot.values():
-        if other.name == service.name:
+        # Most have no address in common, and then need no closer look; a port of the host is at "".
+        if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
             hint = f"vipctl describe {other.name}"

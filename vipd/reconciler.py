@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from typing import Protocol
 
-from vipd.admission import AddressPolicy, admit_unit
-from vipd.catalog import Claims, Merged, Unit, merge
+from vipd.catalog import Merged
+from vipd.collecting import loading
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import Problem
+from vipd.in_parts import AT_ONCE, in_parts
 from vipd.model import Forwarding, ForwardingKey, Service
 from vipd.observe.events.causes import Causes
 from vipd.observe.service_log import tell_changes
@@ -31,8 +31,11 @@ from vipd.observe.trouble_log import (
 )
 from vipd.progress import Progress
 from vipd.pulse import Pulse
-from vipd.registrations import Registrar, Registrations
+from vipd.readiness import Readiness
+from vipd.reconciler_partners import Follower, Judges, Surroundings, Undisputed
+from vipd.registrations import Registrations
 from vipd.selection import SelectionPolicy, choose
+from vipd.snapshot import Snapshot
 from vipd.sources.base import Source
 from vipd.standing import Standings
 from vipd.systemd.fields import Event, fields
@@ -42,81 +45,22 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
 
+LARGE = 1000
+"""Services touched by a step above which it is a load."""
+
 
 @dataclass(slots=True)
 class Selection:
     """What a step found to differ from the one before."""
 
     policy: SelectionPolicy
-    services: Mapping[str, Service]
-    """The whole snapshot."""
-    changes: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
+    services: dict[str, Service | None] = field(default_factory=dict)
+    """Those that are new or other than before; None: gone."""
     forwardings: dict[str, tuple[Forwarding, ...]] = field(default_factory=dict)
     """Those of each service that was chosen for anew."""
-    gone: list[str] = field(default_factory=list)
-    """Services that are no more."""
-    judged: frozenset[str] = frozenset()
+    changes: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
     """Services whose backends may stand otherwise than before; this is taken up here."""
-
-
-class Surroundings(Protocol):
-    """This host, besides its rules."""
-
-    async def policy(self) -> SelectionPolicy:
-        """What settings and host say now; the host's addresses may have changed. Raises OSError."""
-
-    def claims(self) -> AddressPolicy:
-        """Which addresses services may claim."""
-
-    async def prepare(self, forwardings: Collection[Forwarding]) -> tuple[str, ...]:
-        """Make the host fit for all these forwardings; returns a warning for each thing that is amiss."""
-
-
-class Judges(Protocol):
-    """What says how backends stand beside their declaration."""
-
-    def follow(self, services: Mapping[str, Service]) -> None:
-        """These are all services now."""
-
-    def moved(self) -> frozenset[str]:
-        """Services whose backends may stand otherwise since `taken_up`."""
-
-    def standings(self, service: Service) -> Standings:
-        """How the service's backends stand now."""
-
-    def taken_up(self, services: frozenset[str]) -> None:
-        """What had moved of these services has been taken up."""
-
-
-class Undisputed:
-    """Every backend stands as declared."""
-
-    def follow(self, services: Mapping[str, Service]) -> None:
-        """Nothing depends on them."""
-
-    def moved(self) -> frozenset[str]:
-        """None, ever."""
-        return frozenset()
-
-    def standings(self, service: Service) -> Standings:
-        """All as declared."""
-        return {}
-
-    def taken_up(self, services: frozenset[str]) -> None:
-        """Nothing had moved."""
-
-
-class Follower(Protocol):
-    """Told what the dataplane is told, and when the kernel has it."""
-
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """This host's own addresses are these from now on."""
-
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Forwardings are new, or gone."""
-
-    def applied(self, wrote: bool = True) -> None:
-        """The kernel is as told; `wrote`: rules had to be written for that."""
 
 
 class Reconciler:
@@ -131,9 +75,13 @@ class Reconciler:
         judges: Judges | None = None,
         registrations: Callable[[], Registrations] = dict,
     ) -> None:
-        self._sources, self._dataplane = sources, dataplane
+        self._dataplane = dataplane
         self._judges = judges or Undisputed()
-        self._registrations, self._registrar = registrations, Registrar()
+        self._snapshot = Snapshot(sources, registrations)
+        self._moved: set[str] = set()
+        """Services whose backends may stand otherwise since they were last chosen for."""
+        self._unsure: set[ForwardingKey] = set()
+        """What may have been handed over only in part."""
         self._surroundings, self.clock = surroundings, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
@@ -144,15 +92,14 @@ class Reconciler:
         """Called after each step, good or bad. They only look; what raises here ends the loop."""
         self.causes = Causes()
         """Whoever lets a source hold something else notes here who asked for it."""
-        self._claims = Claims()
         self._source_faults: Mapping[str, tuple[str, ...]] = {}
         self._host_warnings: tuple[str, ...] = ()
-        self._admitted: dict[str, tuple[AddressPolicy, Unit, Unit]] = {}
         self.progress = Progress()
         self.pulse = Pulse()
         """Beats while the loop is alive. Another one may take its place before `run`."""
-        self.services: Mapping[str, Service] = {}
+        self.services: dict[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
+        self.readiness = Readiness()
         self.problems: Mapping[str, tuple[Problem, ...]] = {}
 
     @property
@@ -208,23 +155,13 @@ class Reconciler:
             self._woken.clear()
             wish, began = self.progress.take_up(), self.clock()
             try:
-                policy = await self._surroundings.policy()
-                merged = merge(self._units(), self._claims)
-                self._adopt(merged)
-                services = self._registrar.extended(merged.services, self._registrations())
-                self._hand_over(self._select(services, policy))
-                self.pulse.beat()  # each of these takes seconds with ten thousand services
-                await self._prepare_host()
-                self.pulse.beat()
-                plan = await self._dataplane.plan()
-                self.pulse.beat()
-                if plan:
-                    await self._dataplane.apply(plan)
-                self._succeeded(wish, began, wrote=bool(plan))
+                with contextlib.ExitStack() as work:
+                    await self._make_it_so(wish, began, work)
             except ApplyError as error:
                 self._failed(wish, str(error))
             except Exception as error:
                 log.exception("reconciling failed")
+                self._snapshot.doubt(self.services)
                 self._failed(
                     wish, f"{type(error).__name__}: {error}; hint: this is a fault in vipd, see the log"
                 )
@@ -233,6 +170,21 @@ class Reconciler:
         async with self._stepped:
             self._stepped.notify_all()
         return not self.progress.fault
+
+    async def _make_it_so(self, wish: int, began: datetime, work: contextlib.ExitStack) -> None:
+        policy = await self._surroundings.policy()
+        self._tell(await self._snapshot.look(self._surroundings.claims()))
+        if len(self._snapshot.touched) > LARGE:
+            work.enter_context(loading())
+        await self._hand_over(await self._select(policy))
+        self.pulse.beat()  # each of these takes seconds with a hundred thousand services
+        self._host_warnings = await self._surroundings.prepare()
+        self.pulse.beat()
+        plan = await self._dataplane.plan()
+        self.pulse.beat()
+        if plan:
+            await self._dataplane.apply(plan)
+        self._succeeded(wish, began, wrote=bool(plan))
 
     async def difference(self) -> str:
         """What a step would write now, having looked at the kernel afresh; empty when in sync."""
@@ -258,65 +210,87 @@ class Reconciler:
                 self._dataplane.forget()
                 self.wake()
 
-    def _units(self) -> dict[str, Unit]:
-        """Every source's units, as far as they may serve. What has not changed is not looked at again."""
-        policy, before, self._admitted = self._surroundings.claims(), self._admitted, {}
-        for source in self._sources:
-            for name, unit in source.units().items():
-                known = before.get(name)
-                fresh = known is None or known[0] != policy or not _same_unit(known[1], unit)
-                # What was refused may have been mended on the host, such as a program that was missing.
-                fresh = fresh or (known is not None and not known[2].candidate.ok)
-                admitted = admit_unit(unit, policy) if fresh or known is None else known[2]
-                self._admitted[name] = (policy, unit, admitted)
-        return {name: admitted for name, (_, _, admitted) in self._admitted.items()}
-
-    def _adopt(self, merged: Merged) -> None:
-        """Tell the sources which of their versions serve, and the log what is wrong."""
-        for source in self._sources:
-            source.accepted(merged.chosen)
-        faults = {source.location: source.faults() for source in self._sources}
+    def _tell(self, merged: Merged) -> None:
+        """Have the log say what is wrong with declarations and sources, or is not any more."""
+        faults = self._snapshot.faults()
         tell_problems(self.problems, merged.problems)
         tell_faults(self._source_faults, faults)
         self.problems, self._source_faults = merged.problems, faults
 
-    def _select(self, services: Mapping[str, Service], policy: SelectionPolicy) -> Selection:
-        """What differs from the last step. Touches nothing yet, so that a failure loses nothing."""
-        before, same_policy = self.services, policy == self._policy
-        self._judges.follow(services)
+    async def _select(self, policy: SelectionPolicy) -> Selection:
+        """What differs from the last step. Changes nothing here yet, so that a failure loses nothing."""
+        touched, same_policy = self._snapshot.touched, policy == self._policy
+        async for part in in_parts({name: self._snapshot.service(name) for name in touched}):
+            self._judges.follow(part)
         moved = self._judges.moved()
-        selection = Selection(policy, services, judged=moved)
-        for name in before.keys() - services.keys():
-            selection.changes.update({f.key: None for f in self.forwardings[name]})
-            selection.gone.append(name)
-        for name, service in services.items():
-            if same_policy and before.get(name) is service and name not in moved:
-                continue
-            old = {f.key: f for f in self.forwardings.get(name, ())}
-            selection.forwardings[name] = new = choose(service, policy, self._judges.standings(service))
-            selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
-            selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
+        self._moved |= moved
+        self._judges.taken_up(moved)  # what moves from here on is for the next step
+        selection = Selection(policy, moved=set(self._moved))
+        names = dict.fromkeys((*touched, *self._moved), None)
+        names.update({} if same_policy else dict.fromkeys(self._snapshot.names))
+        async for part in in_parts(names):
+            for name in part:
+                self._consider(name, selection, anew=not same_policy or name in self._moved)
+        for key in self._unsure - selection.changes.keys():
+            known = selection.forwardings.get(key.service) or self.forwardings.get(key.service, ())
+            selection.changes[key] = next((f for f in known if f.key == key), None)
         return selection
 
-    def _hand_over(self, selection: Selection) -> None:
+    def _consider(self, name: str, selection: Selection, anew: bool) -> None:
+        """Choose for a service, unless it says what it said before and nothing else asks for it."""
+        service, before = self._snapshot.service(name), self.services.get(name)
+        if service is None:
+            if before is not None:
+                selection.services[name] = None
+                selection.changes.update({f.key: None for f in self.forwardings[name]})
+            return
+        if service is not before:
+            selection.services[name] = service
+        if not anew and before == service:  # it has only moved to another line
+            return
+        old = {f.key: f for f in self.forwardings.get(name, ())}
+        new = choose(service, selection.policy, self._judges.standings(service))
+        selection.forwardings[name] = new
+        selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
+        selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
+
+    async def _hand_over(self, selection: Selection) -> None:
         """Give the dataplane what differs, then remember it."""
         listeners: list[Dataplane | Follower] = [self._dataplane, *self.followers]
-        for listener in listeners:
-            if selection.policy != self._policy:
+        if selection.policy != self._policy:
+            for listener in listeners:
                 listener.host_changed(selection.policy.host.addresses)
-            listener.update(selection.changes)
+        self._unsure |= selection.changes.keys()
+        async for part in in_parts(selection.changes):
+            self._dataplane.update(part)
+        # All at once, but for the first load: what moves from one service to another is never missing there.
+        parts = in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
+        async for part in parts:
+            self._surroundings.update(part)
+            for follower in self.followers:
+                follower.update(part)
+        async for chosen in in_parts(selection.forwardings):
+            for name, forwardings in chosen.items():
+                self.readiness.update(name, self._snapshot.service(name), forwardings)
+        self._remember(selection)
+
+    def _remember(self, selection: Selection) -> None:
+        before = {name: self.services[name] for name in selection.services if name in self.services}
+        after = {name: service for name, service in selection.services.items() if service is not None}
         causes = self.causes.take()
         if self._policy is not None:  # of the first load the log tells the number alone
-            tell_changes(self.services, selection.services, selection.forwardings, causes)
-        self._policy, self.services = selection.policy, selection.services
-        for name in selection.gone:
-            del self.forwardings[name]
+            tell_changes(before, after, [name for name in selection.forwardings if name in after], causes)
+        # A new one, so that whoever is going through the old one is not disturbed.
+        services = dict(self.services) if selection.services else self.services
+        services.update(after)
+        for name in before.keys() - after.keys():
+            del services[name], self.forwardings[name]
+            self.readiness.update(name, None)
         self.forwardings.update(selection.forwardings)
-        self._judges.taken_up(selection.judged)
-
-    async def _prepare_host(self) -> None:
-        wanted = [f for part in self.forwardings.values() for f in part]
-        self._host_warnings = await self._surroundings.prepare(wanted)
+        self._policy, self.services = selection.policy, services
+        self._snapshot.taken_up()
+        self._unsure.clear()
+        self._moved -= selection.moved
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
         progress, now = self.progress, self.clock()
@@ -339,7 +313,3 @@ class Reconciler:
             log.error("%s", fault, extra=fields(Event.APPLY_FAILED, cause="kernel", reason=fault))
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
-
-
-def _same_unit(one: Unit, other: Unit) -> bool:
-    return one.candidate is other.candidate and one.accepted is other.accepted

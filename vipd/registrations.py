@@ -22,29 +22,38 @@ class Registrar:
     """Adds registered backends; a service for which nothing has changed stays the same object."""
 
     def __init__(self) -> None:
+        self._registrations: dict[str, tuple[Backend, ...]] = {}
         self._known: dict[str, tuple[Service, tuple[Backend, ...], Service]] = {}
 
-    def extended(
-        self, services: Mapping[str, Service], registrations: Registrations
-    ) -> Mapping[str, Service]:
-        """The services with their registered backends.
+    def take(self, registrations: Registrations) -> set[str]:
+        """These are all registrations now; the services for which they are other than before."""
+        before = self._registrations
+        changed = {name for name in registrations if before.get(name) is not registrations[name]}
+        changed |= before.keys() - registrations.keys()
+        if changed:
+            self._registrations = dict(registrations)
+        return changed
+
+    def extended(self, service: Service) -> Service:
+        """A service with its registered backends.
 
         What is declared wins over what is registered at the same address and port. An address of the service
         itself is no backend of it: its packets would come back to the rules for ever.
         """
-        if not registrations:
-            self._known.clear()
-            return services
-        known, self._known = self._known, {}
-        found = dict(services)
-        for name in registrations.keys() & services.keys():
-            service, registered = services[name], registrations[name]
-            before = known.get(name)
-            same = before is not None and before[0] is service and before[1] is registered
-            extended = before[2] if same and before else _extended(service, registered)
-            self._known[name] = (service, registered, extended)
-            found[name] = extended
-        return found
+        registered = self._registrations.get(service.name)
+        if registered is None:
+            self._known.pop(service.name, None)
+            return service
+        before = self._known.get(service.name)
+        if before is not None and before[0] is service and before[1] is registered:
+            return before[2]
+        made = _extended(service, registered)
+        self._known[service.name] = (service, registered, made)
+        return made
+
+    def forget(self, service: str) -> None:
+        """A service is no more."""
+        self._known.pop(service, None)
 
 
 def _extended(service: Service, registered: tuple[Backend, ...]) -> Service:

@@ -8,10 +8,10 @@ chains do (contract 1.5): affinity is then shared by them. The choice of endpoin
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vipd.model import (
     Backend,
@@ -28,7 +28,7 @@ from vipd.model import (
     family_of,
     port_names,
 )
-from vipd.standing import GOOD, Admin, Standing, Standings
+from vipd.standing import GOOD, Admin, Standings
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
     from vipd.settings import Settings
@@ -73,41 +73,23 @@ class SelectionPolicy:
         return cls({family: settings.masquerade_for(family) for family in Family}, host)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A backend that could serve one port in one family."""
+class _Candidate(NamedTuple):
+    """A backend that could serve one port in one family. Fit for new flows means: as far as operator, checks
+    and weight say."""
 
-    backend: Backend
     endpoint: Endpoint
+    zones: tuple[str, ...]
     local: bool
-    standing: Standing
-    forgiven: bool = False
-    """Counts as healthy, because none is."""
-
-    @property
-    def fit(self) -> bool:
-        """Whether new flows could go to it, as far as operator, checks and weight say."""
-        healthy = self.standing.healthy or self.forgiven
-        return healthy and self.standing.admin is Admin.ACTIVE and self.endpoint.weight > 0
-
-    @property
-    def ready(self) -> bool:
-        return self.fit and self.backend.state is BackendState.UP and not self.backend.backup
-
-    @property
-    def ready_backup(self) -> bool:
-        return self.fit and self.backend.state is BackendState.UP and self.backend.backup
-
-    @property
-    def last_resort(self) -> bool:
-        """Serving, but on its way out."""
-        return self.fit and self.backend.state is BackendState.DRAIN
-
-    @property
-    def down(self) -> bool:
-        """Whether the flows that it has should end."""
-        healthy = self.standing.healthy or self.forgiven
-        return self.backend.state is BackendState.DOWN or self.standing.admin is Admin.DISABLED or not healthy
+    ready: bool
+    """Fit and up."""
+    ready_backup: bool
+    """The same, but for a backup."""
+    last_resort: bool
+    """Fit, but on its way out."""
+    down: bool
+    """The flows that it has should end."""
+    keeps_pins: bool
+    """It is draining, and clients with affinity to it still get to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +133,7 @@ def _forwarding(
     accessible = bool(port.node_port or external)
     chosen = _choose_endpoints(known, service, accessible, host)
     if not chosen.served and service.keeps_unhealthy:
-        known = tuple(replace(candidate, forgiven=True) for candidate in known)
+        known = _candidates(service.backends, port, key.family, host, standings, forgiving=True)
         chosen = _choose_endpoints(known, service, accessible, host)
     if spare and not chosen.served:
         chosen = _choose_endpoints(spare, service, accessible, host)
@@ -178,7 +160,7 @@ def _forwarding(
         health_port=service.health_port,
         ready_local=_addresses(chosen.ready_local) if service.health_port else (),
         balance=service.balance,
-        pinned=_endpoints(tuple(c for c in known if _keeps_pins(c, service) and c.endpoint not in used)),
+        pinned=_pinned(known, used) if service.affinity is not None else (),
     )
 
 
@@ -202,8 +184,8 @@ def _choose_endpoints(
 
 def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
     """Those for this host's zone, if every ready backend has zones and one has this; else all of them."""
-    near = tuple(c for c in ready if host.zone in c.backend.zones)
-    return near if host.zone and near and all(c.backend.zones for c in ready) else ready
+    near = tuple(c for c in ready if host.zone in c.zones)
+    return near if host.zone and near and all(c.zones for c in ready) else ready
 
 
 def _on_host(candidates: tuple[_Candidate, ...]) -> tuple[_Candidate, ...]:
@@ -221,26 +203,51 @@ def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
     return tuple(found)
 
 
-def _keeps_pins(candidate: _Candidate, service: Service) -> bool:
-    """Whether clients with affinity to a draining backend still get to it."""
-    pinned = service.affinity is not None and candidate.standing.pinned and not candidate.down
-    return pinned and candidate.standing.admin is Admin.DRAINING
+def _pinned(known: Iterable[_Candidate], used: Collection[Endpoint]) -> tuple[Endpoint, ...]:
+    """Draining backends that clients with affinity to them still get to."""
+    return tuple(c.endpoint for c in known if c.keeps_pins and c.endpoint not in used)
 
 
 def _candidates(
-    backends: tuple[Backend, ...], port: ServicePort, family: Family, host: Host, standings: Standings
+    backends: tuple[Backend, ...],
+    port: ServicePort,
+    family: Family,
+    host: Host,
+    standings: Standings,
+    *,
+    forgiving: bool = False,
 ) -> tuple[_Candidate, ...]:
-    """The backends of one family, sorted by their text as kube-proxy sorts endpoints."""
+    """The backends of one family, sorted by their text as kube-proxy sorts endpoints. `forgiving`: all count
+    as healthy."""
     found = []
     for backend in backends:
         number = backend.port_for(port)
         if number is None or family_of(backend.address) is not family:
             continue
-        standing = standings.get(str(backend), GOOD)
+        standing = standings.get(str(backend), GOOD) if standings else GOOD
         weight = backend.weight if standing.weight is None else standing.weight
-        endpoint = Endpoint(backend.address, number, weight)
-        found.append(_Candidate(backend, endpoint, host.runs(backend), standing))
-    return tuple(sorted(found, key=lambda candidate: str(candidate.endpoint)))
+        healthy = standing.healthy or forgiving
+        fit = healthy and standing.admin is Admin.ACTIVE and weight > 0
+        up = fit and backend.state is BackendState.UP
+        down = backend.state is BackendState.DOWN or standing.admin is Admin.DISABLED or not healthy
+        found.append(
+            _Candidate(
+                Endpoint(backend.address, number, weight),
+                backend.zones,
+                host.runs(backend),
+                up and not backend.backup,
+                up and backend.backup,
+                fit and backend.state is BackendState.DRAIN,
+                down,
+                standing.pinned and not down and standing.admin is Admin.DRAINING,
+            )
+        )
+    found.sort(key=_text)
+    return tuple(found)
+
+
+def _text(candidate: _Candidate) -> str:
+    return str(candidate.endpoint)
 
 
 def _endpoints(candidates: tuple[_Candidate, ...]) -> tuple[Endpoint, ...]:

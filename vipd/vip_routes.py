@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, family_of
+from vipd.model import Family, family_of
 from vipd.route_table import (
     ELSEWHERE,
     LINK_SCOPE,
@@ -36,17 +36,6 @@ CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
 """Netlink groups: links (IPv4 routes go silently with their device), routes and rules of both families."""
 
 
-def wanted_vips(forwardings: Collection[Forwarding]) -> dict[str, str]:
-    """Every VIP, with the address of a backend that it leads to; empty when there is none."""
-    vips: dict[str, str] = {}
-    for forwarding in forwardings:
-        backends = forwarding.endpoints or forwarding.local_endpoints
-        backend = backends[0].address if backends else ""
-        for address in (*forwarding.addresses, *(e.address for e in forwarding.external_addresses)):
-            vips[address] = vips.get(address) or backend
-    return vips
-
-
 class VipRoutes:
     """Keeps the routes of one network namespace. It costs nothing while neither VIPs nor routes change."""
 
@@ -54,30 +43,37 @@ class VipRoutes:
         self._device, self._record = device, record
         self._changes = RouteChanges()
         self._vips: Mapping[str, str] = {}
+        self._moved: set[str] = set()
+        """VIPs that are new, gone, or lead to another backend, since the routes were last made right."""
         self._stale = True
         self._warnings: tuple[str, ...] = ()
         self._foreign: RouteTable | None = None
         """The host's own routes as last read, while vipd needs none beside them."""
 
+    def moved(self, vips: Collection[str]) -> None:
+        """These are new, gone, or lead to another backend from now on."""
+        self._moved.update(vips)
+
     async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
-        """Make the routes right for these VIPs, each with a backend; a warning when that failed."""
+        """Make the routes right for these VIPs, each with a backend; a warning when that failed. The mapping
+        is kept; of what it says otherwise later `moved` must be told."""
         if not self._device and not self._record.read().devices:
             return ()
-        if not self._stale and (vips == self._vips or self._all_covered(vips)):
-            self._vips = dict(vips)
+        moved, self._moved, self._vips = self._moved, set(), vips
+        if not self._stale and self._lead_there(moved, vips):
             return self._warnings
         self._changes.seen()
         problem = await self._attempt(vips)
         if problem and (problem,) != self._warnings:
             log.warning("%s", problem)
-        self._vips, self._stale = dict(vips), False
+        self._stale = False
         self._warnings = (problem,) if problem else ()
         return self._warnings
 
-    def _all_covered(self, vips: Mapping[str, str]) -> bool:
-        """The host's own routes lead to every VIP, as before; only VIPs that are new are looked up."""
-        table = self._foreign
-        return table is not None and all(table.covers(vip) for vip in vips.keys() - self._vips.keys())
+    def _lead_there(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
+        """Whether the routes are right still: nothing has moved, or the host's own lead to every VIP."""
+        foreign = self._foreign
+        return not moved if foreign is None else all(foreign.covers(vip) for vip in moved if vip in vips)
 
     async def look(self) -> bool:
         """Whether the routes must be made anew, the host's own having changed."""
@@ -86,7 +82,7 @@ class VipRoutes:
         try:
             async with _netlink() as netlink:
                 routing = await read_routing(netlink, self._device)
-                wanted, problem = await self._judge(netlink, routing, self._vips)
+                wanted, problem = await self._judge(netlink, routing, dict(self._vips))
         except _failures():
             return self._stale
         warned = (problem,) if problem else ()

@@ -125,6 +125,7 @@ class Room:
         self.port, self.other_port = free_port(), free_port()
         self.service = replace(WEB, health_port=self.port)
         self.ports = HealthPorts(self.world.reconciler, self._node_addresses)
+        self.world.reconciler.followers.append(self.ports)
         self.world.reconciler.after_step.append(self.ports.follow)
 
     async def declare(self, *services: Service) -> bool:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, lived
-from vipd.api.views import ready_backends
 from vipd.pulse import Pulse
 from vipd.systemd.notify import Notifier, one_line
 from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
@@ -154,7 +153,7 @@ def stepping(story: Callable[[World], Awaitable[None]]) -> None:
 def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, ready_backends, clock)
+        Reporter(notifier, world.reconciler, clock)
         world.dataplane.failures = [broken_tool()]
         world.reconciler.wake()
         await world.reconciler.step()
@@ -171,7 +170,7 @@ def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Noti
 def test_ready_that_was_not_taken_is_told_again(address: str) -> None:
     async def story(world: World) -> None:
         notifier = Notifier(address)
-        Reporter(notifier, world.reconciler, ready_backends, Clock())
+        Reporter(notifier, world.reconciler, Clock())
         world.reconciler.wake()
         await world.reconciler.step()
         ear = Ear(address)
@@ -190,7 +189,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(
 
     async def story(world: World) -> None:
         clock = Clock()
-        reporter = Reporter(notifier, world.reconciler, ready_backends, clock)
+        reporter = Reporter(notifier, world.reconciler, clock)
         world.reconciler.wake()
         await world.reconciler.step()
         ear.heard()
@@ -221,7 +220,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(
 def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, ready_backends, clock)
+        Reporter(notifier, world.reconciler, clock)
         world.reconciler.wake()
         await world.reconciler.step()
         clock.now += 5
@@ -237,7 +236,7 @@ def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
 def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, ready_backends, clock)
+        Reporter(notifier, world.reconciler, clock)
         world.reconciler.pulse.beat()
         assert any("EXTEND_TIMEOUT_USEC=60000000" in text for text in ear.heard())
         world.dataplane.failures = [broken_tool()]
@@ -252,7 +251,7 @@ def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> N
 
 def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
-        reporter = Reporter(notifier, world.reconciler, ready_backends, Clock())
+        reporter = Reporter(notifier, world.reconciler, Clock())
         async with reporter.reloading():
             pass
         assert ear.heard() == []

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.bench.declarations import many_services
 from tests.samples import block
 from tests.systemd.manager import REFUSAL, Unit, unit, until
+from vipd.bench.declared import declaration as many_services
 
 pytestmark = pytest.mark.root
 

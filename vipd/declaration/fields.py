@@ -78,7 +78,8 @@ def did_you_mean(text: str, known: Collection[str]) -> str:
 
 def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
     """The known keys that are nearest to a mapping's unknown ones: they were written, though wrong."""
-    return {_nearest(key, known) for key in node.items if key not in known}
+    unknown = [key for key in node.items if key not in known]
+    return {_nearest(key, known) for key in unknown} if unknown else set()
 
 
 def _nearest(text: str, known: Collection[str]) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, null, tree_of
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, null, tree_of
 from vipd.declaration.notation import shown
 from vipd.declaration.policy_reader import Policy, read_policy
 from vipd.declaration.problems import Declaration, Problem
@@ -26,6 +24,8 @@ __all__ = [
 ]
 
 DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
+
+_READ = Unreadable(0)
 
 
 def parse_declaration(text: str, path: str, source: str = "file") -> Declaration:
@@ -94,10 +94,12 @@ def _right_version(report: Report, node: Mapping) -> bool:
 
 
 def _read_services(report: Report, services: Sequence, policy: Policy, origin: Origin) -> list[Service]:
-    found = []
-    for index, item in enumerate(services.items):
-        place = replace(origin, line=item.line)
+    found, items = [], services.items
+    for index, item in enumerate(items):
+        place = Origin(origin.source, origin.path, item.line)
         service = read_service(report, item, f"services[{index}]", policy, place)
+        # The tree takes twice the memory of the services: as it is read, its place becomes theirs.
+        items[index] = _READ
         if service is not None:
             found.append(service)
     return found

@@ -95,6 +95,8 @@ def other_meaning(scalar: Scalar) -> str:
         return ""
     if scalar.text in _NULLS:
         return "null"
+    if scalar.text[0] not in _NUMBERS_BEGIN and scalar.text.lower() not in _BOOLEANS:
+        return ""
     return next(
         (meaning for pattern, meaning in _meanings(scalar.text) if pattern.fullmatch(scalar.text)), ""
     )
@@ -107,6 +109,8 @@ def _meanings(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 _LONGEST_NUMBER = 64
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_NUMBERS_BEGIN = frozenset("+-.0123456789")
+_BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _MEANINGS = tuple(
     (re.compile(pattern), meaning)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import TypeAlias
 
 from vipd.checks import UNCHECKED
@@ -73,6 +74,9 @@ class _Draft(DefaultPolicy):
         return [*self.addresses, *(Placed(e.value.address, e.line, e.path) for e in outside)]
 
 
+_defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
+"""What `defaults` say, in the order in which a draft takes it."""
+
 _ServiceKey: TypeAlias = Callable[[Report, _Draft, Node, str], None]
 
 
@@ -80,7 +84,7 @@ def read_service(
     report: Report, node: Node, path: str, defaults: DefaultPolicy, origin: Origin
 ) -> Service | None:
     """One service, or None when it lacks a readable address or port. Every fault of it is reported."""
-    draft = _Draft(**{each.name: getattr(defaults, each.name) for each in fields(DefaultPolicy)})
+    draft = _Draft(*_defaults(defaults))
     draft.own_fallback = draft.own_check = False
     if not isinstance(node, Mapping):
         report.wrong_type(node, path, "a service: a mapping with address, ports and backends")

@@ -210,8 +210,8 @@ class _Builder:
 
 
 def _events(text: str) -> Iterator[Any]:
-    events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
-    return events
+    """The parser's events, the last one ending the stream. `yaml.parse` would ask twice for each."""
+    return iter(_LOADER(text).get_event, None)
 
 
 def _forbidden_character(text: str, position: int, path: str) -> Problem:

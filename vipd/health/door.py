@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
+from vipd.durations import CHECK_BOUNDS, Durations
 from vipd.health.descriptors import make_room
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Memory, Remembered, SavedVerdicts, place_of
@@ -28,6 +29,9 @@ from vipd.health.verdict_log import VerdictLog
 
 SAVE_SECONDS = 5.0
 """Changed verdicts are saved so soon."""
+
+KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
+"""Types of checks."""
 
 LATE_SECONDS = 1.0
 _MOST_NAMED = 3
@@ -79,6 +83,8 @@ class Health:
         self._changed: set[Target] = set()
         self._scheduler: Scheduler | None = None
         self._log = VerdictLog(self._services_of)
+        self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
+        """How long checks took, by their type. One that vipd could not make is not among them."""
         self.listeners: list[Callable[[frozenset[Target]], None]] = []
         """Called soon after verdicts or said weights changed, with those targets, many at once."""
 
@@ -189,6 +195,8 @@ class Health:
             self._scheduler.add(new)
 
     def _answered(self, target: Target, result: Result) -> None:
+        if result.good is not None:
+            self.durations[target.kind].add(result.seconds)
         before = self._records[target]
         after = observe(before, result, target.timing, self.clock())
         self._records[target] = after

@@ -6,13 +6,13 @@ Outer load balancers ask there which hosts to send a service's traffic to: kube-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
 from aiohttp import web
 
-from vipd.model import Family, Forwarding
+from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.observe.listeners import Listeners, Place, supported
 from vipd.progress import healthy
 from vipd.reconciler import Reconciler
@@ -68,18 +68,33 @@ def health_answer(port: HealthPort, vipd_healthy: bool) -> web.Response:
 
 
 class HealthPorts:
-    """The health ports of what a reconciler serves, on the addresses that node ports have."""
+    """The health ports of what a reconciler serves, on the addresses that node ports have. One of its
+    `followers`."""
 
     def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
         self._reconciler, self._node_addresses = reconciler, node_addresses
         self._families = [family for family in Family if supported(family)]
+        self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        """Those with a health port."""
         self._ports: dict[int, HealthPort] = {}
         self.listeners = Listeners(self.answer)
 
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """The reconciler is asked for them."""
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone."""
+        for key, forwarding in changes.items():
+            self._forwardings.pop(key, None)
+            if forwarding is not None and forwarding.health_port:
+                self._forwardings[key] = forwarding
+
+    def applied(self, wrote: bool = True) -> None:
+        """The ports are open whether or not the kernel has the rules: the answer says that."""
+
     def follow(self) -> None:
         """Take over what the last step found; for `Reconciler.after_step`."""
-        reconciler = self._reconciler
-        self._ports = wanted_health_ports(f for part in reconciler.forwardings.values() for f in part)
+        self._ports = wanted_health_ports(self._forwardings.values())
         addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
         self.listeners.want(
             {

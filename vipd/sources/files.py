@@ -20,6 +20,8 @@ from urllib.parse import quote, unquote
 import watchfiles
 
 from vipd.catalog import NOTHING, Unit
+from vipd.collecting import loading
+from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Problem
 from vipd.durable import write_durably
@@ -33,6 +35,9 @@ WATCH_DEBOUNCE_MILLISECONDS = 300
 LOOK_ANYWAY_MILLISECONDS = 2000
 """Events can be missed: between a scan and the start of a watch, when the directory itself is exchanged, or
 behind a link that leads elsewhere. A look costs one stat a file."""
+
+LARGE_TEXT = 200_000
+"""Characters above which parsing is a load: some thousand services."""
 
 Signature = tuple[int, ...]
 
@@ -60,6 +65,9 @@ class FileSource:
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
         self._accepted: dict[str, _Read] = _load_kept(kept)
+        self._units: dict[str, Unit] = {}
+        self._stale = True
+        """The units have to be made anew."""
 
     @property
     def location(self) -> str:
@@ -67,12 +75,17 @@ class FileSource:
         return str(self._directory)
 
     def units(self) -> Mapping[str, Unit]:
-        """One unit a file, named `file:PATH`."""
-        return {
-            f"file:{path}": Unit(read.declaration, accepted.declaration if accepted else NOTHING)
-            for path, read in self._read.items()
-            for accepted in [self._accepted.get(path)]
-        }
+        """One unit a file, named `file:PATH`; the same object while nothing of it has changed."""
+        if self._stale:
+            self._stale = False
+            before, self._units = self._units, {}
+            for path, read in self._read.items():
+                accepted = self._accepted.get(path)
+                unit = Unit(read.declaration, accepted.declaration if accepted else NOTHING)
+                known = before.get(f"file:{path}", unit)
+                same = known.candidate is unit.candidate and known.accepted is unit.accepted
+                self._units[f"file:{path}"] = known if same else unit
+        return self._units
 
     def faults(self) -> tuple[str, ...]:
         """Set while the directory cannot be read, or a copy cannot be kept."""
@@ -91,15 +104,18 @@ class FileSource:
             self._signatures = {
                 path: self._signatures[path] for path in self._read if path in self._signatures
             }
-            return self._read != before
+            changed = self._read != before
+            self._stale = self._stale or changed
+            return changed
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep a copy of each file whose present text serves; drop the copies of files that are gone."""
         for path, read in self._read.items():
-            serves = chosen.get(f"file:{path}") is read.declaration
-            if serves and (self._accepted.get(path) is not read or path in self._keeping_faults):
+            kept = self._accepted.get(path) is read and path not in self._keeping_faults
+            if not kept and chosen.get(f"file:{path}") is read.declaration:
                 self._keep(path, read)
-        for path in set(self._accepted) - set(self._read):
+        for path in self._accepted.keys() - self._read.keys():
+            self._stale = True
             del self._accepted[path]
             self._keeping_faults.pop(path, None)
             with contextlib.suppress(OSError):
@@ -147,7 +163,7 @@ class FileSource:
         for candidate in (known, self._accepted.get(str(path))):
             if candidate is not None and candidate.text == text:
                 return candidate
-        return _Read(text, parse_declaration(text, str(path)))
+        return _Read(text, _parsed(text, str(path), known))
 
     def _away(self, error: OSError) -> bool:
         """The directory cannot be read: what was accepted goes on serving."""
@@ -157,12 +173,12 @@ class FileSource:
         why = error.strerror or str(error)
         self._faults = (f"{self._directory}: cannot be read: {why}; the last good versions go on serving",)
         if not self._read:
-            self._read = dict(self._accepted)
+            self._read, self._stale = dict(self._accepted), True
             return True
         return False
 
     def _keep(self, path: str, read: _Read) -> None:
-        self._accepted[path] = read
+        self._accepted[path], self._stale = read, True
         try:
             self._kept.mkdir(parents=True, exist_ok=True, mode=0o750)
             write_durably(_copy_of(self._kept, path), (read.text or "").encode())
@@ -170,6 +186,14 @@ class FileSource:
         except OSError as error:
             why = error.strerror or str(error)
             self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {why}"
+
+
+def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
+    """What a file says now, read anew where it differs from what it said before."""
+    with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
+        if known is not None and known.text is not None:
+            return parse_again(text, path, known.text, known.declaration)
+        return parse_declaration(text, path)
 
 
 def _is_declaration(path: Path) -> bool:

@@ -37,8 +37,10 @@ class StoreSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._copy = path.with_name(path.name + COPY_SUFFIX)
-        self._blocks: dict[Service, str] = {}
+        self._blocks: dict[str, tuple[Service, str]] = {}
+        """Each stored service as it was written last, by name."""
         self._declaration = Declaration()
+        self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
 
     @property
@@ -70,10 +72,9 @@ class StoreSource:
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
-        blocks = {
-            service: self._blocks.get(service) or format_service(service) for service in services.values()
-        }
-        lines = [_HEAD if blocks else f"{_HEAD} []", *(block.rstrip("\n") for block in blocks.values()), ""]
+        blocks = {service.name: self._block(service) for service in services.values()}
+        texts = [text for _, text in blocks.values()]
+        lines = [_HEAD if blocks else f"{_HEAD} []", *texts, ""]
         text = "\n".join(lines).encode()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -93,7 +94,14 @@ class StoreSource:
 
     def units(self) -> Mapping[str, Unit]:
         """One unit: what is stored was accepted when it was stored."""
-        return {UNIT: Unit(self._declaration, self._declaration)}
+        if self._unit.candidate is not self._declaration:
+            self._unit = Unit(self._declaration, self._declaration)
+        return {UNIT: self._unit}
+
+    def _block(self, service: Service) -> tuple[Service, str]:
+        """A service with its text, which is the known one while the service is the same."""
+        known = self._blocks.get(service.name)
+        return known if known and known[0] is service else (service, format_service(service).rstrip("\n"))
 
     def faults(self) -> tuple[str, ...]:
         """Set while the file cannot be used."""

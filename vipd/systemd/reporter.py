@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from vipd.model import Forwarding, Service
 from vipd.progress import Progress
 from vipd.reconciler import Reconciler
 from vipd.systemd.notify import Notifier, one_line
@@ -25,8 +24,6 @@ BEATS_PER_WATCHDOG = 2
 LONGEST_PROGRAM_SECONDS = 60.0
 SHORTEST_PROGRAM_SECONDS = 20.0
 _SPARE_SECONDS = 5.0
-
-Count = Callable[[Service, tuple[Forwarding, ...]], int]
 
 
 def beat_seconds(notifier: Notifier) -> float:
@@ -42,29 +39,6 @@ def program_seconds(notifier: Notifier) -> float:
     return min(LONGEST_PROGRAM_SECONDS, max(SHORTEST_PROGRAM_SECONDS, room))
 
 
-class ReadyCount:
-    """Counts backends; a service that has not changed since the last time is not counted again."""
-
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._known: dict[str, tuple[Service, tuple[Forwarding, ...], int]] = {}
-
-    def of(
-        self, services: Mapping[str, Service], forwardings: Mapping[str, tuple[Forwarding, ...]]
-    ) -> tuple[int, int]:
-        """How many backends take new flows, and how many there are."""
-        known, self._known = self._known, {}
-        ready = declared = 0
-        for name, service in services.items():
-            mine, last = forwardings.get(name, ()), known.get(name)
-            if last is None or last[0] is not service or last[1] is not mine:
-                last = (service, mine, self._count(service, mine))
-            self._known[name] = last
-            ready += last[2]
-            declared += len(service.backends)
-        return ready, declared
-
-
 class Reporter:
     """Speaks for one reconciler, from its loop and to one notifier."""
 
@@ -72,11 +46,9 @@ class Reporter:
         self,
         notifier: Notifier,
         reconciler: Reconciler,
-        count: Count,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notifier, self._reconciler, self._clock = notifier, reconciler, clock
-        self._counted = ReadyCount(count)
         self._ready = self._stopping = False
         self._status = ""
         self._later: asyncio.TimerHandle | None = None
@@ -118,7 +90,7 @@ class Reporter:
             try:
                 yield
             finally:
-                self._status = status_text(self._reconciler, self._counted)
+                self._status = status_text(self._reconciler)
                 self._notifier.send("READY=1", f"STATUS={self._status}")
 
     def stopping(self) -> None:
@@ -132,7 +104,7 @@ class Reporter:
         """Whether that was to be told now."""
         if self._ready or not self._reconciler.progress.done:
             return False
-        self._status = status_text(self._reconciler, self._counted)
+        self._status = status_text(self._reconciler)
         self._ready = self._notifier.send("READY=1", f"STATUS={self._status}")
         self._sent["status"] = self._clock()
         return True
@@ -147,7 +119,7 @@ class Reporter:
         self.look()
 
     def _tell_status(self) -> None:
-        status = status_text(self._reconciler, self._counted)
+        status = status_text(self._reconciler)
         if status != self._status and self._notifier.send(f"STATUS={status}"):
             self._status = status
 
@@ -159,14 +131,14 @@ class Reporter:
         return True
 
 
-def status_text(reconciler: Reconciler, counted: ReadyCount) -> str:
+def status_text(reconciler: Reconciler) -> str:
     """One line such as `12 services, 31/33 backends ready, in sync`."""
     progress, services = reconciler.progress, reconciler.services
     if not progress.done:
         what = f"starting with {_several(len(services), 'service')}" if services else "starting"
         return one_line(f"{what}; {progress.fault}" if progress.fault else what)
-    ready, declared = counted.of(services, reconciler.forwardings)
-    parts = [_several(len(services), "service"), f"{ready}/{declared} backends ready", _state(progress)]
+    ready = f"{reconciler.readiness.ready}/{reconciler.readiness.declared} backends ready"
+    parts = [_several(len(services), "service"), ready, _state(progress)]
     if refused := len(reconciler.problems):
         parts.append(f"{refused} with problems: see vipctl status")
     return one_line(", ".join(parts))
