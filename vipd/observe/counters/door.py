@@ -48,7 +48,8 @@ class Counting:
         self.at = datetime.now(UTC)
         """When the kernel's counts were taken last."""
         self._one_at_a_time = asyncio.Lock()
-        self._taken = self._written = self._aged = float("-inf")
+        self._taken = self._written = float("-inf")
+        self._aged = time.monotonic()  # not at once: at first no service is known
         self._writing = 0.0
         """Seconds that the last writing took."""
         self._fault = ""
@@ -82,6 +83,9 @@ class Counting:
             began = time.monotonic()
             if began - self._taken < least_pause:
                 return
+            if began - self._aged >= AGE_EVERY_SECONDS:
+                self._aged = began
+                await self._age()
             try:
                 flows = await self._counter.take()
                 fault = ""
@@ -90,19 +94,13 @@ class Counting:
             self._tell(fault)
             self.at, self._taken = datetime.now(UTC), began
             self.ledger.add(flows)
-            if began - self._aged >= AGE_EVERY_SECONDS:
-                self._aged = began
-                self._age()
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
 
-    def _age(self) -> None:
+    async def _age(self) -> None:
         """Forget what is gone for long."""
-        known = {
-            Place(f.key, e.address, e.port)
-            for f in self._forwardings()
-            for e in (*f.reachable(), *f.resting, *f.down)
-        }
+        # In a thread: with 100,000 services it takes a second.
+        known = await asyncio.to_thread(_places, list(self._forwardings()))
         self.ledger.age(known, time.time())
 
     async def _write(self) -> None:
@@ -131,6 +129,13 @@ class Counting:
         if fault and fault != self._fault:
             log.warning("flows are not counted: %s", fault)
         self._fault = fault
+
+
+def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
+    """Every backend, whether it serves or not."""
+    return {
+        Place(f.key, e.address, e.port) for f in forwardings for e in (*f.reachable(), *f.resting, *f.down)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ class Owners:
         """With more destinations those that are gone are forgotten."""
 
     def follow(self, services: Mapping[str, tuple[Forwarding, ...]], host_addresses: Collection[str]) -> None:
-        """The forwardings of all services are these now. Costs little where they are the same objects."""
+        """The forwardings of all services are these now. Costs little where they are the same objects.
+        The mapping is kept: it must not change."""
         self._host = frozenset(host_addresses)
-        before, self._followed = self._followed, dict(services)
+        before, self._followed = self._followed, services
         for name, forwardings in services.items():
             if before.get(name) is not forwardings:
                 self._keys.update((place, f.key) for f in forwardings for place in destinations(f))

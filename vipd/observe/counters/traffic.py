@@ -133,7 +133,7 @@ class FlowTable:
         async with self._one_at_a_time:
             if self._sums and not anew and time.monotonic() < self._next:
                 return self._sums
-            self._follow()
+            await self._follow()
             ended = self.ended
             reading = await asyncio.to_thread(self._add_up, ended)
             self._sums, self.seconds = reading.sums, reading.seconds
@@ -148,7 +148,7 @@ class FlowTable:
         """Tell of the flows that have ended."""
         async with self._one_at_a_time:
             if (ended := self.ended) is not None:
-                self._follow()
+                await self._follow()
                 self.told(await asyncio.to_thread(lambda: self._by_place(ended.read(MOST_ENDED_AT_ONCE))))
 
     async def stop_hearing(self) -> None:
@@ -168,10 +168,12 @@ class FlowTable:
 
             return await asyncio.to_thread(found)
 
-    def _follow(self) -> None:
+    async def _follow(self) -> None:
         if self._moved:
             self._moved = False
-            self._owners.follow(self._services(), self._host_addresses())
+            # In a thread: with 100,000 services the first time takes a second.
+            services, addresses = dict(self._services()), self._host_addresses()
+            await asyncio.to_thread(self._owners.follow, services, addresses)
 
     def _add_up(self, listening: EndedFlows | None) -> Reading:
         began, at = time.thread_time(), datetime.now(UTC)
