@@ -9,8 +9,12 @@ import pytest
 from tests.dataplane.declared import HTTP, Machine, backends, numbered
 from tests.dataplane.fake_kernel import Block, FakeKernel, target_of
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.plan import BATCH_DELETIONS, BATCH_FORWARDINGS
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.plan import LEGACY_BATCHES, NFT_BATCHES, Installed, make_plan
+from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.model import Endpoint, Family, ForwardingKey, Protocol, Service
+from vipd.selection import SelectionPolicy, choose
+from vipd.settings import load_settings
 
 NAMES = Names("VIPD")
 TWO = ("10.244.0.1", "10.244.0.2")
@@ -115,7 +119,21 @@ def test_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, tmp_path
     leaves = [i for i, b in enumerate(kernel.blocks) if any("-SVC-" in chain for chain in b.chains)]
     assert len(dispatching) == 1
     assert max(leaves) < dispatching[0]
-    assert kernel.count("-restore") >= LargeLoad.SERVICES / BATCH_FORWARDINGS
+    assert kernel.count("-restore") >= LargeLoad.SERVICES / NFT_BATCHES.forwardings
+
+
+def test_a_large_load_of_the_legacy_tables_is_one_restore() -> None:
+    policy = SelectionPolicy.of(load_settings(), ())
+    ruleset = Ruleset(RuleOptions(Family.IPV4))
+    for forwarding in (f for service in LargeLoad.services() for f in choose(service, policy)):
+        ruleset.update(forwarding.key, forwarding)
+    names, installed = ruleset.options.names, Installed()
+    load = make_plan(ruleset.whole(()), installed, names, LEGACY_BATCHES)
+    # The refusals of unused ports, before and after, and all of nat between them.
+    assert [text.count("*nat") for text in load.restores if "*nat" in text] == [1]
+    load.settle(installed)
+    removal = make_plan(Ruleset(ruleset.options).whole(installed.chains), installed, names, LEGACY_BATCHES)
+    assert len(removal.restores) == 1
 
 
 def test_no_block_of_a_large_load_jumps_to_an_unwritten_chain(kernel: FakeKernel, tmp_path: Path) -> None:
@@ -139,7 +157,7 @@ def test_more_chains_than_one_deletion_holds_are_removed(kernel: FakeKernel, tmp
     """SEP chains come before the SVC chains that jump to them, in another restore."""
     machine = Machine(kernel.run, tmp_path)
     machine.become(LargeLoad.services())
-    assert sum(len(kernel.chains(table)) for table in ("nat", "filter")) > BATCH_DELETIONS
+    assert sum(len(kernel.chains(table)) for table in ("nat", "filter")) > NFT_BATCHES.deletions
     machine.become([])
     assert not any(name.startswith("VIPD-") for table in ("nat", "filter") for name in kernel.chains(table))
 

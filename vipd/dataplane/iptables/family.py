@@ -14,7 +14,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.fixed import entry_jumps
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
-from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
+from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Abilities, probe
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved, recognise
@@ -135,13 +135,13 @@ class FamilyRules:
         if not fresh:
             await self._read_doubtful(self.tools, installed)
             wanted = self._without_deletions(self.ruleset.touched(), installed)
-            return self._settled(make_plan(wanted, installed, self._names))
+            return self._settled(self._planned(wanted, installed))
         self._unswept.clear()
         self._doubtful.clear()
         wanted = self.ruleset.whole(installed.chains)
         for group in (*wanted.leaves, wanted.shared):
             recognise(installed, group)
-        plan = self._settled(make_plan(wanted, installed, self._names))
+        plan = self._settled(self._planned(wanted, installed))
         self._unwritten = bool(plan)
         return plan
 
@@ -152,9 +152,13 @@ class FamilyRules:
         gone = frozenset(self._unswept - self.ruleset.chains_in_use())
         self._unswept.clear()
         wanted = Wanted((), {}, entry_jumps(self.ruleset.options), gone)
-        plan = make_plan(wanted, self._installed, self._names)
+        plan = self._planned(wanted, self._installed)
         if plan:
             await self._write(plan, settles=False)
+
+    def _planned(self, wanted: Wanted, installed: Installed) -> Plan:
+        legacy = not isinstance(self.tools, ApplyError) and self.tools.legacy
+        return make_plan(wanted, installed, self._names, Batches.of(legacy=legacy))
 
     def _without_deletions(self, wanted: Wanted, installed: Installed) -> Wanted:
         """In a large table one deletion makes iptables-nft-restore read every chain: 0.2 s of 0.25 s for one

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,15 +18,30 @@ from typing import TypeVar
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.ruleset import Wanted
 
-BATCH_FORWARDINGS = 250
-"""Forwardings per restore in a large load: iptables-nft-restore 1.8.9 is quadratic in chains per call;
-7.3 s against more than 100 s in one piece for 10,000 services (performance.md)."""
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How much one restore may hold of a large load."""
+
+    forwardings: int
+    deletions: int
+    """Chains of a restore that only deletes."""
+
+    @staticmethod
+    def of(*, legacy: bool) -> Batches:
+        """What suits a variant of iptables."""
+        return LEGACY_BATCHES if legacy else NFT_BATCHES
+
+
+NFT_BATCHES = Batches(250, 2000)
+"""iptables-nft-restore 1.8.9 is quadratic in chains per call: 7.3 s against more than 100 s in one piece for
+10,000 services (performance.md)."""
+LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize)
+"""Each restore of iptables-legacy takes the whole table out of the kernel and puts it back: in batches of 250
+forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
 
 _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
 """The chains that lead to a service port's own chains."""
-
-BATCH_DELETIONS = 2000
-"""Chains per restore that only deletes."""
 
 
 @dataclass(slots=True)
@@ -72,7 +88,7 @@ class Plan:
                 holder[change.chain] = change.after
 
 
-def make_plan(wanted: Wanted, installed: Installed, names: Names) -> Plan:
+def make_plan(wanted: Wanted, installed: Installed, names: Names, batches: Batches = NFT_BATCHES) -> Plan:
     """The plan that makes `installed` equal to `wanted`, in as few restores as is safe."""
     chains = installed.chains
     groups = tuple(changed for group in wanted.leaves if (changed := _changed(group, chains)))
@@ -85,7 +101,8 @@ def make_plan(wanted: Wanted, installed: Installed, names: Names) -> Plan:
         *(Change(chain, chains[chain], None) for chain in gone),
         *(jump.change for jump in jumps),
     )
-    return Plan(_Steps(groups, shared, wanted.shared, gone, jumps, chains).restores(), changes)
+    steps = _Steps(groups, shared, wanted.shared, gone, jumps, chains, batches)
+    return Plan(steps.restores(), changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +124,19 @@ class _Steps:
     gone: Sequence[ChainId]
     jumps: Sequence[_JumpChange]
     installed: Mapping[ChainId, Rules]
+    batches: Batches
 
     def restores(self) -> tuple[str, ...]:
         nat = _table("nat", self.shared)
         jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
-        deletions = _delete_in_parts(self._gone_in("nat"))
+        deletions = _delete_in_parts(self._gone_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
-        if len(self.groups) <= BATCH_FORWARDINGS:
+        if len(self.groups) <= self.batches.forwardings:
             # One process for the usual small change; each block is a transaction of its own all the same.
             reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
         early, late = self._apart()
-        batches = [_write("nat", _joined(part), ()) for part in _parts(early, BATCH_FORWARDINGS)]
+        batches = [_write("nat", _joined(part), ()) for part in _parts(early, self.batches.forwardings)]
         commit = _write("nat", {**_joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
@@ -222,9 +240,9 @@ def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
     return {target: frozenset(rules) for target, rules in ways.items()}
 
 
-def _delete_in_parts(chains: Sequence[ChainId]) -> list[str]:
+def _delete_in_parts(chains: Sequence[ChainId], most: int) -> list[str]:
     """Blocks that remove any number of chains; with several, all are emptied before the first is removed."""
-    parts = list(_parts(chains, BATCH_DELETIONS))
+    parts = list(_parts(chains, most))
     emptied = [_write("nat", dict.fromkeys(part, ()), ()) for part in parts] if len(parts) > 1 else []
     return [*emptied, *map(_delete, parts)]
 

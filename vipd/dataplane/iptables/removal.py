@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import Plan, make_plan
+from vipd.dataplane.iptables.plan import Batches, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
@@ -41,7 +41,7 @@ async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]
                 continue  # a variant that is not installed has written nothing
             text = await save(tools, run)
             for prefix in prefixes:
-                if plan := _removal(text, prefix, family):
+                if plan := _removal(text, prefix, family, Batches.of(legacy=tools.legacy)):
                     found.append(Leftover(tools, family, plan))
     return found
 
@@ -77,10 +77,11 @@ async def remove_empty_tables(
     return deleted
 
 
-def _removal(saved: str, prefix: str, family: Family) -> Plan:
+def _removal(saved: str, prefix: str, family: Family, batches: Batches) -> Plan:
     names = Names(prefix)
     installed = read_saved(saved, names)
-    return make_plan(Ruleset(RuleOptions(family, prefix)).whole(installed.chains), installed, names)
+    wanted = Ruleset(RuleOptions(family, prefix)).whole(installed.chains)
+    return make_plan(wanted, installed, names, batches)
 
 
 def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:
