@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -83,9 +84,13 @@ def _read_by_vipd(words: tuple[str, ...]) -> None:
             raise click.UsageError(said.getvalue().strip().rpartition("\n")[2]) from None
 
 
+_DESCRIPTOR = re.compile(r"(?<!\S)\d(?=[<>])")
+"""The number before a redirection: it would look like an argument."""
+
+
 def _commands(line: str) -> Iterator[tuple[str, ...]]:
     """The commands that a shell line consists of, redirections left out."""
-    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reader = shlex.shlex(_DESCRIPTOR.sub("", line), posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     words: list[str] = []
     redirected = False

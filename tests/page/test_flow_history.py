@@ -38,3 +38,12 @@ def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
     ledger.end({PLACE: Traffic(1, 600, 1, 3000)})
     assert look(5) == [600, 3000]
     assert [look(second) for second in range(6, 6 + SAMPLES)][-1] == []
+
+
+def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
+    history, ledger = FlowHistory(), Ledger()
+    history.take_in(Reading(START, ledger, Table(1, 2, accounting=True), traffic=True), ["web"])
+    ledger.end({PLACE: Traffic(1, 600, 1, 3000)})
+    second = START + timedelta(seconds=2)
+    history.take_in(Reading(second, ledger, Table(1, 2, accounting=True), traffic=True), ["web"])
+    assert history.latest["web"][3:] == [300, 1500]  # type: ignore[index]

@@ -34,6 +34,8 @@ class FlowHistory:
         self._totals: dict[str, int] = {}
         self._places: dict[Place, int] = {}
         self._passed: dict[str, deque[_Passed]] = {}
+        self._quiet: frozenset[str] = frozenset()
+        """Services that had had no traffic at the last reading, as far as it was counted."""
         self._rates: dict[str, deque[float]] = {}
         self.latest: Json = {}
         """By service with any flow or traffic: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE},
@@ -47,11 +49,13 @@ class FlowHistory:
             return
         seconds = (reading.at - before).total_seconds() if before else 0.0
         self.latest, self.samples = {}, self.samples + bool(seconds)
-        for name in services:
+        names = frozenset(services)
+        quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
+        for name in names:
             rate, backends = self._grown(name, reading.ledger, seconds)
             self._note(name, rate)
             now = reading.by_service.get(name, 0)
-            traffic = self._traffic(name, reading)
+            traffic = self._traffic(name, reading, before if name in quiet else None)
             if rate or now or any(traffic):
                 self.latest[name] = [rate, now, backends, *traffic]
 
@@ -86,8 +90,9 @@ class FlowHistory:
         # What is first seen may have counted for long.
         return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
 
-    def _traffic(self, name: str, reading: Reading) -> tuple[int, int]:
-        """Bytes a second from clients and to them, over some readings; none where that is not counted."""
+    def _traffic(self, name: str, reading: Reading, before: datetime | None) -> tuple[int, int]:
+        """Bytes a second from clients and to them, over some readings; none where that is not counted.
+        `before`: when the last reading was, if the service had had none then."""
         if not reading.traffic:
             self._passed.pop(name, None)
             return 0, 0
@@ -96,6 +101,8 @@ class FlowHistory:
             return 0, 0
         now = _Passed(reading.at, total.bytes_in, total.bytes_out)
         samples = self._passed.setdefault(name, deque(maxlen=SAMPLES))
+        if before is not None and not samples:
+            samples.append(_Passed(before, 0, 0))
         samples.append(now)
         then = samples[0]
         seconds = (now.at - then.at).total_seconds()
