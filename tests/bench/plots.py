@@ -64,6 +64,12 @@ PLOTS = (
         lambda row: row.group == "path" and row.what == "connections, part of direct",
         upright="linear",
     ),
+    Plot(
+        "first-packets.svg",
+        "What rules cost: the first packet of a flow",
+        "microseconds of processor time, log scale",
+        lambda row: row.group == "path" and row.what == "CPU per first packet",
+    ),
 )
 
 

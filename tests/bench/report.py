@@ -215,6 +215,7 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "soak": _soak,
     "path-connections": _path("connections, part of direct"),
     "path-cpu": _path("CPU per connection, part of direct"),
+    "path-first-packets": _path("CPU per first packet"),
     "path-latency": _path("connect to answer, p50"),
     "path-no-vip": _path("connections, no VIP, part of direct"),
     "path-kept": _kept,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vipd.bench.usage import Meter
+from vipd.collecting import loading
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.host_record import HostRecord
@@ -57,8 +58,9 @@ class Vipd:
         """Everything that a cold start does once it has read its files."""
         record = HostRecord(self._settings.state_dir)
         kind = NftablesDataplane if self._name == "nftables" else IptablesDataplane
-        self._dataplane = await kind.start(self._settings, record, meter.run)
-        await self._step(self._services)
+        with loading():
+            self._dataplane = await kind.start(self._settings, record, meter.run)
+            await self._step(self._services)
 
     def prepare_change(self, service: Service) -> None:
         """Hear of one service's new form."""

@@ -102,8 +102,9 @@ class Spread:
     def _pinned(self, options: TableOptions) -> Iterator[str]:
         """A pin to a number that leads to no endpoint any more is forgotten, and the client gets another.
 
-        The source address is a register too: within a rule that looks for a pin it is the service port, and
-        afterwards the client again.
+        The source address is a register too: from a rule that looks for a pin or makes one it is the service
+        port, and then the client again. Of a client's flows that begin at the same moment on several
+        processors each may have chosen; the first one's pin stands, and the others follow it.
         """
         ip, numbers = options.ip, f"{options.ip} daddr {RESERVED[options.family]}"
         frontend = self._frontend(options)
@@ -111,6 +112,7 @@ class Spread:
         service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
         restore = f"{ip} saddr set ct original {ip} saddr"
         remember = f"{numbers} {service} update @pins {{ {client} timeout {self.timeout}s : {ip} daddr }}"
+        agree = f"{numbers} {ip} daddr set {client} map @pins"
         numbered = self.place.numbered(self.local).name
         translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{numbered}"
         yield f"{service} {ip} daddr set {client} map @pins"
@@ -119,7 +121,7 @@ class Spread:
         for choice in self._choices(options):
             yield choice
             yield f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
-            yield from (remember, restore, translate)
+            yield from (remember, agree, restore, translate)
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"

@@ -17,6 +17,7 @@ _WORDS = tuple(
         (r"vmap @allowed_(\d+)$", r"sources that may come, of /\1"),
         (r"update @pins ", "client remembered"),
         (r"delete @pins ", "pinned to a backend that is gone: forgotten"),
+        (r"^ip6? daddr .* daddr set .* map @pins$", "of flows at the same moment: the first one's backend"),
         (r"map @pins$", "pinned clients: their backend"),
         (r"dnat .* map @\w*numbered$", "DNAT to that backend"),
         (r"dnat .* map @\w*endpoints$", "DNAT to the backend in that slot"),
