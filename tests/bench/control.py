@@ -172,7 +172,12 @@ def put_into_etcd(scene: Scene) -> float:
 
 
 def flushed(scene: Scene) -> float:
-    """From the first connection that fails, somebody having removed the rules, until none does any more."""
+    """From the first connection that fails, somebody having removed the rules, until none does any more.
+
+    Each time for the first time: who removes them again and again is answered with ever longer pauses.
+    """
+    scene.daemon.stop()
+    scene.daemon.start()
     with scene.prober.probing(KEPT_VIP, QUIET) as seen:
         scene.lab.host.run(*FLUSHES[scene.subject])
     return _failed_for(seen)
@@ -194,7 +199,7 @@ WAYS: dict[str, tuple[Timed, str]] = {
     "vipctl add until the first answer": (added_by_vipctl, "the start of vipctl itself included"),
     "file saved until the first answer": (saved_in_a_file, ""),
     "etcd put until the first answer": (put_into_etcd, ""),
-    "rules removed by somebody, connections failed for": (flushed, ""),
+    "rules removed by somebody, connections failed for": (flushed, "for the first time"),
     "backend died until the last refused connection": (died, "checked every 1 s, out after 2 failures"),
 }
 """What is timed, and what has to be known of it."""

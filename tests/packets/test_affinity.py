@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,8 @@ from vipd.model import Frontend, Protocol
 
 pytestmark = pytest.mark.root
 
+SIMULTANEOUS = Path(__file__).with_name("simultaneous.py")
+MANY_CLIENTS = "10.77.0.0/16"
 SOURCES = {4: CLIENT_SOURCES, 6: CLIENT_SOURCES_IPV6}
 
 
@@ -34,6 +39,25 @@ def test_holds_for_fifty_flows(lab: Lab, services: Services, family: int, protoc
     vip = services.add(lab.backends, "--affinity", "10m", family=family, protocol=protocol)
     for source in CLIENT_SOURCES if family == 4 else CLIENT_SOURCES_IPV6:
         only_backend(lab.client, vip, source, 50)
+
+
+def test_first_flows_at_the_same_moment_meet_one_backend(
+    lab: Lab, services: Services, dataplane: str
+) -> None:
+    if dataplane == "iptables":
+        pytest.skip(
+            "xt_recent asks and remembers in two rules: flows of one moment may part, as with kube-proxy"
+        )
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one processor: no two flows begin at the same moment")
+    lab.client.run("ip", "route", "add", "local", MANY_CLIENTS, "dev", "lo")
+    lab.host.run("ip", "route", "add", MANY_CLIENTS, "via", lab.client.ipv4)
+    vip = services.add(lab.backends, "--affinity", "10m", protocol="udp")
+    program = [sys.executable, "-I", str(SIMULTANEOUS), "300", vip.address, str(vip.port)]
+    pairs = [line.split() for line in lab.client.run(*program, timeout=60).stdout.splitlines()]
+    assert len(pairs) == 300
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+    assert len({backend for backend, _ in pairs}) == 3
 
 
 def test_holds_for_the_host_itself(lab: Lab, services: Services) -> None:
