@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
+def pytest_configure() -> None:
+    """Have ctrl-C reach the programs under test also where this run was started in the background by a shell,
+    which has them ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _end_in_order() -> Iterator[None]:
     """SIGTERM ends the run as ctrl-C does, so that the labs are deleted."""
