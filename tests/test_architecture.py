@@ -33,6 +33,7 @@ CORE = (
     "vipd.catalog",
     "vipd.selection",
     "vipd.operations",
+    "vipd.dataplane.options",
     "vipd.dataplane.slots",
     "vipd.dataplane.iptables",
     "vipd.dataplane.nftables",

@@ -15,7 +15,7 @@ from pathlib import Path
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove
-from vipd.dataplane.iptables.tools import Tools, find_tools, save
+from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables import surroundings
 from vipd.dataplane.nftables.surroundings import dropping_chains
 from vipd.host_needs import HostNeeds
@@ -33,8 +33,6 @@ DEFAULT_LIST_LIMIT = 100
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
-TABLES_OF_LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
-"""Which legacy tables exist. Nothing is loaded or made by reading it."""
 
 
 class HostChecks:
@@ -126,7 +124,7 @@ class OtherVariant:
                 tools = await find_tools(family, self._settings.iptables_variant, self._run)
                 used = variant_of(tools)
                 other = "nft" if used == "legacy" else "legacy"
-                if other == "legacy" and not self._legacy_tables(family):
+                if other == "legacy" and not has_legacy_tables(family, self._proc):
                     continue
                 foreign = await self._foreign_tables(family, other)
             except ApplyError as error:
@@ -136,12 +134,6 @@ class OtherVariant:
                 stem = "iptables" if family is Family.IPV4 else "ip6tables"
                 found[f"{stem}-{other}-save"] = f"{family} {', '.join(foreign)}"
         return mixed_warning(used, found)
-
-    def _legacy_tables(self, family: Family) -> bool:
-        try:
-            return bool((self._proc / TABLES_OF_LEGACY[family]).read_text().strip())
-        except OSError:
-            return False
 
     async def _foreign_tables(self, family: Family, other: str) -> tuple[str, ...]:
         """The tables that hold rules of others, after vipd's own have been removed."""

@@ -1,10 +1,15 @@
-"""Kubernetes objects for tests: written by hand, and drawn by Hypothesis."""
+"""Kubernetes objects for tests: written by hand, drawn by Hypothesis, and read as vipd reads them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import strategies as st
+
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.problems import Declaration
+from vipd.model import Backend, Service
 
 Json = dict[str, Any]
 
@@ -104,3 +109,28 @@ def manifests(draw: st.DrawFn) -> Json:
     """A List of Services and their EndpointSlices, in any order, that Kubernetes would accept."""
     found = [each for index in range(1, draw(st.integers(1, 3)) + 1) for each in draw(_services(index))]
     return items(*draw(st.permutations(found)))
+
+
+def read(*objects: Json) -> Declaration:
+    """What these objects declare."""
+    return parse_declaration(json.dumps(items(*objects)), "k.json")
+
+
+def only(*objects: Json) -> Service:
+    """The one service that these objects declare, without a problem."""
+    declaration = read(*objects)
+    assert declaration.problems == ()
+    (found,) = declaration.services
+    return found
+
+
+def notes(*objects: Json) -> list[str]:
+    """What is told of these objects, none of which is a problem."""
+    declaration = read(*objects)
+    assert declaration.problems == ()
+    return [note.text for note in declaration.notes]
+
+
+def backends(*objects: Json) -> tuple[Backend, ...]:
+    """Those of the one service."""
+    return only(*objects).backends

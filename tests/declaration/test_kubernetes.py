@@ -1,17 +1,20 @@
-import json
-from collections.abc import Callable
-from pathlib import Path
+"""None"""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.declaration.manifests import Json, endpoint_slice, items, manifests, service
-from tests.declaration.strategies import PATIENT
-from vipd.declaration.native import format_declaration, parse_declaration
-from vipd.declaration.problems import Declaration
+from tests.declaration.manifests import (
+    Json,
+    backends,
+    endpoint_slice,
+    notes,
+    only,
+    read,
+    service,
+)
 from vipd.model import (
     Affinity,
     Backend,
@@ -19,7 +22,6 @@ from vipd.model import (
     ExternalAddress,
     Family,
     Masquerade,
-    Origin,
     Policy,
     Protocol,
     Service,
@@ -27,97 +29,13 @@ from vipd.model import (
 )
 from vipd.selection import SelectionPolicy, choose
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/manifest.json"))
 UP, DRAIN, DOWN = BackendState.UP, BackendState.DRAIN, BackendState.DOWN
 TCP, UDP = Protocol.TCP, Protocol.UDP
 TWO_PORTS = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]
 
 
-def read(*objects: Json) -> Declaration:
-    return parse_declaration(json.dumps(items(*objects)), "k.json")
-
-
-def only(*objects: Json) -> Service:
-    declaration = read(*objects)
-    assert declaration.problems == ()
-    (found,) = declaration.services
-    return found
-
-
-def notes(*objects: Json) -> list[str]:
-    declaration = read(*objects)
-    assert declaration.problems == ()
-    return [note.text for note in declaration.notes]
-
-
-def backends(*objects: Json) -> tuple[Backend, ...]:
-    return only(*objects).backends
-
-
 def named(port: int, name: str) -> Json:
     return {"name": name, "port": port}
-
-
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.parent.name)
-def test_what_kube_proxy_was_given_survives_formatting(path: Path) -> None:
-    declaration = parse_declaration(path.read_text(), "manifest.json")
-    assert (declaration.problems, declaration.notes) == ((), ())
-    assert len(declaration.services) >= 1
-    assert parse_declaration(format_declaration(declaration.services), "x").services == declaration.services
-
-
-def test_golden_manifests_are_there() -> None:
-    assert len(GOLDEN) >= 20
-
-
-@PATIENT
-@given(manifests())
-def test_formatting_generated_manifests_is_read_back(manifest: Json) -> None:
-    declaration = parse_declaration(json.dumps(manifest), "k.json")
-    assert declaration.problems == ()
-    again = parse_declaration(format_declaration(declaration.services), "x.yaml")
-    assert again.problems == ()
-    assert again.services == declaration.services
-
-
-def states_by_rule(manifest: Json, of: str, port: Json) -> dict[tuple[str, int], set[BackendState]]:
-    """Straight from the objects: what each endpoint of one service port may be, by address and number."""
-    found: dict[tuple[str, int], set[BackendState]] = {}
-    for each in manifest["items"]:
-        if each["metadata"].get("labels", {}).get("kubernetes.io/service-name") != of:
-            continue
-        numbers = [
-            p["port"]
-            for p in each["ports"]
-            if p["port"] and (p["name"], p["protocol"]) == (port["name"], "TCP")
-        ]
-        for endpoint in each["endpoints"]:
-            conditions = endpoint["conditions"]
-            leaving = conditions["terminating"] and conditions["serving"] is not False
-            state = UP if conditions["ready"] is not False else DRAIN if leaving else DOWN
-            for number in numbers:
-                found.setdefault((endpoint["addresses"][0], number), set()).add(state)
-    return found
-
-
-@PATIENT
-@given(manifests())
-def test_each_port_has_exactly_the_endpoints_of_its_slices(manifest: Json) -> None:
-    declaration = parse_declaration(json.dumps(manifest), "k.json")
-    specs = {o["metadata"]["name"]: o["spec"] for o in manifest["items"] if o["kind"] == "Service"}
-    assert {s.name for s in declaration.services} == {f"default/{name}" for name in specs}
-    for found in declaration.services:
-        spec = specs[found.name.partition("/")[2]]
-        families = {":" in address for address in spec["clusterIPs"]}
-        for port, declared in zip(found.ports, spec["ports"], strict=True):
-            wanted = {
-                key: min(states, key=[UP, DRAIN, DOWN].index)
-                for key, states in states_by_rule(manifest, found.name.partition("/")[2], declared).items()
-                if (":" in key[0]) in families
-            }
-            told = [((b.address, n), b.state) for b in found.backends if (n := b.port_for(port))]
-            assert dict(told) == wanted
-            assert len(told) == len(wanted)
 
 
 def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
@@ -383,167 +301,3 @@ def test_endpoints_serve_where_there_is_no_slice() -> None:
     published = backends(service(publishNotReadyAddresses=True), endpoints(**ADDRESSES))
     assert [backend.state for backend in published] == [UP, UP]
     assert backends(service(), endpoints(**ADDRESSES), endpoint_slice()) == ()
-
-
-def test_documents_of_both_languages_in_any_order() -> None:
-    native = "apiVersion: vipd/v1\nservices: [{name: a, address: 10.96.0.1, ports: 53}]\n"
-    text = "---\n".join(
-        yaml.safe_dump(document) if isinstance(document, dict) else document
-        for document in (endpoint_slice("10.244.0.1"), native, service(), native.replace("a,", "b,"))
-    )
-    declaration = parse_declaration(text, "x.yaml", "file")
-    assert [problem.what for problem in declaration.problems] == [
-        "b: 10.96.0.1:53/tcp already belongs to a at x.yaml:15"
-    ]
-    assert [found.name for found in declaration.services] == ["a", "default/web", "b"]
-    assert declaration.services[1].backends == (Backend("10.244.0.1"),)
-    assert declaration.services[1].origin == Origin("file", "x.yaml", 17)
-
-
-def test_typed_lists_need_no_kind_in_their_items() -> None:
-    item = service()
-    del item["kind"], item["apiVersion"]
-    text = json.dumps({"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [item]})
-    assert [found.name for found in parse_declaration(text, "x").services] == ["default/web"]
-
-
-def test_other_kinds_of_a_mixed_list_are_told() -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod"}
-    knative = {"apiVersion": "serving.knative.dev/v1", "kind": "Service"}
-    assert notes(pod, service(), pod, knative) == ["left out of the List: 2 Pod, 1 Service"]
-
-
-def test_notes_name_file_and_line() -> None:
-    declaration = parse_declaration("\n" + yaml.safe_dump(service(clusterIP="None")), "x.yaml")
-    assert str(declaration.notes[0]).startswith("x.yaml:2: note: Service default/web left out: ")
-
-
-KUBECTL = """\
-apiVersion: v1
-items:
-- apiVersion: v1
-  kind: Service
-  metadata:
-    annotations:
-      kubectl.kubernetes.io/last-applied-configuration: |
-        {"apiVersion":"v1","kind":"Service"}
-    creationTimestamp: "2024-05-01T10:00:00Z"
-    labels: {app: web}
-    managedFields:
-    - apiVersion: v1
-      fieldsV1: {f:spec: {f:ports: {.: {}, 'k:{"port":80,"protocol":"TCP"}': {.: {}, f:port: {}}}}}
-      manager: kubectl
-    name: web
-    namespace: shop
-    resourceVersion: "1234"
-    uid: 0b0d4f52-0d28-4a8d-8d3c-2ff4f53a2a11
-  spec:
-    clusterIP: 10.96.7.7
-    clusterIPs:
-    - 10.96.7.7
-    internalTrafficPolicy: Cluster
-    ipFamilies:
-    - IPv4
-    ipFamilyPolicy: SingleStack
-    ports:
-    - port: 80
-      protocol: TCP
-      targetPort: 8080
-    selector: {app: web}
-    sessionAffinity: None
-    type: ClusterIP
-  status:
-    loadBalancer: {}
-- addressType: IPv4
-  apiVersion: discovery.k8s.io/v1
-  endpoints:
-  - addresses:
-    - 10.244.1.7
-    conditions: {ready: true, serving: true, terminating: false}
-    nodeName: node1
-    targetRef: {kind: Pod, name: web-6c9d, namespace: shop}
-    zone: a
-  kind: EndpointSlice
-  metadata:
-    creationTimestamp: null
-    generateName: web-
-    labels:
-      kubernetes.io/service-name: web
-    name: web-x2x4z
-    namespace: shop
-  ports:
-  - name: ""
-    port: 8080
-    protocol: TCP
-kind: List
-metadata:
-  resourceVersion: ""
-"""
-
-
-def test_the_output_of_kubectl_is_read_as_it_is() -> None:
-    declaration = parse_declaration(KUBECTL, "x.yaml")
-    assert (declaration.problems, declaration.notes) == ((), ())
-    assert declaration.services == (
-        Service(
-            "shop/web",
-            ("10.96.7.7",),
-            (ServicePort(80, TCP, "", 8080),),
-            (Backend("10.244.1.7", node="node1"),),
-        ),
-    )
-
-
-KEYS = st.sampled_from(
-    """apiVersion kind items metadata name namespace labels annotations spec status type clusterIP clusterIPs
-    ports port nodePort protocol targetPort externalIPs loadBalancer ingress ip loadBalancerSourceRanges
-    addressType endpoints addresses conditions ready hints forZones subsets
-    kubernetes.io/service-name""".split()  # noqa: SIM905 - a list is no clearer
-)
-VALUES = (
-    st.none()
-    | st.booleans()
-    | st.integers(-1, 70000)
-    | st.text(max_size=6)
-    | st.sampled_from(
-        ["v1", "Service", "EndpointSlice", "Endpoints", "List", "ServiceList", "10.96.0.1", "TCP"]
-    )
-)
-SHAPES = st.recursive(
-    VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
-    max_leaves=20,
-)
-
-
-def put(tree: object, path: list[int], value: object) -> object:
-    """The tree with `value` at some place below; `path` chooses it."""
-    if not path or not isinstance(tree, dict | list) or not tree:
-        return value
-    if isinstance(tree, list):
-        index = path[0] % len(tree)
-        return [put(each, path[1:], value) if i == index else each for i, each in enumerate(tree)]
-    chosen = sorted(tree)[path[0] % len(tree)]
-    return {key: put(each, path[1:], value) if key == chosen else each for key, each in tree.items()}
-
-
-def never_raises(tree: object, write: Callable[[object], str]) -> None:
-    declaration = parse_declaration(write(tree), "x")
-    for told in (*declaration.problems, *declaration.notes):
-        assert str(told).isprintable()
-    if declaration.ok:
-        again = parse_declaration(format_declaration(declaration.services), "y")
-        assert again == Declaration(declaration.services)
-
-
-@PATIENT
-@given(manifests(), st.lists(st.integers(0, 9), min_size=1, max_size=9), SHAPES)
-def test_any_damage_to_a_manifest_gives_a_declaration(manifest: Json, path: list[int], value: object) -> None:
-    never_raises(put(manifest, path, value), json.dumps)
-
-
-@PATIENT
-@given(st.dictionaries(KEYS, SHAPES), st.sampled_from(["Service", "EndpointSlice", "Endpoints", "List"]))
-def test_any_object_gives_a_declaration(tree: Json, kind: str) -> None:
-    group = "discovery.k8s.io/v1" if kind == "EndpointSlice" else "v1"
-    never_raises(tree | {"apiVersion": group, "kind": kind}, yaml.safe_dump)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.options import FamilyOptions
 from vipd.model import Family
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
@@ -16,29 +17,14 @@ KUBE_PREFIX = "KUBE"
 
 
 @dataclass(frozen=True, slots=True)
-class RuleOptions:
+class RuleOptions(FamilyOptions):
     """Everything besides the forwardings that shapes the rules."""
 
-    family: Family
-    prefix: str = "VIPD"
     kube_proxy: bool = False
     """kube-proxy's exact form, also where vipd knows a better one (docs/architecture.md lists those)."""
-    mark: int = 0x4000
-    flow_mark: int = 0x2000
-    cluster_cidrs: tuple[str, ...] = ()
-    random_fully: bool = True
-    localhost_node_ports: bool = False
-    node_port_addresses: tuple[str, ...] | None = None
-    """This host's addresses that answer on node ports; None: all of them."""
     accept_forwarded: bool = True
-    affinity: bool = True
-    """The kernel can remember clients (xt_recent)."""
-    ping: bool = True
-    """The kernel can answer for another address (xt_REDIRECT)."""
     flow_marks: bool = True
     """The kernel can mark connections (xt_connmark)."""
-    reject_unused_ports: bool = True
-    """Refuse what is for a VIP and no port of a service."""
     dispatch: str = "auto"
     """`auto`, `flat` or `grouped`: how shared chains find an address (`dispatch.py`)."""
 
@@ -52,18 +38,13 @@ class RuleOptions:
     ) -> RuleOptions:
         """The options that the daemon's settings mean; `random_fully` is what the tool can do."""
         kube_proxy = settings.compat == "kube-proxy"
-        return cls(
-            family=family,
-            prefix=settings.chain_prefix,
+        return cls.of_settings(
+            settings,
+            family,
+            host_addresses,
             kube_proxy=kube_proxy,
-            mark=1 << settings.mark_bit,
-            flow_mark=1 << settings.flow_mark_bit,
-            cluster_cidrs=settings.cluster_cidrs_of(family),
             random_fully=random_fully if settings.random_fully is None else settings.random_fully,
-            localhost_node_ports=settings.answers_on_localhost,
-            node_port_addresses=settings.node_addresses(family, host_addresses),
             accept_forwarded=settings.accept_forwarded,
-            reject_unused_ports=settings.reject_unused_ports,
             dispatch="flat" if kube_proxy else settings.dispatch,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId
@@ -17,6 +18,9 @@ BROKEN_BEFORE = (1, 8, 3)
 """1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
+
+
+_TABLES_OF_LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,15 @@ class Tools:
     def random_fully(self) -> bool:
         """Whether MASQUERADE knows --random-fully."""
         return self.version >= RANDOM_FULLY_SINCE
+
+
+def has_legacy_tables(family: Family, proc: Path = Path("/proc")) -> bool:
+    """Whether legacy iptables has a table in this network namespace. Asked without its programs, which make
+    every table that they are asked for."""
+    try:
+        return bool((proc / _TABLES_OF_LEGACY[family]).read_text().strip())
+    except OSError:
+        return False
 
 
 async def find_tools(family: Family, variant: str, run: Runner) -> Tools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vipd.dataplane.options import FamilyOptions
 from vipd.model import Family
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
@@ -15,25 +16,9 @@ DEFAULT_PINS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(FamilyOptions):
     """Everything besides the forwardings that shapes a table."""
 
-    family: Family
-    prefix: str = "VIPD"
-    mark: int = 0x4000
-    """Packet mark that asks for masquerade."""
-    flow_mark: int = 0x2000
-    """Connection mark of every flow that the table translated."""
-    cluster_cidrs: tuple[str, ...] = ()
-    random_fully: bool = True
-    localhost_node_ports: bool = False
-    node_port_addresses: tuple[str, ...] | None = None
-    """This host's addresses that answer on node ports; None: all of them."""
-    reject_unused_ports: bool = True
-    ping: bool = True
-    """The kernel can answer for another address (nft_redir)."""
-    affinity: bool = True
-    """The kernel can remember clients (dynamic maps)."""
     counts: bool = True
     """The kernel can count in sets."""
     pins: int = DEFAULT_PINS
@@ -43,18 +28,8 @@ class TableOptions:
         cls, settings: Settings, family: Family, host_addresses: frozenset[str] = frozenset()
     ) -> TableOptions:
         """The options that the daemon's settings mean on a host with these addresses."""
-        return cls(
-            family=family,
-            prefix=settings.chain_prefix,
-            mark=1 << settings.mark_bit,
-            flow_mark=1 << settings.flow_mark_bit,
-            cluster_cidrs=settings.cluster_cidrs_of(family),
-            random_fully=settings.random_fully is not False,
-            localhost_node_ports=settings.answers_on_localhost,
-            node_port_addresses=settings.node_addresses(family, host_addresses),
-            reject_unused_ports=settings.reject_unused_ports,
-            pins=settings.affinity_clients,
-        )
+        randomly, pins = settings.random_fully is not False, settings.affinity_clients
+        return cls.of_settings(settings, family, host_addresses, random_fully=randomly, pins=pins)
 
     @property
     def table(self) -> str:

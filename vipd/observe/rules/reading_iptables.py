@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, save
+from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.reading import TableReader
 from vipd.model import Family
@@ -28,11 +27,6 @@ from vipd.observe.rules.tree import Count
 from vipd.process import Runner
 
 VARIANTS = ("nft", "legacy")
-TABLES_OF_LEGACY = {
-    Family.IPV4: Path("/proc/net/ip_tables_names"),
-    Family.IPV6: Path("/proc/net/ip6_tables_names"),
-}
-"""Where the kernel names the tables of the legacy variant that there are."""
 LARGE = 3000
 """Chains above which a table of the nft variant is not read whole for one service."""
 AT_ONCE = 4
@@ -60,7 +54,7 @@ async def read_rules(
     found = []
     for variant in VARIANTS:
         for family in Family:
-            if variant == "legacy" and not _has_legacy_tables(family):
+            if variant == "legacy" and not has_legacy_tables(family):
                 continue
             try:
                 tools = await find_tools(family, variant, run)
@@ -76,14 +70,6 @@ async def read_rules(
             if rules := IptablesRules(tables, prefix, family, tools.version_text):
                 found.append(rules)
     return found
-
-
-def _has_legacy_tables(family: Family) -> bool:
-    """The legacy programs make every table that they are asked for."""
-    try:
-        return bool(TABLES_OF_LEGACY[family].read_text().strip())
-    except OSError:
-        return False
 
 
 async def _is_large(family: Family) -> bool:

@@ -24,7 +24,6 @@ from vipd.observe.trace.table import ANSWER_SECONDS, TraceError
 WANTED = "nfnetlink_log"
 _SETTINGS = Path("/proc/sys/net/netfilter/nf_log")
 _NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
-_TABLES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
 _MESSAGE = struct.Struct("=IHHIIBBH")
 _CONFIGURE = 4 << 8 | 1
@@ -35,14 +34,6 @@ _HEADERS_LENGTH = 128
 """So much of a packet comes with its log: more than the headers of any that is traced."""
 _GROUP = 0
 """Traces come to no other."""
-
-
-def has_legacy_tables(family: Family) -> bool:
-    """Whether legacy iptables has tables here, in this network namespace."""
-    try:
-        return bool(_TABLES[family].read_text().strip())
-    except OSError:
-        return False
 
 
 class LegacyLog:

@@ -10,11 +10,13 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 
+from vipd.dataplane.hearing import open_hearing
+from vipd.dataplane.iptables.tools import has_legacy_tables
 from vipd.dataplane.nftables.dump import MalformedDumpError
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.dataplane.nftables.reading import RECEIVE_BYTES
 from vipd.observe.trace.events import GROUP_TRACE, Event, logged_events, trace_events
 from vipd.observe.trace.journey import Journey, Journeys
-from vipd.observe.trace.legacy import LegacyLog, has_legacy_tables
+from vipd.observe.trace.legacy import LegacyLog
 from vipd.observe.trace.packets import Flow
 from vipd.observe.trace.table import TraceError, TraceTable
 
@@ -99,16 +101,9 @@ class Watch:
 def _listening() -> socket.socket:
     """A socket that gets every trace event of this network namespace. Raises TraceError."""
     try:
-        opened = open_netlink()
+        return open_hearing(GROUP_TRACE)
     except OSError as error:
         raise TraceError.of("cannot listen to trace events", error.errno or 0) from None
-    try:
-        opened.setsockopt(SOL_NETLINK, ADD_MEMBERSHIP, GROUP_TRACE)
-        _make_room(opened)
-    except OSError as error:
-        opened.close()
-        raise TraceError.of("cannot listen to trace events", error.errno or 0) from None
-    return opened
 
 
 def _make_room(opened: socket.socket) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.tools import find_tools, save
+from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
-from vipd.host_checks import TABLES_OF_LEGACY
 from vipd.model import Family
 from vipd.observe.doctor.rules import NftForward, Ruleset, read_nft_table
 from vipd.process import ProgramTimeoutError, Runner
@@ -26,7 +25,7 @@ async def read_rulesets(proc: Path, run: Runner) -> tuple[tuple[Ruleset, ...], s
     found, faults = [], []
     for variant in VARIANTS:
         for family in Family:
-            if variant == "legacy" and not _has_legacy_tables(proc, family):
+            if variant == "legacy" and not has_legacy_tables(family, proc):
                 continue
             try:
                 tools = await find_tools(family, variant, run)
@@ -80,11 +79,3 @@ async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]] | None:
 def _known(chain: Mapping[str, Any], own_table: str) -> bool:
     iptables = chain["family"] in ("ip", "ip6") and chain["name"] in IPTABLES_CHAINS
     return iptables or chain["table"] == own_table or chain["family"] not in ("inet", "ip", "ip6")
-
-
-def _has_legacy_tables(proc: Path, family: Family) -> bool:
-    """The legacy programs make every table that they are asked for."""
-    try:
-        return bool((proc / TABLES_OF_LEGACY[family]).read_text().strip())
-    except OSError:
-        return False
