@@ -9,6 +9,7 @@ import pytest
 
 from tests.explain.test_explain import HOST, WEB, forwarding
 from tests.explain.test_explain import told as told_by_rules
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model import Balance, Endpoint, ExternalAddress, Family, Forwarding, Masquerade, Policy, Refusal
@@ -40,6 +41,7 @@ def test_steps_are_the_table_s_own() -> None:
     assert meanings(found, "1.11") == [
         "prerouting: on to dispatch",
         "dispatch: @frontends: 10.96.0.20:80/tcp of web",
+        "handover: @handlers: on to forwarded-random-4",
         "forwarded-random-4: marked for masquerade",
         "forwarded-random-4: on to random-4",
         "random-4: flow marked as vipd's",
@@ -49,9 +51,11 @@ def test_steps_are_the_table_s_own() -> None:
         "counting: @flows: flow counted",
         "postrouting: this host's address becomes the source",
     ]
-    assert meanings(found, "1.10")[5] == "random-4: slot 0 of 4 at random"
+    assert meanings(found, "1.10")[6] == "random-4: slot 0 of 4 at random"
+    number = Handlers(Family.IPV4).number("forwarded-random-4")
     assert [rule["element"] for rule in rules(found, "1.11") if rule["element"]] == [
-        "10.96.0.20 . tcp . 80 : goto forwarded-random-4",
+        f"10.96.0.20 . tcp . 80 : {number}",
+        f"{number} : goto forwarded-random-4",
         "10.96.0.20 . tcp . 80 . 0.0.0.1 : 10.244.1.11 . 8080",
     ]
     assert all('comment "' not in rule["rule"] for rule in rules(found))

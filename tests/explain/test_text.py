@@ -24,6 +24,7 @@ Rules, after the fork those on the way to 10.244.2.21:53:
   ip vipd
     prerouting                on to dispatch
     dispatch                  @frontends: 10.96.0.10:53/udp of dns
+    handover                  @handlers: on to forwarded-random-3
     forwarded-random-3        marked for masquerade
     forwarded-random-3        on to random-3
     random-3                  flow marked as vipd's

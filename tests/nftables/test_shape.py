@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.nftables.declared import numbered
-from vipd.dataplane.nftables.compile import Slot, compile_forwarding
+from vipd.dataplane.nftables.chains import Spread
+from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import Installed, make_plan
@@ -45,8 +47,14 @@ def table(*services: Service) -> WantedTable:
     return made
 
 
-def verdict(**changes: object) -> str:
-    return compile_forwarding(replace(PLAIN, **changes), OPTIONS).elements[FRONTEND]  # type: ignore[arg-type]
+def compiled(forwarding: Forwarding) -> Fragment:
+    return compile_forwarding(forwarding, OPTIONS, Handlers(Family.IPV4))
+
+
+def handler(**changes: object) -> str:
+    """The chain that a frontend's number stands for."""
+    found = compiled(replace(PLAIN, **changes))  # type: ignore[arg-type]
+    return found.handlers[found.elements[FRONTEND]]
 
 
 def test_chains_do_not_grow_with_services() -> None:
@@ -77,40 +85,99 @@ def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
     service = replace(numbered(1, "10.244.0.1"), external_addresses=limited, affinity=Affinity(60))
     chains = table(service).structure().chains
     asking = {name for name, rules in chains.items() if any(" vmap @" in rule for rule in rules)}
-    assert asking == {"dispatch", "limited"}
+    assert asking == {"dispatch", "handover", "limited"}
+    assert not [rule for rule in chains["dispatch"] if "vmap @frontends" in rule]
+
+
+def test_a_new_service_of_a_known_kind_changes_no_verdict() -> None:
+    """Else the kernel would check all of them again."""
+    made = table(numbered(1, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    for forwarding in choose(numbered(2, "10.244.0.1"), POLICY):
+        made.update(forwarding.key, forwarding)
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    assert {line.partition(" ")[0] for line in str(plan).splitlines()} == {
+        "+frontends",
+        "+endpoints",
+        "+claimed",
+        "+pinged",
+    }
+    for forwarding in choose(numbered(3, "10.244.0.1", "10.244.0.2"), POLICY):
+        made.update(forwarding.key, forwarding)
+    assert "element ip vipd handlers" in str(make_plan(OPTIONS, made.structure(), installed, *made.touched()))
+
+
+def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though what follows from their names were the same."""
+    monkeypatch.setattr(
+        "vipd.dataplane.nftables.handlers.name_address",
+        lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
+    )
+    handlers = Handlers(Family.IPV4)
+    assert [handlers.number(chain) for chain in ("random-1", "random-2", "random-1")] == [
+        "10.0.0.1",
+        "10.0.0.2",
+        "10.0.0.1",
+    ]
+    handlers.keep({"random-2"})
+    assert handlers.number("random-3") == "10.0.0.1"
+    assert handlers.number("random-2") == "10.0.0.2"
+
+
+@pytest.mark.parametrize(("family", "slot"), [(Family.IPV4, "0.0.0.1"), (Family.IPV6, "100::1")])
+def test_a_chain_has_no_number_that_a_slot_may_have(
+    monkeypatch: pytest.MonkeyPatch, family: Family, slot: str
+) -> None:
+    """Rules tell by the number whether one was found."""
+    names = {"random-1": slot, "random-1 1": "77.0.0.1"}
+    monkeypatch.setattr("vipd.dataplane.nftables.handlers.name_address", lambda _, name: names[name])
+    assert Handlers(family).number("random-1") == "77.0.0.1"
+
+
+def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
+    """And the last try asks no pins: when a change comes between two lookups, the first may have made one to
+    a backend that is gone."""
+    rules = Spread(2, Balance.RANDOM, timeout=60).rules(TableOptions(Family.IPV4))
+    looking = [number for number, rule in enumerate(rules) if rule.endswith("map @pins")]
+    forgetting = [number for number, rule in enumerate(rules) if "delete @pins" in rule]
+    assert len(looking) == len(forgetting) == 2
+    assert looking[0] < forgetting[0] < looking[1] < forgetting[1]
+    assert sum("dnat" in rule for rule in rules[forgetting[1] :]) == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "goto forwarded-random-2"),
-        ({"masquerade": Masquerade.HAIRPIN}, "goto random-2"),
-        ({"masquerade": Masquerade.ALWAYS}, "goto always-random-2"),
-        ({"affinity_timeout": 60}, "goto forwarded-random-2-pinned-60"),
-        ({"endpoints": (), "served": False}, "goto refuse"),
-        ({"endpoints": (), "served": False, "refusal": Refusal.DROP}, "goto silence"),
-        ({"endpoints": (), "served": True, "internal_policy": Policy.LOCAL}, "goto silence"),
+        ({}, "forwarded-random-2"),
+        ({"masquerade": Masquerade.HAIRPIN}, "random-2"),
+        ({"masquerade": Masquerade.ALWAYS}, "always-random-2"),
+        ({"affinity_timeout": 60}, "forwarded-random-2-pinned-60"),
+        ({"endpoints": (), "served": False}, "refuse"),
+        ({"endpoints": (), "served": False, "refusal": Refusal.DROP}, "silence"),
+        ({"endpoints": (), "served": True, "internal_policy": Policy.LOCAL}, "silence"),
         (
             {"local_endpoints": ENDPOINTS[:1], "internal_policy": Policy.LOCAL},
-            "goto forwarded-local-random-1",
+            "forwarded-local-random-1",
         ),
-        ({"balance": Balance.SOURCE_HASH}, "goto forwarded-source-hash-4093"),
+        ({"balance": Balance.SOURCE_HASH}, "forwarded-source-hash-4093"),
     ],
 )
 def test_where_a_frontend_leads(changes: dict[str, object], expected: str) -> None:
-    assert verdict(**changes) == expected
+    assert handler(**changes) == expected
 
 
 def test_each_round_robin_service_counts_its_own_turns() -> None:
-    one = verdict(balance=Balance.ROUND_ROBIN)
-    other = verdict(balance=Balance.ROUND_ROBIN, key=PLAIN.key._replace(service="other"))
+    one = handler(balance=Balance.ROUND_ROBIN)
+    other = handler(balance=Balance.ROUND_ROBIN, key=PLAIN.key._replace(service="other"))
     assert one != other
 
 
 def test_a_pin_survives_the_others_that_come_and_go() -> None:
     def numbers(*addresses: str) -> dict[str, str]:
         endpoints = tuple(Endpoint(address, 80) for address in addresses)
-        found = compile_forwarding(replace(PLAIN, endpoints=endpoints, affinity_timeout=60), OPTIONS).elements
+        found = compiled(replace(PLAIN, endpoints=endpoints, affinity_timeout=60)).elements
         return {v: s.key.rpartition(" . ")[2] for s, v in found.items() if s.holder == "numbered"}
 
     all_three = numbers("10.244.0.1", "10.244.0.2", "10.244.0.3")
@@ -121,7 +188,7 @@ def test_a_pin_survives_the_others_that_come_and_go() -> None:
 def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_goes() -> None:
     def numbers(**changes: object) -> set[str]:
         forwarding = replace(PLAIN, affinity_timeout=60, **changes)  # type: ignore[arg-type]
-        elements = compile_forwarding(forwarding, OPTIONS).elements
+        elements = compiled(forwarding).elements
         ways = {s: v for s, v in elements.items() if s.holder in ("services", "node_services")}
         assert len(ways) == len([s for s in elements if s.holder in ("frontends", "node_ports")])
         return set(ways.values())
@@ -143,7 +210,7 @@ def test_an_endpoint_has_one_number_under_both_policies() -> None:
         external_policy=Policy.LOCAL,
         external_addresses=external,
     )
-    elements = compile_forwarding(forwarding, OPTIONS).elements
+    elements = compiled(forwarding).elements
     numbered = {s.key: v for s, v in elements.items() if s.holder == "numbered"}
     local = {s.key: v for s, v in elements.items() if s.holder == "local_numbered"}
     assert set(local.values()) == {"10.244.0.2 . 8080"}
@@ -155,7 +222,7 @@ def test_the_local_policy_has_slots_of_its_own() -> None:
     forwarding = replace(
         PLAIN, local_endpoints=ENDPOINTS[1:], external_policy=Policy.LOCAL, external_addresses=external
     )
-    elements = compile_forwarding(forwarding, OPTIONS).elements
+    elements = compiled(forwarding).elements
     local = number_address(Family.IPV4, LOCAL_OFFSET)
     assert elements[Slot("endpoints", f"203.0.113.1 . tcp . 80 . {local}")] == "10.244.0.2 . 8080"
     assert elements[Slot("endpoints", "203.0.113.1 . tcp . 80 . 0.0.0.1")] == "10.244.0.2 . 8080"
@@ -163,9 +230,10 @@ def test_the_local_policy_has_slots_of_its_own() -> None:
 
 def test_limits_with_every_address_are_none() -> None:
     external = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
-    fragment = compile_forwarding(replace(PLAIN, external_addresses=external), OPTIONS)
+    fragment = compiled(replace(PLAIN, external_addresses=external))
     assert not fragment.lengths
-    assert fragment.elements[Slot("frontends", "203.0.113.1 . tcp . 80")] == "goto always-random-2"
+    number = fragment.elements[Slot("frontends", "203.0.113.1 . tcp . 80")]
+    assert fragment.handlers[number] == "always-random-2"
 
 
 def test_nothing_declared_nothing_there() -> None:

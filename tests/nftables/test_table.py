@@ -44,7 +44,10 @@ DISTURBANCES = [
     "flush chain ip vipd dispatch",
     "delete element ip vipd frontends { 10.96.0.1 . tcp . 80 }",
     "flush map ip vipd picks",
-    "add element ip vipd frontends { 10.9.9.9 . tcp . 80 : drop }",
+    "add element ip vipd frontends { 10.9.9.9 . tcp . 80 : 1.2.3.4 }",
+    "flush map ip vipd handlers",
+    "delete table ip6 vipd",
+    "add element ip vipd handlers { 1.2.3.4 : drop }",
     "insert rule ip vipd postrouting drop",
     "add rule ip vipd unused accept",
     "delete map ip6 vipd node_picks",
@@ -264,7 +267,7 @@ def seen(inside: Inside, deed: Callable[[], object]) -> Disturbance:
     async def watched() -> Disturbance:
         async with TableWatch(Names("VIPD"), OwnProcesses(time.monotonic), lambda: listening) as watch:
             await asyncio.to_thread(deed)
-            return await asyncio.wait_for(anext(watch), 5)
+            return await asyncio.wait_for(anext(watch), 60)
 
     listening = inside.make(open_socket)
     return asyncio.run(watched())

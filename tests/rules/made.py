@@ -51,9 +51,9 @@ def table(found: Iterable[Forwarding], family: Family) -> TableReading:
     wanted = WantedTable(options)
     for forwarding in chosen:
         wanted.update(forwarding.key, forwarding)
-    wanted.structure()
+    handlers = dict(wanted.structure().handlers)
     names = (holder.name for holder in fixed_holders(family, 1000) if holder.name != "pins")
-    elements: dict[str, dict[str, str]] = {name: {} for name in names}
+    elements: dict[str, dict[str, str]] = {name: {} for name in names} | {"handlers": handlers}
     for slot, value in wanted.elements():
         elements.setdefault(slot.holder, {})[slot.key] = value
     chains = read_chains(render_table(chosen, options))

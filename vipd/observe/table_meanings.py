@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from vipd.dataplane.nftables.chains import Limited, Refuse
-from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, NODE_PORTS
+from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS
 from vipd.model import socket_text
 from vipd.observe.tracer import Step
 
@@ -51,11 +51,13 @@ def _slots(step: Step) -> str:
     return f"{chosen} {how}"
 
 
-def _by_verdict_map(step: Step, found: re.Match[str], service_port: str) -> str:
+def _looked_up(step: Step, found: re.Match[str], service_port: str) -> str:
     name, key = found[1], _key(step)
     of = f" of {service_port}" if service_port else ""
     if name == FRONTENDS.name and len(key) == 3:
         return f"@{name}: {socket_text(key[0], int(key[2]))}/{key[1]}{of}"
+    if name == HANDLERS.name:
+        return f"@{name}: on to {step.element.rpartition(' ')[2]}" if step.element else f"@{name}"
     if name == NODE_PORTS.name and len(key) == 2:
         return f"@{name}: {key[1]}/{key[0]}{of}"
     length = name.removeprefix("allowed_")
@@ -89,10 +91,12 @@ def _always(text: str) -> Told:
 
 
 _FORMS: tuple[tuple[re.Pattern[str], Told], ...] = (
-    (re.compile(r"vmap @(\S+)$"), _by_verdict_map),
+    (re.compile(rf"map @({FRONTENDS.name}) goto "), _looked_up),
+    (re.compile(r"vmap @(\S+)$"), _looked_up),
     (re.compile(r"dnat .*map @(\S+)$"), _translated),
     (re.compile(r"dnat ip6? to (\S+)$"), lambda _, found, __: f"to {found[1]}"),
     (re.compile(r"saddr set ct original ip6? saddr$"), _always("the client's address put back")),
+    (re.compile(r"daddr set ct original ip6? daddr$"), _always("the address that was asked put back")),
     (re.compile(r"daddr set .*map @(\S+)$"), _written),
     (re.compile(r"update @(\S+) .* timeout (\w+)"), lambda _, found, __: f"@{found[1]}: kept for {found[2]}"),
     (re.compile(r"(?:update|add) @(\S+) .* counter }"), lambda _, found, __: f"@{found[1]}: flow counted"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, Place, allowed
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, RESERVED, Place, allowed
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Balance, Family, Masquerade
 
@@ -19,8 +19,6 @@ Rules = tuple[str, ...]
 
 HASH_SEED = 0x76697064
 """The same on every host, so that all of them send a client to the same backend."""
-RESERVED = {Family.IPV4: "0.0.0.0/8", Family.IPV6: "100::/64"}
-"""Where slots and endpoints' numbers lie as addresses: nobody's address is there."""
 
 
 class Chain(Protocol):
@@ -49,8 +47,12 @@ class Refuse:
         return "silence" if self.silent else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
-        """TCP learns it from a reset, which is seen at once everywhere."""
-        return ("drop",) if self.silent else ("meta l4proto tcp reject with tcp reset", "reject")
+        """TCP learns it from a reset, which is seen at once everywhere. Answers have to come from the address
+        that was asked, which the dispatch has overwritten."""
+        if self.silent:
+            return ("drop",)
+        restore = f"{options.ip} daddr set ct original {options.ip} daddr"
+        return restore, "meta l4proto tcp reject with tcp reset", "reject"
 
     def needs(self) -> tuple[Chain, ...]:
         """None."""
@@ -115,13 +117,14 @@ class Spread:
         agree = f"{numbers} {ip} daddr set {client} map @pins"
         numbered = self.place.numbered(self.local).name
         translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{numbered}"
+        forget = f"{numbers} {service} delete @pins {{ {client} : {ip} daddr }}"
         yield f"{service} {ip} daddr set {client} map @pins"
         yield from (remember, restore, translate)
-        yield f"{numbers} {service} delete @pins {{ {client} : {ip} daddr }}"
-        for choice in self._choices(options):
-            yield choice
-            yield f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
-            yield from (remember, agree, restore, translate)
+        yield forget
+        chosen, first = self._choices(options)
+        pick = f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
+        yield from (chosen, pick, remember, agree, restore, translate, forget)
+        yield from (first, pick, remember, restore, translate)
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"
@@ -241,7 +244,7 @@ class Limited:
 
     def rules(self, options: TableOptions) -> Rules:
         """Longest first; it makes no difference but to the eye."""
-        rest = f"{options.ip} daddr . meta l4proto . th dport vmap"
+        rest = f"ct original {options.ip} daddr . meta l4proto . th dport vmap"
         found = [
             f"{_masked(options, length)} . {rest} @{allowed(length).name}"
             for length in sorted(self.lengths, reverse=True)

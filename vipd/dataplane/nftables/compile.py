@@ -11,15 +11,16 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Masqueraded, Refuse, Spread
+from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Limited, Masqueraded, Refuse, Spread
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
     LOCAL_OFFSET,
     NODE_PORTS,
     Place,
     allowed,
+    name_address,
     number_address,
-    service_address,
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
@@ -39,7 +40,6 @@ Network = IPv4Network | IPv6Network
 
 NUMBER_BITS = 23
 """Of an endpoint's number."""
-LIMITED = "goto limited"
 
 
 class Slot(NamedTuple):
@@ -56,7 +56,9 @@ class Fragment:
     elements: dict[Slot, str] = field(default_factory=dict)
     """Its own elements: place -> value."""
     chains: dict[Chain, None] = field(default_factory=dict)
-    """The chains that its elements name."""
+    """The chains that its elements lead to."""
+    handlers: dict[str, str] = field(default_factory=dict)
+    """Those of its frontends' elements: number -> chain."""
     lengths: set[int] = field(default_factory=set)
     """Prefix lengths of the networks that it is limited to."""
     pings: frozenset[str] = frozenset()
@@ -67,16 +69,16 @@ class Fragment:
     """Addresses of endpoints that might be sent their own flows unmasqueraded."""
 
 
-def compile_forwarding(forwarding: Forwarding, options: TableOptions) -> Fragment:
+def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
     """One forwarding's part of the table. Equal input gives equal elements."""
-    return _Compilation(forwarding, options).run()
+    return _Compilation(forwarding, options, handlers).run()
 
 
 class _Compilation:
     """The work on one forwarding."""
 
-    def __init__(self, forwarding: Forwarding, options: TableOptions) -> None:
-        self._f, self._options = forwarding, options
+    def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> None:
+        self._f, self._options, self._handlers = forwarding, options, handlers
         self._found = Fragment()
         pinnable = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.pinned}
         self._numbers = _numbers(pinnable) if self._timeout() is not None else {}
@@ -110,27 +112,24 @@ class _Compilation:
             chain: Chain = self._refusal()
         else:
             chain = self._masqueraded(self._spread(Place.ADDRESS, policy), f.masquerade)
-        verdict = self._verdict(chain) if f.addresses else ""
         for address in f.addresses:
             frontend = self._frontend(address)
-            self._found.elements[Slot(FRONTENDS.name, frontend)] = verdict
+            self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)
             self._fill(Place.ADDRESS, frontend, policy)
 
     def _outside(self, external: ExternalAddress) -> None:
         f, frontend = self._f, self._frontend(external.address)
         networks = _limits(external)
         chain = self._entry(Place.ADDRESS)
+        handler = self._handler(chain)
         if f.served and networks:
             own = (ip_network(external.address),) if f.allow_host else ()
-            verdict = self._verdict(chain)
             for network in (*networks, *own):
                 self._found.lengths.add(network.prefixlen)
                 source = f"{network.network_address} . {frontend}"
-                self._found.elements[Slot(allowed(network.prefixlen).name, source)] = verdict
-            verdict = LIMITED
-        else:
-            verdict = self._verdict(chain)
-        self._found.elements[Slot(FRONTENDS.name, frontend)] = verdict
+                self._found.elements[Slot(allowed(network.prefixlen).name, source)] = f"goto {chain.name}"
+            handler = self._numbered(Limited(()).name)
+        self._found.elements[Slot(FRONTENDS.name, frontend)] = handler
         if f.served:
             self._fill_outside(Place.ADDRESS, frontend)
 
@@ -164,9 +163,14 @@ class _Compilation:
     def _masqueraded(self, spread: Spread, which: Masquerade) -> Chain:
         return spread if which is Masquerade.HAIRPIN else Masqueraded(which, spread)
 
-    def _verdict(self, chain: Chain) -> str:
+    def _handler(self, chain: Chain) -> str:
         self._found.chains[chain] = None
-        return f"goto {chain.name}"
+        return self._numbered(chain.name)
+
+    def _numbered(self, chain: str) -> str:
+        number = self._handlers.number(chain)
+        self._found.handlers[number] = chain
+        return number
 
     def _spread(self, place: Place, policy: Policy) -> Spread:
         f = self._f
@@ -192,7 +196,7 @@ class _Compilation:
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
         if self._timeout() is not None:
-            elements[Slot(place.services.name, frontend)] = service_address(family, self._name())
+            elements[Slot(place.services.name, frontend)] = name_address(family, self._name())
             numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
                 elements[Slot(place.numbered(local).name, f"{frontend} . {number}")] = text

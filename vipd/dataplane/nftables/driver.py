@@ -11,6 +11,7 @@ from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.nftables.compile import compile_forwarding
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
@@ -50,13 +51,14 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The chain that the service's first frontend leads to, and for each endpoint its map."""
         options = self.options_of(forwarding.key.family)
-        fragment = compile_forwarding(forwarding, options)
+        fragment = compile_forwarding(forwarding, options, Handlers(options.family))
         first = next(iter(fragment.elements.values()), "")
+        chain = fragment.handlers.get(first) or first.rpartition(" ")[2]
         held = (
             "node_endpoints" if not (forwarding.addresses or forwarding.external_addresses) else "endpoints"
         )
         holder = held if forwarding.affinity_timeout is None else held.replace("endpoints", "numbered")
-        return first.rpartition(" ")[2], dict.fromkeys(forwarding.reachable(), holder)
+        return chain, dict.fromkeys(forwarding.reachable(), holder)
 
     async def counted(self) -> dict[Element, int]:
         """New flows that were translated, in all. The counts last as long as the table: over changes of

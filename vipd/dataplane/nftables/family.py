@@ -14,7 +14,7 @@ from itertools import count
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables.layout import FLOWS
+from vipd.dataplane.nftables.layout import FLOWS, HANDLERS
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
     FoundChain,
@@ -165,6 +165,7 @@ class FamilyTable:
         if texts:
             installed.chains = {n: c for n, c in installed.chains.items() if n in wanted.chains}
             installed.holders = {n: d for n, d in installed.holders.items() if n in wanted.holders}
+            installed.handlers = {n: v for n, v in installed.handlers.items() if n in wanted.handlers}
 
     async def counters(self) -> dict[tuple[str, ...], int]:
         """New flows by frontend (address, protocol, port) and endpoint (address, port)."""
@@ -206,7 +207,7 @@ class FamilyTable:
         installed = self._installed = reader.structure()
         for name in installed.chains.keys() & doubtful:
             installed.chains[name] = replace(_DOUBTED, hook=installed.chains[name].hook)
-        ours = {n: h for n, h in wanted.holders.items() if not h.learnt}
+        ours = {n: h for n, h in wanted.holders.items() if not h.learnt and h is not HANDLERS}
         if must_replace(options, wanted, installed) or installed.comment is None:
             self._elements_known = False
             return make_plan(options, wanted, installed, *self.table.against({}, ours))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.chains import Rules
-from vipd.dataplane.nftables.layout import CLAIMED, FLOWS, FRONTENDS, HAIRPIN, NODE_PORTS, PINGED
+from vipd.dataplane.nftables.layout import (
+    CLAIMED,
+    FLOWS,
+    FRONTENDS,
+    HAIRPIN,
+    HANDLERS,
+    NODE_PORTS,
+    PINGED,
+)
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family, Protocol
 
@@ -35,19 +43,21 @@ iptables' nat. Which of several nat rules translates a flow first is the last to
 
 
 def fixed_chains(options: TableOptions) -> dict[str, Rules]:
-    """Every chain that is always there, with its rules."""
+    """Every chain that is always there, with its rules. From `dispatch` to `handover` the destination address
+    holds the number of a chain."""
     ip, dispatch = options.ip, ("goto dispatch",)
-    frontend = f"{ip} daddr . meta l4proto . th dport vmap @{FRONTENDS.name}"
+    frontend = f"{ip} daddr . meta l4proto . th dport map @{FRONTENDS.name}"
     echo = "icmp type echo-request" if options.family is Family.IPV4 else "icmpv6 type echo-request"
     return {
         "prerouting": dispatch,
         "output": dispatch,
         "dispatch": (
-            frontend,
+            f"{ip} daddr set {frontend} goto handover",
             f"meta l4proto . th dport vmap @{NODE_PORTS.name}",
             *((f"{ip} daddr @{PINGED.name} {echo} redirect",) if options.ping else ()),
             f"{ip} daddr @{CLAIMED.name} goto unused",
         ),
+        "handover": (f"{ip} daddr vmap @{HANDLERS.name}", "drop"),
         "unused": ("meta l4proto tcp reject with tcp reset", _refused()),
         "input": (_ours(options, "jump counting"),) if options.counts else (),
         "counting": _counting(options),

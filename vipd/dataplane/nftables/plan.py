@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.fixed import HOOKS, Hook
-from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, NUMBERS, digest
+from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
 
@@ -37,13 +37,15 @@ class FoundChain:
 
 @dataclass(slots=True)
 class Installed:
-    """What the kernel is known to hold besides elements."""
+    """What the kernel is known to hold besides the elements of services."""
 
     comment: str | None = None
     """The table's own; None while there is no table."""
     holders: dict[str, str] = field(default_factory=dict)
     """Digest of each holder's declaration."""
     chains: dict[str, FoundChain] = field(default_factory=dict)
+    handlers: dict[str, str] = field(default_factory=dict)
+    """Number -> verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def must_replace(options: TableOptions, wanted: Structure, installed: Installed)
 
 
 def structure_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
-    """Commands for missing holders, and for chains that are missing or other than wanted."""
+    """Commands for missing holders, and for chains and numbers that are missing or other than wanted."""
     table, commands = options.table, []
     if installed.comment is None:
         commands.append(f'add table {table} {{ comment "{TABLE_COMMENT}"; }}')
@@ -147,7 +149,14 @@ def structure_commands(options: TableOptions, wanted: Structure, installed: Inst
         for name, rules in wrong.items()
         for rule in rules
     ]
-    return commands
+    return commands + _handler_commands(options, wanted, installed)
+
+
+def _handler_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
+    wrong = {n: verdict for n, verdict in wanted.handlers.items() if installed.handlers.get(n) != verdict}
+    place = f"element {options.table} {HANDLERS.name}"
+    commands = [f"delete {place} {{ {number} }}" for number in wrong if number in installed.handlers]
+    return commands + [f"add {place} {{ {number} : {verdict} }}" for number, verdict in wrong.items()]
 
 
 def removals(options: TableOptions, wanted: Structure, installed: Installed) -> tuple[str, ...]:
@@ -156,7 +165,9 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
     table = options.table
     chains = sorted(installed.chains.keys() - wanted.chains.keys())
     holders = sorted(installed.holders.keys() - wanted.holders.keys())
-    emptied = [f"flush chain {table} {name}\n" for name in chains]
+    numbers = ", ".join(sorted(installed.handlers.keys() - wanted.handlers.keys()))
+    emptied = [f"delete element {table} {HANDLERS.name} {{ {numbers} }}\n"] if numbers else []
+    emptied += [f"flush chain {table} {name}\n" for name in chains]
     emptied += [f"delete set {table} {name}\n" for name in holders]
     return tuple(
         text
@@ -221,7 +232,12 @@ def _batches(steps: Iterable[Step]) -> Iterator[list[Step]]:
 def _afterwards(options: TableOptions, wanted: Structure, installed: Installed) -> Installed:
     holders = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
     chains = {name: found_chain(name, rules) for name, rules in wanted.chains.items()}
-    return Installed(TABLE_COMMENT, {**installed.holders, **holders}, {**installed.chains, **chains})
+    return Installed(
+        TABLE_COMMENT,
+        {**installed.holders, **holders},
+        {**installed.chains, **chains},
+        {**installed.handlers, **wanted.handlers},
+    )
 
 
 def found_chain(name: str, rules: Rules) -> FoundChain:

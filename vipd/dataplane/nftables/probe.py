@@ -91,9 +91,10 @@ def _features(options: TableOptions) -> tuple[Feature, ...]:
     ip, fixed = options.ip, fixed_chains(options)
     plain, pinned = Spread(2, Balance.RANDOM), Spread(2, Balance.RANDOM, timeout=60)
     by_hash = Spread(2, Balance.SOURCE_HASH, local=True)
+    dispatch = fixed["dispatch"][0].partition(" goto ")[0], fixed["handover"][0]
     maps = tuple(holder for holder in fixed_holders(options.family, 1000) if not holder.learnt)
     return (
-        Feature("maps and translation", "nft_nat", plain.rules(options), maps),
+        Feature("maps and translation", "nft_nat", (*dispatch, *plain.rules(options)), maps),
         Feature("source hashes", "nft_hash", by_hash.rules(options), maps),
         Feature("refusals", "nft_reject", ("meta l4proto tcp reject with tcp reset", "reject")),
         Feature("address types", "nft_fib", ("fib daddr type != local return",)),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.layout import Holder
+from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import FoundChain, Installed
 from vipd.model import Family
 
@@ -80,15 +80,13 @@ class TableReader:
         self._socket.close()
 
     def structure(self) -> Installed:
-        """Everything besides elements."""
+        """Everything besides the elements of services."""
         tables = [t for t in self._dump(dump.GET_TABLE) if dump.text(t.get(1)) == self._table]
         if not tables:
             return Installed()
-        found = Installed(dump.comment(tables[0].get(6)))
-        for each in self._dump(dump.GET_SET, self._table):
-            name = dump.text(each.get(2))
-            if dump.text(each.get(1)) == self._table and not name.startswith(_ANONYMOUS):
-                found.holders[name] = dump.comment(each.get(13), _COMMENT_OF_SET)
+        found = Installed(dump.comment(tables[0].get(6)), self._holders())
+        if found.holders.get(HANDLERS.name) == HANDLERS.digest(self._of):
+            found.handlers = {slot.key: verdict for slot, verdict in self.elements([HANDLERS]).items()}
         rules: dict[str, list[str]] = {}
         for each in self._dump(dump.GET_RULE, self._table):
             if dump.text(each.get(1)) == self._table:
@@ -97,6 +95,15 @@ class TableReader:
             if dump.text(each.get(1)) == self._table:
                 name = dump.text(each.get(3))
                 found.chains[name] = FoundChain(_hook(each.get(4)), tuple(rules.get(name, ())))
+        return found
+
+    def _holders(self) -> dict[str, str]:
+        """Digest of each map and set, but those within rules."""
+        found = {}
+        for each in self._dump(dump.GET_SET, self._table):
+            name = dump.text(each.get(2))
+            if dump.text(each.get(1)) == self._table and not name.startswith(_ANONYMOUS):
+                found[name] = dump.comment(each.get(13), _COMMENT_OF_SET)
         return found
 
     def elements(self, holders: Collection[Holder]) -> dict[Slot, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.fixed import HOOKS
-from vipd.dataplane.nftables.layout import Holder, digest
+from vipd.dataplane.nftables.layout import HANDLERS, Holder, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import TABLE_COMMENT
 from vipd.dataplane.nftables.table import WantedTable
@@ -22,7 +22,8 @@ def render(forwardings: Iterable[Forwarding], options: TableOptions) -> str:
     structure = table.structure()
     if not structure.chains:
         return ""
-    elements: dict[str, list[str]] = {}
+    handlers = [f"{number} : {verdict}" for number, verdict in structure.handlers.items()]
+    elements: dict[str, list[str]] = {HANDLERS.name: handlers}
     for slot, value in table.elements():
         elements.setdefault(slot.holder, []).append(f"{slot.key} : {value}" if value else slot.key)
     parts = [f'\tcomment "{TABLE_COMMENT}"']

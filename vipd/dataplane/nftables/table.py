@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vipd.dataplane.nftables.chains import Chain, Limited, Rules, Spread, closure
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
 from vipd.dataplane.nftables.fixed import fixed_chains
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     HAIRPIN,
@@ -36,10 +37,13 @@ Numbers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a table holds besides elements: its holders by name, and its chains with their rules."""
+    """What a table holds besides the elements of services."""
 
     holders: Mapping[str, Holder]
+    """By name."""
     chains: Mapping[str, Rules]
+    handlers: Mapping[str, str]
+    """Number -> verdict: the elements of the map `handlers`, which are as the chains are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class WantedTable:
         self._fragments: dict[ForwardingKey, Fragment] = {}
         """Of forwardings that were touched, until they are written."""
         self._chains: Counter[Chain] = Counter()
+        self._handlers = Handlers(options.family)
+        self._entries: Counter[str] = Counter()
+        """Names of the chains that have a number."""
         self._lengths: Counter[int] = Counter()
         self._hairpins: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
@@ -91,10 +98,10 @@ class WantedTable:
         before = self._forwardings.pop(key, None)
         if before is not None:
             fragment = self._fragments.pop(key, None)
-            self._count(fragment or compile_forwarding(before, self.options), -1)
+            self._count(fragment or self._compile(before), -1)
         if forwarding is not None:
             self._forwardings[key] = forwarding
-            self._fragments[key] = compile_forwarding(forwarding, self.options)
+            self._fragments[key] = self._compile(forwarding)
             self._count(self._fragments[key], 1)
         self._touched[key] = None
 
@@ -109,7 +116,7 @@ class WantedTable:
     def structure(self) -> Structure:
         """The holders and chains that are wanted; none without forwardings."""
         if self._structure is None:
-            self._structure = self._assemble() if self._forwardings else Structure({}, {})
+            self._structure = self._assemble() if self._forwardings else Structure({}, {}, {})
         return self._structure
 
     def touched(self) -> tuple[list[Step], Step]:
@@ -178,23 +185,28 @@ class WantedTable:
         self._fragments.clear()
         self._shared_before.clear()
         self._numbers_before = self._numbers()
+        self._handlers.keep(self._entries)
+
+    def _compile(self, forwarding: Forwarding) -> Fragment:
+        return compile_forwarding(forwarding, self.options, self._handlers)
 
     def _wants(self, key: ForwardingKey) -> bool:
         return key in self._forwardings
 
     def _was(self, key: ForwardingKey) -> Elements:
         committed = self._committed.get(key)
-        return compile_forwarding(committed, self.options).elements if committed else {}
+        return self._compile(committed).elements if committed else {}
 
     def _elements(self, key: ForwardingKey) -> Elements:
         known = self._fragments.get(key)
-        return (known or compile_forwarding(self._forwardings[key], self.options)).elements
+        return (known or self._compile(self._forwardings[key])).elements
 
     def _count(self, fragment: Fragment, one: int) -> None:
         """Add a fragment's needs to all needs, or take them out."""
         self._count_shared(fragment, one)
         needed = {each: None for chain in fragment.chains for each in closure(chain)}
         changed = [_add(self._chains, each, one) for each in needed]
+        changed += [_add(self._entries, chain, one) for chain in fragment.handlers.values()]
         changed += [_add(self._lengths, length, one) for length in fragment.lengths]
         if any(changed) or len(self._forwardings) <= 1:
             self._structure = None
@@ -245,7 +257,8 @@ class WantedTable:
             limited = Limited(tuple(self._lengths))
             chains[limited.name] = limited.rules(options)
         present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
-        return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains})
+        handlers = {self._handlers.number(chain): f"goto {chain}" for chain in self._entries}
+        return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains}, handlers)
 
 
 def _room(slots: int) -> int:

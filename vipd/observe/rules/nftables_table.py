@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from vipd.dataplane.nftables.layout import HANDLERS
 from vipd.model import Family, Frontend, Protocol, socket_text
 from vipd.observe.rules.tree import Count
 
@@ -83,6 +84,11 @@ class TableReading:
         """How many elements each map and set has."""
         learnt = {"flows": len(self.flows), "pins": sum(self.pins.values())}
         return list(({name: len(held) for name, held in self.elements.items()} | learnt).items())
+
+    def chain_of(self, value: str) -> str:
+        """The chain that a frontend's value leads to: a verdict, or the number of one; empty: none."""
+        verdict = value if " " in value else self.elements.get(HANDLERS.name, {}).get(value, "")
+        return verdict.rpartition(" ")[2]
 
     def of(self, holder: str, place: Place) -> list[tuple[str, str]]:
         """The last field of the key, and the value, of a frontend's elements in a map."""

@@ -66,8 +66,8 @@ class NftablesRules:
     @cached_property
     def _users(self) -> Counter[str]:
         """How many frontends lead to a chain directly."""
-        verdicts = (self.reading.elements.get(holder, {}) for holder in ("frontends", "node_ports"))
-        return Counter(value.rpartition(" ")[2] for elements in verdicts for value in elements.values())
+        values = (self.reading.elements.get(holder, {}) for holder in ("frontends", "node_ports"))
+        return Counter(self.reading.chain_of(value) for elements in values for value in elements.values())
 
     def tree(self, key: Key) -> ServiceTree:
         """One service port: what of the dispatch is for it, then its backends that may meet themselves."""
@@ -151,12 +151,12 @@ class _TreeOfService:
             if f"{address} . {address}" in there:
                 yield Node(Kind.RULE, f"{address} to itself: masqueraded", rule=f"{address} . {address}")
 
-    def _frontend(self, place: Place, verdict: str) -> Node:
+    def _frontend(self, place: Place, value: str) -> Node:
         text, counts = str(place.frontend), self._reading.flows_of(place)
         count = sum(counts.values(), Count(0, 0)) if "flows" in self._reading.elements else None
-        chain = verdict.rpartition(" ")[2]
+        chain = self._reading.chain_of(value)
         return Node(
-            Kind.FRONTEND, text, text, f"{place.key} : {verdict}", count,
+            Kind.FRONTEND, text, text, f"{place.key} : {value}", count,
             children=(self._chain(chain, place),),
         )  # fmt: skip
 

@@ -10,7 +10,8 @@ import re
 _WORDS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"vmap @frontends$", "by address and port"),
+        (r"map @frontends goto", "by address and port"),
+        (r"vmap @handlers$", "the chain for services of its kind"),
         (r"vmap @node_ports$", "node ports"),
         (r"@pinged .* redirect", "ping"),
         (r"@claimed goto \S+$", "other ports of virtual IPs"),
@@ -27,6 +28,7 @@ _WORDS = tuple(
         (r"set numgen inc mod (\d+)", r"the next of \1 slots"),
         (r"set jhash .* mod (\d+)", r"one of \1 slots, by the client"),
         (r"^ip6? saddr set ct original", "source address put back"),
+        (r"^ip6? daddr set ct original", "destination address put back"),
         (r"^ct mark set ", "flow marked as vipd's"),
         (r"^fib saddr type != local meta mark set", "masquerade mark, unless from this host"),
         (r"^fib saddr type local .* goto", "from this host: masquerade mark, every backend"),

@@ -49,6 +49,7 @@ _NFT_PARTS = {
     "output": "entry",
     "input": "entry",
     "dispatch": "dispatch",
+    "handover": "dispatch",
     "unused": "unused ports",
     "counting": "counters",
     "postrouting": "postrouting",
@@ -259,9 +260,9 @@ def _nft_meaning(rule: str, moment: Moment, service_port: str) -> str:
     if _DRAWN.search(rule) and " map @" not in rule:
         return "a slot is chosen"
     element = headers.destination
-    if "vmap @frontends" in rule:
+    if "map @frontends" in rule:
         element = f"{headers.destination} . {headers.protocol} . {headers.port}"
-    elif "vmap @" in rule:
+    elif "vmap @node_ports" in rule:
         element = f"{headers.protocol} . {headers.port}"
     elif " map @" in rule:
         element = ""

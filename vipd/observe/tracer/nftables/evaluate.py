@@ -209,9 +209,12 @@ def _merged(branches: Iterable[Ruled]) -> tuple[Outcome, ...]:
     """One outcome per verdict, backend and masquerade, with the steps of the first branch."""
     merged: dict[tuple[Verdict, str | None, bool], Outcome] = {}
     for branch, ruling in branches:
-        packet, backend = branch.packet, branch.backend
+        packet, ended = branch.packet, _VERDICTS.get(ruling)
+        # What is written into a packet that does not go on was a note from one rule to another.
+        backend = branch.backend if ended is None else packet.backend
+        masqueraded = branch.masqueraded if ended is None else packet.masqueraded
         sent = Verdict.UNCHANGED if backend is None else Verdict.DELIVERED
-        key = (_VERDICTS.get(ruling, sent), backend, branch.masqueraded)
+        key = (ended or sent, backend, masqueraded)
         steps = packet.path.steps() if packet.path else ()
         if before := merged.get(key):
             merged[key] = replace(
