@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def test_a_file_that_is_the_same_is_not_parsed_again(room: Room) -> None:
     room.step()
     after = {name: unit.candidate for name, unit in room.source.units().items()}
     assert [after[name] is before[name] for name in sorted(before)] == [True, False]
+
+
+@pytest.mark.parametrize(("age", "seen"), [(0, True), (3600, False)])
+def test_two_saves_of_one_moment_are_both_seen(
+    room: Room, monkeypatch: pytest.MonkeyPatch, age: int, seen: bool
+) -> None:
+    """The clock of a file system ticks slowly: the second may have the time and size of the first."""
+    moment = time.time_ns() - age * 10**9
+    monkeypatch.setattr("vipd.sources.files.FRESH_NANOSECONDS", 600 * 10**9)
+    monkeypatch.setattr("vipd.sources.files._signature", lambda _: (1, 1, 1, moment, moment))
+    room.write("a.yaml", OTHER)
+    room.source.scan()
+    room.write("a.yaml", OTHER.replace("10.244.0.6", "10.244.0.7"))
+    assert room.source.scan() is seen, "files that have rested are not read each time"
 
 
 @pytest.mark.parametrize("bad", [BAD, "\tnot yaml: [", b"\xff\xfe not text", b"apiVersion: vipd/v1\n\x00"])

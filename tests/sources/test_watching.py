@@ -14,7 +14,7 @@ from tests.sources.room import GOOD, OTHER, Room, link_swap
 from vipd.catalog import merge
 from vipd.sources.files import FileSource
 
-SEEN_WITHIN_SECONDS = 2.5
+SEEN_WITHIN_SECONDS = 60.0
 
 
 class Watching:
@@ -139,9 +139,10 @@ def test_a_removed_directory_is_seen_when_it_comes_back(room: Room) -> None:
 
     async def story(watch: Watching) -> None:
         room.directory.rename(room.root / "away")
-        await asyncio.sleep(0.6)
+        async with asyncio.timeout(SEEN_WITHIN_SECONDS):
+            while not room.source.faults():  # noqa: ASYNC110 (what is waited for has no event)
+                await asyncio.sleep(0.01)
         await watch.see("dns")
-        assert room.source.faults()
         room.directory.mkdir()
         room.save("a.yaml", OTHER)
         await watch.see("web")
