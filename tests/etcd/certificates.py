@@ -47,5 +47,5 @@ def _named(name: str, subject: str) -> tuple[str, ...]:
 
 
 def _openssl(root: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=root, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["openssl", *arguments], cwd=root, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -61,7 +61,7 @@ class Following:
         """The first backend of a service; empty without such a service."""
         return self.services[name].backends[0].address if name in self.services else ""
 
-    async def until(self, true: Callable[[], object], what: str, seconds: float = 15.0) -> None:
+    async def until(self, true: Callable[[], object], what: str, seconds: float = 90.0) -> None:
         """Wait for something; fail with all that is known."""
         end = asyncio.get_running_loop().time() + seconds
         while not true():
@@ -75,7 +75,7 @@ async def following(
     state_dir: Path,
     times: Times = FAST,
     settings: EtcdSettings | None = None,
-    timeout: float = 5.0,
+    timeout: float = 30.0,
 ) -> AsyncIterator[Following]:
     """A source at work; stopped as the daemon stops it."""
     chosen = settings or EtcdSettings(urls, timeout=timeout)

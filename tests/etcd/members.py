@@ -17,7 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-START_SECONDS = 30.0
+from tests.held_ports import held_ports
+
+START_SECONDS = 90.0
+ANSWER_SECONDS = 30.0
+"""For one answer of a member on a busy machine."""
+RARE_ELECTIONS = ("--heartbeat-interval", "100", "--election-timeout", "1500")
+"""For members that vote: a busy machine may keep one from its heartbeats for a while."""
 PACKAGES = {"etcd": "etcd-server", "etcdctl": "etcd-client", "openssl": "openssl"}
 
 
@@ -31,18 +37,6 @@ def install() -> None:
             ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing],
         ):
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Member:
@@ -154,9 +148,20 @@ class Cluster:
             member.stop()
 
     def post(self, path: str, body: dict[str, object], url: str = "") -> dict[str, object]:
-        """One request, to the first member unless told otherwise."""
+        """One request, to the first member unless told otherwise; again while there is no leader."""
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self.post_once(path, body, url)
+            except urllib.error.HTTPError as error:
+                if error.code < 500 or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def post_once(self, path: str, body: dict[str, object], url: str = "") -> dict[str, object]:
+        """One request, to the first member unless told otherwise. Raises OSError."""
         request = urllib.request.Request((url or self.urls[0]) + path, json.dumps(body).encode())  # noqa: S310
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
             found = json.loads(answer.read())
             assert isinstance(found, dict)
             return found
@@ -164,6 +169,12 @@ class Cluster:
     def put(self, key: str, value: str, url: str = "") -> int:
         """Write a key; the revision of that."""
         return _revision(self.post("/v3/kv/put", {"key": _b(key), "value": _b(value)}, url))
+
+    def create(self, key: str, value: str, url: str = "") -> None:
+        """Write a key unless it is there, so that doing it again does nothing. Raises OSError."""
+        absent = {"key": _b(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+        put = {"request_put": {"key": _b(key), "value": _b(value)}}
+        self.post_once("/v3/kv/txn", {"compare": [absent], "success": [put]}, url)
 
     def put_all(self, values: dict[str, str]) -> int:
         """Write many keys, 100 in a transaction; the last revision."""
@@ -194,8 +205,8 @@ class Cluster:
         while True:
             try:
                 for url in self.urls:
-                    self.post("/v3/kv/range", {"key": _b("x")}, url)
-            except (OSError, urllib.error.URLError):
+                    self.post_once("/v3/kv/range", {"key": _b("x")}, url)
+            except OSError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
@@ -205,11 +216,16 @@ class Cluster:
 
 def etcdctl(url: str, *arguments: str) -> str:
     """Run the real etcdctl."""
-    environment = {"PATH": os.environ["PATH"], "ETCDCTL_API": "3"}
     command = ["etcdctl", "--endpoints", url, *arguments]
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, env=etcdctl_environment(), timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
+
+
+def etcdctl_environment() -> dict[str, str]:
+    """That of an etcdctl which waits for as long as a busy machine takes; by itself it gives up after 5 s."""
+    patience = {"ETCDCTL_DIAL_TIMEOUT": "60s", "ETCDCTL_COMMAND_TIMEOUT": "60s"}
+    return {"PATH": os.environ["PATH"], "ETCDCTL_API": "3", **patience}
 
 
 @contextmanager
@@ -217,13 +233,14 @@ def cluster(root: Path, size: int = 1, flags: Sequence[str] = ()) -> Iterator[Cl
     """A running cluster, ended at the end."""
     install()
     root.mkdir(parents=True, exist_ok=True)
-    ports = free_ports(2 * size)
-    made = Cluster([Member(root, f"m{n}", (ports[2 * n], ports[2 * n + 1]), flags) for n in range(size)])
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+    flags = [*(RARE_ELECTIONS if size > 1 else ()), *flags]
+    with held_ports(2 * size) as ports:
+        made = Cluster([Member(root, f"m{n}", (ports[2 * n], ports[2 * n + 1]), flags) for n in range(size)])
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 def _b(text: str) -> str:

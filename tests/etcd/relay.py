@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.held_ports import held_ports
+
 
 class Relay:
-    """Listens on a loopback port and passes bytes on to `port`."""
+    """Listens on a loopback port, which is held for it, and passes bytes on to another one."""
 
-    def __init__(self, port: int) -> None:
-        self.to = port
+    def __init__(self, port: int, to: int) -> None:
+        self.to = to
         """Where connections lead; may be changed while it is cut."""
-        self._port = 0
+        self._port = port
         self._server: asyncio.Server | None = None
         self._passing: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._watches: set[asyncio.Task[None]] = set()
@@ -25,7 +27,6 @@ class Relay:
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
         """End every connection, take no new one."""
@@ -68,9 +69,10 @@ class Relay:
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[Relay]:
     """A relay before the server of a URL."""
-    made = Relay(int(url.rpartition(":")[2]))
-    await made.open()
-    try:
-        yield made
-    finally:
-        await made.cut()
+    with held_ports(1) as (port,):
+        made = Relay(port, int(url.rpartition(":")[2]))
+        await made.open()
+        try:
+            yield made
+        finally:
+            await made.cut()

@@ -6,13 +6,14 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from random import Random
 
 import pytest
 
 from tests.etcd.members import Cluster, cluster
-from vipd.etcd.client import EtcdClient
+from tests.held_ports import held_ports
+from vipd.etcd.client import EtcdClient, Status
 from vipd.etcd.errors import CompactedError, EndpointError, UnreachableError
 from vipd.etcd.messages import Delete, Event, KeyRange, Put, Unchanged
 from vipd.etcd.settings import EtcdSettings
@@ -33,7 +34,7 @@ def etcd(trio: Cluster) -> Cluster:
     return trio
 
 
-def client_of(etcd: Cluster, timeout: float = 5.0) -> AbstractAsyncContextManager[EtcdClient]:
+def client_of(etcd: Cluster, timeout: float = 30.0) -> AbstractAsyncContextManager[EtcdClient]:
     return client_at(*etcd.urls, timeout=timeout)
 
 
@@ -46,9 +47,48 @@ async def client_at(*urls: str, timeout: float) -> AsyncIterator[EtcdClient]:
         await client.close()
 
 
+async def status_with_leader(client: EtcdClient) -> Status:
+    """What the member in use says once it knows of a leader."""
+    async with asyncio.timeout(90):
+        while not (status := await client.status()).leader:  # noqa: ASYNC110 (there is no event)
+            await asyncio.sleep(0.05)
+    return status
+
+
+async def beside_the_leader(client: EtcdClient) -> str:
+    """The endpoint in use, after another one than the leader has been chosen: its loss means no election."""
+    leader = (await status_with_leader(client)).leader
+    urls = [url for member in await client.members() if member.id == leader for url in member.client_urls]
+    if client.connection.endpoint in urls:
+        client.connection.failed(client.connection.endpoint)
+    await client.put(b"/t/first", b"")
+    return client.connection.endpoint
+
+
+@contextmanager
+def frozen(etcd: Cluster, *urls: str) -> Iterator[None]:
+    """These members stand still meanwhile; afterwards all take writes again."""
+    for url in urls:
+        etcd.member(url).signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for url in urls:
+            etcd.member(url).signal(signal.SIGCONT)
+        etcd.wait_for_writes()
+
+
 async def take(watch: Watch, number: int) -> list[Changes]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         return [await anext(watch) for _ in range(number)]
+
+
+async def read_for_ever(client: EtcdClient, revision: int) -> None:
+    """Watch from a revision on, again and again: a member may hear a moment later that it is compacted."""
+    async with asyncio.timeout(90):
+        while True:
+            async with client.watch(ALL, revision) as watch:
+                await take(watch, 1)
 
 
 def test_a_key_is_written_read_and_removed(etcd: Cluster) -> None:
@@ -119,7 +159,7 @@ def test_a_lease_takes_its_keys_with_it(etcd: Cluster) -> None:
 def test_status_and_members(etcd: Cluster) -> None:
     async def scene() -> None:
         async with client_of(etcd) as client:
-            status = await client.status()
+            status = await status_with_leader(client)
             assert status.version.startswith("3.")
             members = await client.members()
             assert {url for member in members for url in member.client_urls} == set(etcd.urls)
@@ -183,8 +223,7 @@ def test_a_compacted_revision_is_told(etcd: Cluster) -> None:
     async def scene() -> None:
         async with client_of(etcd) as client:
             with pytest.raises(CompactedError) as told:
-                async with client.watch(ALL, first) as watch:
-                    await take(watch, 1)
+                await read_for_ever(client, first)
             assert told.value.revision > first
             with pytest.raises(CompactedError):
                 await client.range(ALL, revision=first)
@@ -226,31 +265,23 @@ def test_a_dead_member_is_left_for_another_which_is_kept(etcd: Cluster) -> None:
 
 def test_a_frozen_member_costs_one_timeout(etcd: Cluster) -> None:
     async def scene() -> None:
-        async with client_of(etcd, timeout=1.0) as client:
-            await client.put(b"/t/a", b"")
-            used = client.connection.endpoint
-            etcd.member(used).signal(signal.SIGSTOP)
-            try:
+        async with client_of(etcd, timeout=3.0) as client:
+            used = await beside_the_leader(client)
+            with frozen(etcd, used):
                 await client.put(b"/t/b", b"")
                 assert client.connection.endpoint != used
-            finally:
-                etcd.member(used).signal(signal.SIGCONT)
 
     asyncio.run(scene())
 
 
 def test_a_swap_whose_answer_is_lost_is_not_sent_twice(etcd: Cluster) -> None:
     async def scene() -> None:
-        async with client_of(etcd, timeout=1.0) as client:
-            await client.put(b"/t/a", b"")
-            used = client.connection.endpoint
-            etcd.member(used).signal(signal.SIGSTOP)
-            try:
+        async with client_of(etcd, timeout=3.0) as client:
+            used = await beside_the_leader(client)
+            with frozen(etcd, used):
                 with pytest.raises(UnreachableError) as told:
                     await client.txn([Unchanged(b"/t/b", 0)], [Put(b"/t/b", b"")])
                 assert list(told.value.reasons) == [used]
-            finally:
-                etcd.member(used).signal(signal.SIGCONT)
 
     asyncio.run(scene())
 
@@ -261,33 +292,28 @@ def test_a_watch_ends_when_its_member_has_lost_the_cluster(etcd: Cluster) -> Non
     async def scene() -> None:
         async with client_of(etcd) as client, client.watch(ALL, now + 1) as watch:
             others = [url for url in etcd.urls if url != watch.endpoint]
-            for url in others:
-                etcd.member(url).signal(signal.SIGSTOP)
-            try:
-                with pytest.raises(EndpointError, match=r"no leader|ended the watch"):
-                    await take(watch, 100)
-            finally:
-                for url in others:
-                    etcd.member(url).signal(signal.SIGCONT)
-                await asyncio.to_thread(etcd.wait_for_writes)
+            with (
+                frozen(etcd, *others),
+                pytest.raises(EndpointError, match=r"no leader|ended the watch"),
+            ):
+                await take(watch, 100)
 
     asyncio.run(scene())
 
 
 def test_no_endpoint_answers_and_each_says_why() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as closed:
-        urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in (silent, closed)]
-        closed.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent, held_ports(1) as (closed,):
+        urls = [f"http://127.0.0.1:{port}" for port in (silent.getsockname()[1], closed)]
 
         async def scene() -> dict[str, str]:
-            async with client_at(*urls, timeout=0.3) as client:
+            async with client_at(*urls, timeout=1.0) as client:
                 with pytest.raises(UnreachableError) as told:
                     await client.get(b"a")
                 return {url: str(why) for url, why in told.value.reasons.items()}
 
         reasons = asyncio.run(scene())
         assert reasons == {
-            urls[0]: "no answer within 0.3 s",
+            urls[0]: "no answer within 1 s",
             urls[1]: "cannot connect: Connection refused",
         }
 

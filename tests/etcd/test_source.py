@@ -15,6 +15,7 @@ from vipd.etcd.messages import Event, Header, KeyRange, KeyValue
 from vipd.etcd.settings import EtcdSettings
 from vipd.etcd.watch import Changes
 from vipd.model import Backend
+from vipd.sources import removal_guard
 from vipd.sources.etcd_follower import Times
 from vipd.sources.etcd_keys import Change, Written
 from vipd.sources.etcd_values import read_service_value
@@ -47,6 +48,7 @@ def test_what_is_written_serves_and_what_is_deleted_does_not(etcd: Cluster, tmp_
             await there.until(lambda: there.backend("dns") == "10.244.0.9", "a new value")
             etcd.delete(key("dns"))
             await there.until(lambda: there.names() == {"shop/web"}, "a deleted key")
+            await there.until(lambda: there.source.connected, "followed")
             state = there.source.state()
             assert (state.endpoint, state.keys, state.rejected, state.held) == (etcd.urls[0], 1, (), ())
             assert state.connected
@@ -161,7 +163,10 @@ def test_mass_deletion_is_held_until_it_is_accepted(etcd: Cluster, tmp_path: Pat
     asyncio.run(scene())
 
 
-def test_a_burst_of_single_deletions_comes_back(etcd: Cluster, tmp_path: Path) -> None:
+def test_a_burst_of_single_deletions_comes_back(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal_guard, "WINDOW_SECONDS", 600.0)
     etcd.put_all(values(10))
 
     async def scene() -> None:
@@ -340,10 +345,11 @@ def test_a_list_now_and_then_finds_what_nothing_else_did(etcd: Cluster, tmp_path
 
 def test_nothing_known_and_nothing_reachable(tmp_path: Path) -> None:
     async def scene() -> None:
-        settings = EtcdSettings(("http://127.0.0.1:1",), timeout=0.3)
+        settings = EtcdSettings(("http://127.0.0.1:1",), timeout=30.0)
         async with following((), tmp_path, settings=settings) as there:
             assert not await there.source.delivered(0.5)
             assert there.names() == set()
+            await there.until(there.source.faults, "a fault")
             assert there.source.faults()[0].startswith("etcd cannot be reached: http://127.0.0.1:1: cannot")
 
     asyncio.run(scene())

@@ -51,6 +51,7 @@ class Connection:
         self._settings = settings
         self._endpoints = Endpoints(settings.endpoints, random)
         self._session: aiohttp.ClientSession | None = None
+        self._context: ssl.SSLContext | None = None
         self._files: tuple[object, ...] = ()
         self._token: str | None = None
         self._refreshing = asyncio.Lock()
@@ -186,8 +187,9 @@ class Connection:
         return answer
 
     async def _diagnosed(self, endpoint: str, error: BaseException) -> EndpointError:
-        found = error_of_exception(error, self.timeout, self._settings.cert is not None)
-        return await diagnose(endpoint, error, found)
+        certified = self._settings.cert is not None
+        found = error_of_exception(error, self.timeout, certified)
+        return await diagnose(endpoint, error, found, self._context, certified)
 
     async def _explained(self, endpoint: str, error: EtcdError) -> EtcdError:
         """Why there is no gateway at an endpoint that answers HTTP."""
@@ -209,7 +211,8 @@ class Connection:
         files = tuple(map(_signature, (self._settings.ca, self._settings.cert, self._settings.key)))
         if self._session is not None and files == self._files:
             return self._session
-        connector = aiohttp.TCPConnector(ssl=tls_context(self._settings), limit=0)
+        self._context = tls_context(self._settings)
+        connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
         old, self._files = self._session, files
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         if old is not None:

@@ -13,6 +13,9 @@ from vipd.etcd.errors import EndpointError, GatewayOffError, TLSError, TLSFault
 from vipd.etcd.replies import GATEWAY_HINT
 
 DIAGNOSIS_SECONDS = 2.0
+LAST_WORD_SECONDS = 0.5
+"""How long a server may take to say that it ends a connection because of a certificate. One that has nothing
+to say costs this much at each broken connection."""
 
 _EXPIRED_CODES = frozenset({9, 10})
 _NAME_CODES = frozenset({62, 64})
@@ -36,8 +39,15 @@ def error_of_exception(error: BaseException, timeout: float, has_certificate: bo
     return EndpointError(f"the connection broke: {error or type(error).__name__}", sent=True)
 
 
-async def diagnose(url: str, error: BaseException, found: EndpointError) -> EndpointError:
-    """A closer look at an endpoint that hung up without a word: does it speak the other scheme?
+async def diagnose(
+    url: str,
+    error: BaseException,
+    found: EndpointError,
+    context: ssl.SSLContext | None,
+    has_certificate: bool,
+) -> EndpointError:
+    """A closer look at an endpoint that hung up without a word: does it refuse our certificate, as `context`
+    shows it, or speak the other scheme?
 
     It is told nothing: a TLS handshake, or `GET /version`.
     """
@@ -50,6 +60,8 @@ async def diagnose(url: str, error: BaseException, found: EndpointError) -> Endp
             why = "this port speaks TLS; hint: write https:// and name its ca"
             return TLSError(TLSFault.TLS_SERVER, why)
         return found
+    if hung_up and context is not None and (alert := await _last_word(host, port, context)):
+        return _error_of_tls(alert, has_certificate)
     unreadable = isinstance(found, TLSError) and found.fault is TLSFault.OTHER
     if (hung_up or unreadable) and await _speaks_plain_http(host, port):
         return TLSError(TLSFault.PLAIN_SERVER, "this port speaks plain HTTP; hint: write http://")
@@ -99,6 +111,24 @@ def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
 def _place(url: str) -> tuple[str, int]:
     host, _, port = url.partition("://")[2].rpartition(":")
     return host.strip("[]"), int(port)
+
+
+async def _last_word(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLError | None:
+    """Why a server ends a TLS connection. Over a request that it did not read its reason is lost: the kernel
+    drops what has come when the connection is reset."""
+    try:
+        async with asyncio.timeout(DIAGNOSIS_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        try:
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                await reader.read(1)
+        finally:
+            writer.transport.abort()
+    except ssl.SSLError as error:
+        return error if "ALERT" in (error.reason or "") else None
+    except (OSError, TimeoutError):
+        return None
+    return None
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
