@@ -9,7 +9,11 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
+from tests.held_ports import hold
 from vipd.observe.listeners import Listeners, Place
+
+PATIENCE_SECONDS = 60.0
+_HELD = contextlib.ExitStack()
 
 
 class Reply(NamedTuple):
@@ -31,7 +35,7 @@ async def ask(place: Place, path: str = "/", method: str = "GET") -> Reply:
     reader, writer = await asyncio.open_connection(*place)
     try:
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).partition(b"\r\n\r\n")
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -51,12 +55,11 @@ async def refused(place: Place) -> bool:
 
 
 async def until(question: Callable[[], object], what: str) -> None:
-    """Return once the question is answered by something true; AssertionError after five seconds."""
-    for _ in range(500):
-        if question():
-            return
+    """Return once the question is answered by something true; AssertionError after a while."""
+    end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while not question():
+        assert asyncio.get_running_loop().time() < end, f"not within {PATIENCE_SECONDS:.0f} s: {what}"
         await asyncio.sleep(0.01)
-    raise AssertionError(f"not within 5 s: {what}")
 
 
 @contextlib.asynccontextmanager
@@ -72,11 +75,9 @@ async def running(listeners: Listeners) -> AsyncIterator[None]:
             await task
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port where nobody listens."""
-    with taken(Place(address, 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A TCP port where nobody listens but who is told of it; held until this process ends."""
+    return hold(_HELD)
 
 
 def taken(place: Place) -> socket.socket:

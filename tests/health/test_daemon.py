@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.health.asking import PATIENCE_SECONDS
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import ip
@@ -67,7 +68,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def get(host: Node, url: str) -> tuple[int, dict[str, object]]:
     """Status (0: nobody listens) and body of an answer to curl in the host's namespace."""
-    said = host.run("curl", "-sg", "-m", "5", "-w", "\n%{http_code}", url, check=False).stdout
+    said = host.run("curl", "-sg", "-m", "15", "-w", "\n%{http_code}", url, check=False).stdout
     body, _, status = said.rpartition("\n")
     return int(status), json.loads(body or "{}")
 
@@ -78,7 +79,7 @@ def status(host: Node, url: str) -> int:
 
 def test_the_health_port_follows_the_backends_and_the_applies(host: Node, broken: Path) -> None:
     with Daemon(host, declaration(LOCAL), health_address="127.0.0.1:10256") as vipd:
-        vipd.wait_until(lambda: status(host, HEALTH), 200)
+        vipd.wait_until(lambda: status(host, HEALTH), 200, PATIENCE_SECONDS)
         assert get(host, HEALTH)[1] == {
             "service": {"namespace": "shop", "name": "web"},
             "localEndpoints": 1,
@@ -89,29 +90,27 @@ def test_the_health_port_follows_the_backends_and_the_applies(host: Node, broken
         assert status(host, "http://127.0.0.1:10256/v1/status") == 404
 
         vipd.declare(declaration(ELSEWHERE))
-        assert get(host, HEALTH) == (
-            503,
-            {
-                "service": {"namespace": "shop", "name": "web"},
-                "localEndpoints": 0,
-                "serviceProxyHealthy": True,
-            },
-        )
+        body: dict[str, object] = {
+            "service": {"namespace": "shop", "name": "web"},
+            "localEndpoints": 0,
+            "serviceProxyHealthy": True,
+        }
+        vipd.wait_until(lambda: get(host, HEALTH), (503, body), PATIENCE_SECONDS)
         vipd.declare(declaration(LOCAL))
-        assert status(host, HEALTH) == 200
+        vipd.wait_until(lambda: status(host, HEALTH), 200, PATIENCE_SECONDS)
 
         broken.touch()
         vipd.write(declaration(f"{LOCAL}, {ELSEWHERE}"))
-        vipd.wait_until(lambda: status(host, HEALTHZ), 503)
+        vipd.wait_until(lambda: status(host, HEALTHZ), 503, PATIENCE_SECONDS)
         assert "no rules today" in str(get(host, HEALTHZ)[1]["message"])
         code, body = get(host, HEALTH)
         assert (code, body["localEndpoints"], body["serviceProxyHealthy"]) == (503, 1, False)
 
         broken.unlink()
-        vipd.wait_until(lambda: (status(host, HEALTHZ), status(host, HEALTH)), (200, 200), timeout=40)
+        vipd.wait_until(lambda: (status(host, HEALTHZ), status(host, HEALTH)), (200, 200), PATIENCE_SECONDS)
 
         vipd.write("  - {address: 10.96.0.10, ports: [80], backends: [10.244.0.5]}\n")
-        vipd.wait_until(lambda: status(host, HEALTH), 0)
+        vipd.wait_until(lambda: status(host, HEALTH), 0, PATIENCE_SECONDS)
         vipd.stop()
         assert status(host, HEALTHZ) == 0
 
@@ -119,7 +118,7 @@ def test_the_health_port_follows_the_backends_and_the_applies(host: Node, broken
 def test_busy_ports_are_warnings_and_had_later(host: Node) -> None:
     rival = host.serve(tcp=(32100, 10256))
     with Daemon(host, declaration(LOCAL), health_address="127.0.0.1:10256") as vipd:
-        vipd.wait_until(lambda: len(vipd.status()["warnings"]), 3)
+        vipd.wait_until(lambda: len(vipd.status()["warnings"]), 3, PATIENCE_SECONDS)
         warnings = "\n".join(vipd.status()["warnings"])
         assert (
             "the health port of shop/web cannot listen on 0.0.0.0:32100: Address already in use" in warnings
@@ -128,6 +127,6 @@ def test_busy_ports_are_warnings_and_had_later(host: Node) -> None:
         assert "health_address cannot listen on 127.0.0.1:10256" in warnings
         assert vipd.status()["state"] == "in-sync"
         rival.kill()
-        rival.wait(5)
-        vipd.wait_until(lambda: (status(host, HEALTH), status(host, HEALTHZ)), (200, 200), timeout=12)
-        assert vipd.status()["warnings"] == []
+        rival.wait(PATIENCE_SECONDS)
+        vipd.wait_until(lambda: (status(host, HEALTH), status(host, HEALTHZ)), (200, 200), PATIENCE_SECONDS)
+        vipd.wait_until(lambda: vipd.status()["warnings"], [], PATIENCE_SECONDS)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.fake_dataplane import FakeSurroundings, broken_tool
-from tests.health.asking import Reply, ask, free_port, refused, running, taken
+from tests.health.asking import PATIENCE_SECONDS, Reply, ask, free_port, refused, running, taken, until
 from tests.reconciling import World, looping
 from tests.samples import declared
 from vipd.model import (
@@ -131,9 +131,15 @@ class Room:
     async def declare(self, *services: Service) -> bool:
         """Have these services; returns whether the step worked."""
         self.world.source.candidate = declared(*services)
-        done = await self.world.reconciler.settled(self.world.reconciler.wake(), 5)
-        await asyncio.sleep(0.05)
+        done = await self.world.reconciler.settled(self.world.reconciler.wake(), PATIENCE_SECONDS)
+        await until(self.opened, "every port is open, or known to be taken")
         return done
+
+    def opened(self) -> bool:
+        """Whether the ports are as the last step wants them, as far as they can be had."""
+        listeners = self.ports.listeners
+        wanted = listeners._wanted.keys()
+        return listeners.open <= wanted and len(listeners.open) + len(listeners.warnings) == len(wanted)
 
     async def get(self, path: str = "/", method: str = "GET", address: str = "127.0.0.1") -> Reply:
         """Ask at the service's health port."""
@@ -152,7 +158,7 @@ def lived(story: Callable[[Room], Awaitable[None]]) -> None:
         async with looping(room.world), running(room.ports.listeners):
             await story(room)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 200))
 
 
 def test_200_while_a_local_backend_is_ready_and_503_after() -> None:
@@ -192,12 +198,13 @@ def test_every_path_by_get_and_head_and_nothing_else() -> None:
 def test_503_while_vipd_fails_and_200_when_it_works_again() -> None:
     async def story(room: Room) -> None:
         await room.declare(room.service)
-        room.world.dataplane.failures = [broken_tool() for _ in range(2)]
+        room.world.dataplane.failures = [broken_tool() for _ in range(1000)]
         new = replace(room.service, name="new", health_port=None, addresses=("10.96.0.99",))
         assert not await room.declare(room.service, new)
         reply = await room.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
         assert reply.json["localEndpoints"] == 2
+        room.world.dataplane.failures.clear()
         await room.world.fulfilled(room.world.reconciler.wake())
         assert (await room.get()).status == 200
 

@@ -18,7 +18,7 @@ from vipd.health.targets import Target
 from vipd.model import Protocol
 
 RESET = struct.pack("ii", 1, 0)
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds after which a test gives up on a noisy machine."""
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     return asyncio.run(limited())
 
 
-def target(port: int, probe: Probe, timeout: float = 5.0, address: str = "127.0.0.1") -> Target:
+def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> Target:
     """Something to ask once."""
     return Target(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
 
@@ -79,6 +79,8 @@ async def tcp_server(
         for task in tuple(tasks):
             task.cancel()
         await asyncio.sleep(0.01)
+        for _ in range(20):  # each end of a connection, TLS's too, has its turns to hear of the other's
+            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
@@ -106,10 +108,9 @@ def closed_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[int]:
     """A port that nobody listens on, and that nobody else gets meanwhile."""
     with socket.socket(socket.AF_INET, kind) as held:
         held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        if kind is socket.SOCK_DGRAM:  # a bound one would take datagrams
-            held.close()
-        yield port
+        if kind is socket.SOCK_DGRAM:  # else it would take datagrams of others than this one
+            held.connect(("127.0.0.1", 1))
+        yield held.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.health_checks.servers import answer, run, target
+from tests.health_checks.servers import PATIENCE, answer, run, target
 from vipd.checks import ExecProbe
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
@@ -34,7 +34,7 @@ def program(tmp_path: Path) -> Program:
     return make
 
 
-def probe(*command: str, user: str = ME, timeout: float = 10.0) -> Result:
+def probe(*command: str, user: str = ME, timeout: float = 60.0) -> Result:
     async def ask() -> Result:
         with ExecProber(asyncio.get_running_loop()) as prober:
             return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
@@ -48,7 +48,7 @@ def told(result: Result) -> tuple[bool | None, str]:
 
 def gone(pid: int) -> bool:
     """Whether a process ends soon; one that nobody reaps yet counts as ended."""
-    for _ in range(100):
+    for _ in range(1200):
         try:
             state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +60,9 @@ def gone(pid: int) -> bool:
 
 
 def wait_for_text(path: Path) -> None:
+    end = time.monotonic() + PATIENCE / 2
     while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"nothing is in {path}"
         time.sleep(0.02)
 
 
@@ -95,18 +97,22 @@ def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Pa
 
 
 def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path: Path) -> None:
-    began = time.monotonic()
-    result = probe(program(f"sleep 300 & echo $! > {tmp_path}/child; sleep 300"), timeout=0.7)
-    assert told(result) == (False, "timeout after 0.7 s")
-    assert time.monotonic() - began < 5
-    assert gone(int((tmp_path / "child").read_text()))
+    child, command = tmp_path / "child", program(f"sleep 300 & echo $! > {tmp_path}/child; sleep 300")
+    for seconds in (0.7, 5, 30):  # a busy machine may need more until there is a child
+        began = time.monotonic()
+        result = probe(command, timeout=seconds)
+        assert told(result) == (False, f"timeout after {seconds:g} s")
+        assert time.monotonic() - began < PATIENCE
+        if child.exists() and child.read_text():
+            break
+    assert gone(int(child.read_text()))
 
 
 def test_children_that_it_leaves_delay_nothing_and_are_killed(program: Program, tmp_path: Path) -> None:
     began = time.monotonic()
     result = probe(program(f"sleep 300 & echo $! > {tmp_path}/child; echo fine"))
     assert result.good
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PATIENCE
     assert gone(int((tmp_path / "child").read_text()))
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.health_checks.servers import ask_once, closed_port, run, target, tcp_server
+from tests.health_checks.servers import PATIENCE, ask_once, closed_port, run, target, tcp_server
 from vipd.checks import HttpProbe
 from vipd.health.probes.http import ask_http, request
 from vipd.health.result import Result, SaidWeight
@@ -19,7 +19,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
 
 
-def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout: float = 5.0) -> Result:
+def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout: float = 60.0) -> Result:
     """What a server finds that answers with these bytes, and stays connected unless it shall close."""
 
     async def ask() -> Result:
@@ -31,7 +31,7 @@ def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout:
                 writer.close()
                 await writer.wait_closed()
             else:
-                await asyncio.sleep(60)
+                await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
             return await ask_once(ask_http, target(port, check, timeout))
@@ -116,8 +116,8 @@ def test_an_endless_head_is_bad() -> None:
 
 
 def test_a_silent_server_times_out() -> None:
-    result = probe(b"", timeout=0.3)
-    assert told(result) == (False, "timeout after 0.3 s while waiting for the answer")
+    result = probe(b"", timeout=1.0)
+    assert told(result) == (False, "timeout after 1 s while waiting for the answer")
 
 
 def test_one_that_drips_for_ever_does_so_in_vain() -> None:
@@ -136,7 +136,7 @@ def test_one_that_drips_for_ever_does_so_in_vain() -> None:
 
     result, seconds = run(ask())
     assert result.reason.startswith("timeout after 0.4 s")
-    assert 0.4 <= seconds < 3
+    assert 0.4 <= seconds < PATIENCE / 2
 
 
 def test_resets_and_refusals_are_bad() -> None:

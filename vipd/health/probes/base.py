@@ -58,6 +58,8 @@ class Asking:
     target: Target
     doing: str = ""
     """At what it would hang: `while connecting`; it is told with a timeout."""
+    silence: Result | None = None
+    """What it means that nothing has come when the time is up; None: a timeout, which is bad."""
 
 
 Ask = Callable[[Asking], Awaitable[Result]]
@@ -126,7 +128,8 @@ class _Running:
     def _finished(self, task: asyncio.Task[Result]) -> None:
         self._deadline.cancel()
         if task.cancelled():
-            self._done(Result.timeout(self._asking.target.timing.timeout, self._asking.doing))
+            asking = self._asking
+            self._done(asking.silence or Result.timeout(asking.target.timing.timeout, asking.doing))
         else:
             self._done(task.result())
 
