@@ -34,7 +34,7 @@ DECLARED = """
   - {name: six, address: "fd00:96::20", ports: [{port: 80, target: 8080}], backends: ["fd00:244::11"]}
 """
 WEB = "10.96.0.20:80/tcp"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_waiting_through_a_repair(lab: Lab, daemon: Daemon) -> None:
     with waiting(daemon, "--from", lab.client.ipv4, "web") as process:
         assert "repaired" not in daemon.log
         daemon.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
-        daemon.wait_until(lambda: "repaired" in daemon.log, True, 10.0)
+        daemon.wait_until(lambda: "repaired" in daemon.log, True, PATIENCE)
         assert "vipd-trace" in daemon.host.run("nft", "list", "tables").stdout
         lab.client.send("10.96.0.20", 80).all_answered()
         said = rest(process)
@@ -145,7 +145,7 @@ def test_interleaved_flows_until_ctrl_c(lab: Lab, daemon: Daemon) -> None:
 def test_a_flow_that_began_before(lab: Lab, daemon: Daemon) -> None:
     with lab.client.open("10.96.0.53", 53, "udp") as flow:
         flow.ask()
-        with waiting(daemon, "--timeout", "2s", "dns") as process:
+        with waiting(daemon, "--timeout", "6s", "dns") as process:
             flow.ask()
             said = rest(process)
     assert process.returncode == 5

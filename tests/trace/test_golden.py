@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.explain.test_real_packets import compiled, probes
-from tests.explain.world import ROOT, Sender, World
+from tests.explain.world import ROOT, SILENCE, Sender, World
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.root
 
 DATAPLANES = ("iptables", "legacy", "nftables")
 EMPTY = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
-ANSWER_SECONDS = 20.0
-LONGEST_SECONDS = 200.0
+ANSWER_SECONDS = 90.0
+LONGEST_SECONDS = 280.0
 
 
 class Probe(NamedTuple):
@@ -69,8 +69,8 @@ class Traced:
         assert self._follower.stdin is not None
         self._follower.stdin.write(json.dumps([self._request(*each) for each in asked]) + "\n")
         self._follower.stdin.flush()
-        assert read_line(self._follower) == "READY"
-        self.world.probe_silent([(each.sender, each.to) for each in asked])
+        assert read_line(self._follower, ANSWER_SECONDS) == "READY"
+        self.world.probe_silent([(each.sender, each.to, SILENCE) for each in asked])
         found = json.loads(read_line(self._follower, ANSWER_SECONDS))
         return [text for each, seen in zip(asked, found, strict=True) if (text := _fault(each, seen))]
 

@@ -27,7 +27,7 @@ sys.stdin.read()
 def sent(host: Node) -> tuple[str, str]:
     """What `trace --send` prints of a connection to this host that nobody takes, and what it complains of."""
     command = ("-m", "vipd.cli.main", "--socket", "/nowhere", "trace", "--send", "127.0.0.1:9/tcp")
-    ended = host.run("env", f"PYTHONPATH={ROOT}", sys.executable, *command)
+    ended = host.run("env", f"PYTHONPATH={ROOT}", sys.executable, *command, timeout=60.0)
     return ended.stdout, ended.stderr
 
 
@@ -38,7 +38,7 @@ def test_a_log_that_somebody_else_takes(host: Node, legacy: str) -> None:
     assert out.splitlines()[1:4] == ["  nat (legacy)", "    OUTPUT    -j ACCEPT", end]
     assert "legacy" not in err
     holder = host.start("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", HOLD)
-    assert read_line(holder) == "READY"
+    assert read_line(holder, 60.0) == "READY"
     out, err = sent(host)
     assert out.splitlines()[1] == end
     assert (

@@ -18,7 +18,7 @@ from tests.trace.conftest import LOGGER
 pytestmark = pytest.mark.root
 
 TARGET = "10.96.0.10:80/tcp"
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
 
@@ -34,7 +34,7 @@ def begun(host: Node, *options: str) -> Process:
     process = host.start(
         "env", f"PYTHONPATH={ROOT}", "sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, *command
     )
-    assert "no prediction" in read_line(process)
+    assert "no prediction" in read_line(process, PATIENCE)
     # It comes with the line before, so that there may be nothing left to wait for.
     assert process.stdout is not None
     assert "waiting for" in process.stdout.readline()

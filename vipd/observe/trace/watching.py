@@ -65,13 +65,18 @@ class Watch:
 
     def journeys(self, seconds: float | None) -> Iterator[Journey]:
         """Each journey when it is over, for so many seconds; None: for ever."""
-        end = None if seconds is None else time.monotonic() + seconds
+        heard_until = time.monotonic()
+        end = None if seconds is None else heard_until + seconds
         while end is None or time.monotonic() < end:
             readable, _, _ = select.select(self._sockets, [], [], LOOK_SECONDS)
             for opened in readable:
                 for event in self._read(opened):
                     self._journeys.take(event, time.monotonic())
-            yield from self._journeys.finished(time.monotonic())
+            moment = time.monotonic()
+            if not select.select(self._sockets, [], [], 0)[0]:
+                # Only now is it silent: what waits to be read, if we are slow, may be of any packet.
+                heard_until = moment
+            yield from self._journeys.finished(heard_until)
 
     def _legacy_logs(self) -> Iterator[LegacyLog]:
         for family in sorted({flow.family for flow in self._flows}):
