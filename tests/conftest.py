@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("vipd")
+"""The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
+test is read, so that what a test sets for itself builds on it."""
 
 
 @pytest.hookimpl(tryfirst=True)

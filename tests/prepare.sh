@@ -12,6 +12,38 @@ fail() {
     exit "${2:-1}"
 }
 
+# again WHAT COMMAND...: tries a command up to four times, for what fails by chance: a mirror that does not answer, a
+# download cut off, somebody else's lock. Says so each time; its exit code is that of the last try.
+again() {
+    local what=$1 code pause
+    shift
+    for pause in ${VIPD_PAUSES:-5 20 60}; do
+        code=0
+        "$@" || code=$?
+        [ $code != 0 ] || return 0
+        printf '%s: failed (exit code %s), again in %s s\n' "$what" "$code" "$pause" >&2
+        sleep "$pause"
+    done
+    "$@"
+}
+
+# apt_install PACKAGE...: from the archives of this machine's apt. Waits for others who install.
+apt_install() { again "installing $*" apt_install_once "$@"; }
+
+apt_install_once() {
+    local options="-qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300"
+    # One archive of several may be out of order, and none of these packages from it.
+    DEBIAN_FRONTEND=noninteractive apt-get $options update || echo "apt-get update: exit code $?" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get $options install -y --no-install-recommends "$@" >/dev/null
+}
+
+require_space() { # directory megabytes
+    local free
+    mkdir -p "$1"
+    free=$(df --output=avail -m "$1" | tail -n 1)
+    [ "$free" -ge "$2" ] || fail "$1: $free MB free, $2 MB needed; make room there"
+}
+
 require_root() { # the command as the user would type it
     [ "$(id -u)" = 0 ] || fail "root is needed, for network namespaces and packages; run: sudo bash $1" 2
 }
@@ -34,17 +66,23 @@ install_packages() {
     if [ -n "$missing" ]; then
         step "Installing Debian packages:" $missing
         command -v apt-get >/dev/null || fail "no apt-get here; install by hand:" $missing
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq
-        apt-get install -qq -y --no-install-recommends $missing >/dev/null
+        apt_install $missing
     fi
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "Python 3.11 or newer is needed (Debian 12, Ubuntu 24.04); this is $(python3 -V)"
 }
 
 # make_venv [EXTRA]: the project and what it needs, with the optional dependencies EXTRA. A stamp in the
-# environment holds the checksum of pyproject.toml, so that an unchanged one costs nothing.
+# environment holds the checksum of pyproject.toml, so that an unchanged one costs nothing. One at a time makes it.
 make_venv() {
+    local lock
+    exec {lock}<"$project"
+    flock "$lock"
+    make_venv_alone "$@"
+    exec {lock}<&-
+}
+
+make_venv_alone() {
     local extra=${1:-} stamp=$venv/.vipd-stamp want
     want="$project $(sha256sum <"$project/pyproject.toml")"
     if ! "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -55,6 +93,7 @@ make_venv() {
     fi
     step "Installing vipd and what it needs into $venv"
     rm -f "$stamp"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -e "$project${extra:+[$extra]}"
-    echo "$want $extra" >"$stamp"
+    again "pip install" "$venv/bin/pip" install --quiet --disable-pip-version-check -e "$project${extra:+[$extra]}"
+    echo "$want $extra" >"$stamp.new"
+    mv "$stamp.new" "$stamp"
 }

@@ -8,6 +8,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/prepare.sh"
 
 require_root "tests/run.sh"
+require_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages
 make_venv dev
 bash "$project/tests/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"

@@ -108,8 +108,8 @@ def test_services_without_a_file_are_named_by_their_source() -> None:
 def test_ten_thousand_services_and_a_thousand_networks_take_a_moment() -> None:
     services = tuple(service(f"10.{i // 250}.{i % 250}.1") for i in range(10_000))
     policy = AddressPolicy(tuple(f"10.{i // 25}.{i % 25 * 10}.0/24" for i in range(1_000)))
-    started = time.perf_counter()
+    began = time.thread_time()
     problems = admit(Declaration(services), policy).problems
     assert len(problems) == 9_000
-    # A tenth of this is usual; a walk over every network for every address would take minutes.
-    assert time.perf_counter() - started < 2
+    # A fiftieth of this CPU time is usual; a walk over every network for every address would take minutes.
+    assert time.thread_time() - began < 10

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.fake_dataplane import FakeDataplane
-from tests.reconciling import DNS, WEB, World, lived
+from tests.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
 from tests.samples import broken, declared, service
 from vipd import reconciler as room
 from vipd.in_parts import AT_ONCE
@@ -18,7 +18,7 @@ from vipd.selection import choose
 def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
     async def story(world: World) -> None:
         assert world.reconciler.progress.state == "starting"
-        assert await world.reconciler.settled(world.reconciler.wake(), 5)
+        assert await world.settled(world.reconciler.wake())
         assert world.names() == {"dns", "web"}
         assert world.reconciler.progress.state == "in-sync"
         assert world.reconciler.progress.last_apply is not None
@@ -28,7 +28,7 @@ def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
 
 def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert world.dataplane.events == ["accepted", "update", "plan", "apply"]
 
     lived(story, DNS)
@@ -37,7 +37,7 @@ def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
 def test_nothing_is_written_when_nothing_is_different() -> None:
     async def story(world: World) -> None:
         for _ in range(3):
-            assert await world.reconciler.settled(world.reconciler.wake(), 5)
+            assert await world.settled(world.reconciler.wake())
         assert world.dataplane.events.count("apply") == 1
         assert world.reconciler.progress.applies == 1
 
@@ -48,13 +48,13 @@ def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
         wishes = [world.reconciler.wake()]
-        await asyncio.sleep(0.02)
+        await world.dataplane.entered.wait()
         assert world.dataplane.applying
         world.source.candidate = declared(DNS, WEB)
         wishes += [world.reconciler.wake() for _ in range(100)]
         assert world.reconciler.progress.state != "in-sync"
         world.dataplane.gate.set()
-        assert all([await world.reconciler.settled(wish, 5) for wish in wishes])
+        assert all([await world.settled(wish) for wish in wishes])
         assert world.names() == {"dns", "web"}
         assert world.dataplane.events.count("plan") == 2
 
@@ -65,9 +65,9 @@ def test_a_wish_made_during_a_step_is_not_settled_by_that_step() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
         world.reconciler.wake()
-        await asyncio.sleep(0.02)
+        await world.dataplane.entered.wait()
         world.source.candidate = declared(WEB)
-        waiting = asyncio.create_task(world.reconciler.settled(world.reconciler.wake(), 5))
+        waiting = asyncio.create_task(world.settled(world.reconciler.wake()))
         world.dataplane.gate.set()
         assert await waiting
         assert world.names() == {"web"}
@@ -87,11 +87,11 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
     async def story(world: World) -> None:
         many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
         world.source.candidate = declared(*many)
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         chosen.clear()
         new = service("s7", "10.97.0.7", "", 1, "10.244.9.9")
         world.source.candidate = declared(*[new if s.name == "s7" else s for s in many if s.name != "s9"])
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert chosen == ["s7"]
         assert world.dataplane.updates[-1] == {"s7", "s9"}
         assert "s9" not in world.names()
@@ -101,9 +101,9 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
 
 def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         world.source.candidate = declared(service("dns", "10.96.0.10"))
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert world.dataplane.updates[-1] == set()
         assert world.reconciler.progress.applies == 1
 
@@ -113,7 +113,7 @@ def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
 def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_written() -> None:
     async def story(world: World) -> None:
         world.host.warnings = ("net.ipv6.conf.all.forwarding cannot be set",)
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert world.host.prepared == [{Family.IPV4, Family.IPV6}]
         assert world.reconciler.progress.warnings == world.host.warnings
 
@@ -122,10 +122,10 @@ def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_writt
 
 def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         world.source.candidate = broken("/d/a.yaml")
         for _ in range(2):
-            assert await world.reconciler.settled(world.reconciler.wake(), 5)
+            assert await world.settled(world.reconciler.wake())
         assert world.names() == {"dns"}
         assert set(world.reconciler.problems) == {"fake"}
 
@@ -136,12 +136,12 @@ def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.
 
 def test_the_difference_is_shown_without_being_written() -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert await world.reconciler.difference() == ""
         world.dataplane.kernel = {}
         assert "dns" in await world.reconciler.difference()
         assert world.names() == set()
-        assert await world.reconciler.settled(world.reconciler.wake(), 5)
+        assert await world.settled(world.reconciler.wake())
         assert world.names() == {"dns"}
 
     lived(story, DNS)
@@ -151,9 +151,11 @@ def test_the_difference_waits_for_a_running_step() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
         world.reconciler.wake()
-        await asyncio.sleep(0.02)
+        await world.dataplane.entered.wait()
         asked = asyncio.create_task(world.reconciler.difference())
-        await asyncio.sleep(0.02)
+        for _ in range(100):  # turns, in which it would disturb the step if it did not wait
+            await asyncio.sleep(0)
+        assert not asked.done()
         world.dataplane.gate.set()
         assert await asked == ""
         assert world.dataplane.misuse == []
@@ -165,7 +167,7 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         update = world.dataplane.update
 
         def broken_after_all(changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -174,7 +176,7 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
         monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
         world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
-        assert not await world.reconciler.settled(world.reconciler.wake(), 5)
+        assert not await world.settled(world.reconciler.wake())
         monkeypatch.undo()
         world.source.candidate = declared(service("dns", "10.96.0.10"))
         await world.fulfilled(world.reconciler.wake())
@@ -187,9 +189,9 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
 def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_nowhere() -> None:
     async def story(world: World) -> None:
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         world.source.candidate = declared(service("dns", "10.96.0.10", "/d/a.yaml", 7))
-        await world.reconciler.settled(world.reconciler.wake(), 5)
+        await world.settled(world.reconciler.wake())
         assert world.reconciler.services["dns"].origin.line == 7
         assert world.dataplane.updates[-1] == set()
 
@@ -207,7 +209,7 @@ def test_while_many_services_are_loaded_others_get_their_turn() -> None:
                 await asyncio.sleep(0)
 
         waiting = asyncio.create_task(other())
-        assert await world.reconciler.settled(world.reconciler.wake(), 20)
+        assert await world.settled(world.reconciler.wake())
         await waiting
         assert turns > 2 * len(many) // AT_ONCE
         assert world.reconciler.readiness.ready == len(many)
@@ -222,9 +224,9 @@ def test_cancelling_ends_the_loop_during_a_step() -> None:
         world.dataplane.gate = asyncio.Event()
         task = asyncio.create_task(world.reconciler.run())
         world.reconciler.wake()
-        await asyncio.sleep(0.02)
+        await world.dataplane.entered.wait()
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=2)
+        done, _ = await asyncio.wait([task], timeout=PATIENCE_SECONDS)
         assert done, "cancelling must end the loop"
 
     asyncio.run(run())

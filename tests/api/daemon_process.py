@@ -21,7 +21,8 @@ import yaml
 
 from tests.samples import HEAD
 
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
+"""For what takes a second, on a machine that does much else."""
 _numbers = itertools.count()
 
 
@@ -57,8 +58,14 @@ class Host:
         self.process: subprocess.Popen[str] | None = None
 
     def declare(self, name: str, *blocks: str) -> None:
-        """Write a file of declarations."""
-        (self.services_dir / name).write_text(HEAD + "".join(blocks))
+        """Write a file of declarations, in one step as an editor does: it is never seen half written."""
+        self.write(name, HEAD + "".join(blocks))
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file of the declarations' directory in one step."""
+        new = self.services_dir / f".{name}.new"
+        new.write_text(text)
+        new.rename(self.services_dir / name)
 
     def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
         """The command line of a program of vipd in the namespace."""
@@ -95,7 +102,9 @@ class Host:
     def tool(self, *argv: str) -> str:
         """What a program says in the namespace."""
         inside = ["ip", "netns", "exec", self.namespace, *argv]
-        return subprocess.run(inside, capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(
+            inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+        ).stdout
 
     def rules(self) -> str:
         """The IPv4 nat table."""
@@ -174,7 +183,7 @@ class Host:
 def host() -> Iterator[Host]:
     """A fresh namespace; it and whatever runs in it end with the context."""
     namespace = f"vipdt-{os.getpid()}-{next(_numbers)}"
-    subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=10)
+    subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=PATIENCE_SECONDS)
     try:
         with tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:
             made = Host(namespace, Path(directory))
@@ -184,4 +193,4 @@ def host() -> Iterator[Host]:
                 if made.process is not None:
                     made.end(signal.SIGKILL)
     finally:
-        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=10)
+        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=PATIENCE_SECONDS)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientSession, UnixConnector, web
+from aiohttp.typedefs import Handler
 from yarl import URL
 
 from tests.fake_dataplane import FakeDataplane, FakeSurroundings
@@ -26,7 +27,7 @@ from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 DNS: dict[str, object] = {
     "name": "kube-system/kube-dns",
@@ -66,6 +67,8 @@ class Api:
     store: StoreSource = field(init=False)
     overrides: OverrideStore = field(init=False)
     reconciler: Reconciler = field(init=False)
+    begun: int = 0
+    """Requests that the server has begun to answer."""
 
     @property
     def socket(self) -> Path:
@@ -97,6 +100,12 @@ class Api:
         self.reconciler = Reconciler(
             sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), fitness
         )
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Return once a condition holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+                await asyncio.sleep(0.01)
 
     async def rescan(self) -> None:
         """Read the sources anew."""
@@ -140,12 +149,20 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
     }
     sources = (api.files, api.store)
     served = Served(api.reconciler, api.dataplane, sources, api.store, api.overrides, api.rescan, about)
-    runner = web.AppRunner(application(served, permission), access_log=None, shutdown_timeout=1)
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        api.begun += 1
+        return await handler(request)
+
+    app = application(served, permission)
+    app.middlewares.append(note)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     loop = asyncio.create_task(api.reconciler.run())
     try:
         await web.SockSite(runner, bind_socket(api.socket, "no-such-group")).start()
-        await api.reconciler.settled(api.reconciler.wake(), 5)
+        await api.reconciler.settled(api.reconciler.wake(), PATIENCE_SECONDS)
         async with ClientSession(connector=UnixConnector(str(api.socket))) as api.session:
             yield
     finally:
@@ -169,4 +186,4 @@ def served(story: Callable[[Api], Awaitable[None]], prepare: Callable[[Api], Non
 
     # Not the test's own directory: a socket's path must be shorter than 108 bytes.
     with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
-        asyncio.run(asyncio.wait_for(run(Path(directory)), PATIENCE_SECONDS))
+        asyncio.run(asyncio.wait_for(run(Path(directory)), 2 * PATIENCE_SECONDS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.api.serving import DNS, WEB, Answer, Api, served
+from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Answer, Api, served
 
 
 async def during_a_step(api: Api, *requests: tuple[str, str, object]) -> list[Answer]:
@@ -13,10 +13,11 @@ async def during_a_step(api: Api, *requests: tuple[str, str, object]) -> list[An
     api.dataplane.kernel = {}
     api.reconciler.wake()
     api.dataplane.entered.clear()
-    await asyncio.wait_for(api.dataplane.entered.wait(), 5)
-    tasks = []
-    for method, path, body in requests:
+    await asyncio.wait_for(api.dataplane.entered.wait(), PATIENCE_SECONDS)
+    tasks, before = [], api.begun
+    for number, (method, path, body) in enumerate(requests, 1):
         tasks.append(asyncio.create_task(api.ask(method, path, body)))
+        await api.until(lambda number=number: api.begun == before + number)  # type: ignore[misc]
         await asyncio.sleep(0.05)
     api.dataplane.gate.set()
     return [await task for task in tasks]

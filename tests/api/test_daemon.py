@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
 from tests.samples import block
 from vipd.declaration.native import parse_declaration
 
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.root
 
 DNS = block("10.96.0.10", "dns", "10.244.0.5")
 FORWARD = "net.ipv4.ip_forward"
+STOPPING_SECONDS = 20.0
+"""What its unit for systemd gives it. vipd itself gives open requests 5; waiting for them would never end."""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_it_starts_follows_files_repairs_and_stops_leaving_its_rules(node: Host)
         assert node.end(signal.SIGTERM) == 0
     finally:
         held.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < STOPPING_SECONDS
     assert "10.96.0.10" in node.rules()
     assert not node.socket.exists()
     assert "Traceback" not in node.log()
@@ -200,7 +202,8 @@ def test_what_was_answered_survives_any_kill(node: Host) -> None:
         time.sleep(chance.uniform(0, 0.1))
         node.end(signal.SIGKILL)
         stop.set()
-        client.join(10)
+        client.join(PATIENCE_SECONDS)
+        assert not client.is_alive()
         store = node.state_dir / "services.yaml"
         if store.exists():
             found = parse_declaration(store.read_text(), str(store), source="cli")
@@ -231,7 +234,7 @@ def test_a_request_in_flight_does_not_hold_up_the_stop(node: Host) -> None:
         time.sleep(0.1)
         began = time.monotonic()
         assert node.end(signal.SIGTERM) == 0
-        assert time.monotonic() - began < 7, "systemd waits longer, but not for ever"
+        assert time.monotonic() - began < STOPPING_SECONDS, "systemd waits longer, but not for ever"
 
 
 def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemon(node: Host) -> None:
@@ -245,4 +248,5 @@ def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemo
         node.ask("POST", "reload")
     except TimeoutError:
         raise AssertionError("the daemon does not answer any more") from None
-    assert node.get("status")["state"] == "in-sync"
+    # What came and went in its directory may be due to be looked at just now.
+    node.wait_for(lambda: node.get("status")["state"] == "in-sync")

@@ -143,7 +143,7 @@ def test_a_peer_that_is_neither_root_nor_admin_may_read_but_not_change() -> None
         api.socket.chmod(0o666)
         argv = [sys.executable, "-I", "-S", "-c", STRANGER, str(api.socket)]
         said = await asyncio.to_thread(
-            subprocess.run, argv, capture_output=True, text=True, timeout=20, check=True
+            subprocess.run, argv, capture_output=True, text=True, timeout=60, check=True
         )
         (read, status), *changes = json.loads(said.stdout)
         assert (read, status["state"]) == (200, "in-sync")

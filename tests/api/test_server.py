@@ -11,6 +11,9 @@ from tests.fake_dataplane import broken_tool
 from tests.samples import block
 from vipd.api import server
 
+ENDLESS = 1000
+"""So many failures that no retry comes through during a test."""
+
 
 def actions(answer: Answer) -> dict[str, str]:
     """What a change did, by name."""
@@ -224,7 +227,7 @@ def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_failing_kernel_leaves_the_change_stored_and_says_so() -> None:
     async def story(api: Api) -> None:
-        api.dataplane.failures = [broken_tool(), broken_tool()]
+        api.dataplane.failures = [broken_tool() for _ in range(ENDLESS)]
         answer = await api.add(WEB)
         assert answer.status == 200
         assert (answer.body["changed"], answer.body["applied"]) == (True, False)
@@ -241,7 +244,7 @@ def test_a_failing_kernel_leaves_the_change_stored_and_says_so() -> None:
 
 def test_an_unchanged_service_that_is_not_in_the_kernel_is_not_called_applied() -> None:
     async def story(api: Api) -> None:
-        api.dataplane.failures = [broken_tool() for _ in range(9)]
+        api.dataplane.failures = [broken_tool() for _ in range(ENDLESS)]
         assert (await api.add(WEB)).body["applied"] is False
         again = await api.add(WEB)
         assert actions(again) == {"web": "unchanged"}
@@ -260,7 +263,7 @@ def test_a_late_kernel_is_told_and_tried_on(monkeypatch: pytest.MonkeyPatch) -> 
         assert "goes on trying" in answer.body["message"]
         assert (await api.ask("GET", "/v1/status")).body["state"] in ("pending", "starting")
         api.dataplane.gate.set()
-        await asyncio.sleep(0.05)
+        await api.until(lambda: api.reconciler.progress.state == "in-sync")
         assert (await api.ask("GET", "/v1/status")).body["state"] == "in-sync"
 
     served(story)
@@ -338,7 +341,7 @@ def test_a_client_that_hangs_up_harms_nobody() -> None:
                 await asyncio.sleep(0.05)
         api.dataplane.gate.set()
         assert (await api.ask("GET", "/v1/status")).status == 200
-        assert api.stored() == {"web"}, "what was understood is done"
+        await api.until(lambda: api.stored() == {"web"})  # what was understood is done
 
     served(story)
 

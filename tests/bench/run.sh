@@ -24,7 +24,7 @@ fi
 make_venv dev
 if ! "$venv/bin/python" -c 'import matplotlib' 2>/dev/null; then
     step "Installing matplotlib for the plots"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -e "$project[bench]" ||
+    again "pip install" "$venv/bin/pip" install --quiet --disable-pip-version-check -e "$project[bench]" ||
         step "no plots: matplotlib cannot be installed"
 fi
 cd "$project"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.bench.record import FORMAT, Record
 from tests.bench.report import TABLES
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)
+"""The first of these tests waits for the whole run."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `--smoke` writes."""
     out = tmp_path_factory.mktemp("bench")
     argv = [sys.executable, "-m", "tests.bench", "--smoke", "--out", str(out)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     assert "medians, smallest to largest" in done.stdout
     return out / "results.json"
@@ -50,7 +53,7 @@ def test_every_group_is_finished_and_knows_its_machine(results: Path) -> None:
 @pytest.mark.root
 def test_nothing_names_the_machine_or_its_places(results: Path) -> None:
     text = results.read_text()
-    assert os.uname().nodename not in text
+    assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", text)
     assert str(ROOT) not in text
     assert str(results.parent) not in text
 

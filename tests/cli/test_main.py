@@ -23,6 +23,7 @@ from vipd.cli.main import FAMILIES, VERBS
 HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email", "vipd.settings")
 
 NOBODY = 65534
+PATIENCE_SECONDS = 60.0
 
 
 def test_help_shows_every_verb_in_its_family(vipctl: Vipctl) -> None:
@@ -151,7 +152,7 @@ def test_the_socket_may_be_named_before_or_after_the_verb(daemon: FakeDaemon, vi
 
 def test_the_environment_names_the_socket(daemon: FakeDaemon, spawn: Spawn) -> None:
     daemon.answer("GET /v1/version", {"version": "9.9"})
-    out, err = spawn("version").communicate(timeout=20)
+    out, err = spawn("version").communicate(timeout=PATIENCE_SECONDS)
     assert b"vipd 9.9" in out, err
 
 
@@ -194,7 +195,7 @@ def test_a_reader_that_goes_away_ends_it_in_silence(daemon: FakeDaemon, spawn: S
     assert process.stdout is not None
     assert process.stdout.read(1) == b"{"
     process.stdout.close()
-    assert process.wait(20) == -signal.SIGPIPE
+    assert process.wait(PATIENCE_SECONDS) == -signal.SIGPIPE
     assert process.stderr is not None
     assert process.stderr.read() == b""
 
@@ -203,7 +204,7 @@ def test_output_that_cannot_be_written_is_an_error(daemon: FakeDaemon, spawn: Sp
     daemon.answer("GET /v1/services", {"services": [DNS]})
     with Path("/dev/full").open("wb") as full:
         process = spawn("list", stdout=full.fileno())
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert err == b"vipctl: cannot write the output: No space left on device\n"
 
@@ -220,7 +221,7 @@ def test_interrupt_has_no_traceback(tmp_path: Path, spawn: Spawn) -> None:
         with connection:
             connection.recv(1000)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (130, b"")
     assert err.strip() == b"vipctl: interrupted"
 
@@ -239,7 +240,7 @@ def on_terminal(spawn: Spawn, *words: str, errors: bool = False, **environment: 
         pass  # EIO: the last writer has closed the terminal
     finally:
         os.close(master)
-    process.wait(20)
+    process.wait(PATIENCE_SECONDS)
     return printed.decode().replace("\r\n", "\n")
 
 
@@ -288,4 +289,4 @@ def test_colour_is_for_terminals_without_no_color(daemon: FakeDaemon, spawn: Spa
     assert "\033[32mok\033[0m" in on_terminal(spawn, "list")
     assert "\033" not in on_terminal(spawn, "list", NO_COLOR="")
     assert "\033" not in on_terminal(spawn, "list", TERM="dumb")
-    assert b"\033" not in spawn("list").communicate(timeout=20)[0]
+    assert b"\033" not in spawn("list").communicate(timeout=PATIENCE_SECONDS)[0]

@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.lab.daemon import Daemon
 
+PATIENCE_SECONDS = 60.0
+
 WEB = """\
 - name: web
   address: [10.96.0.10, "fd00:96::10"]
@@ -37,7 +39,7 @@ def backends(daemon: Daemon, name: str = "web") -> dict[str, int]:
 
 def wait_for(daemon: Daemon, expected: int, name: str = "web") -> None:
     """Until the number is this one; one that is greater is wrong at once."""
-    end, before = time.monotonic() + 5.0, 0
+    end, before = time.monotonic() + PATIENCE_SECONDS, 0
     while (found := new_flows(daemon, name)) != expected:
         assert before <= found <= expected, f"{found} flows after {before}, expected {expected}"
         assert time.monotonic() < end, f"{found} flows, not {expected}; the log:\n{daemon.log}"

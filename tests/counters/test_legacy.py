@@ -6,7 +6,7 @@ import pytest
 
 from tests.counters.counted import WEB, wait_for
 from tests.lab.daemon import Daemon
-from tests.lab.topology import Lab
+from tests.lab.topology import CLIENT_SOURCES, Lab
 
 pytestmark = pytest.mark.root
 
@@ -24,7 +24,8 @@ def count_through_changes(lab: Lab, legacy: Daemon) -> None:
         lab.client.send("10.96.0.10", 80, count=6).all_answered()
         legacy.declare(WEB.replace(", 10.244.0.12", "" if number % 2 else ", 10.244.0.12"))
         legacy.declare(WEB + ("  affinity: client-ip\n" if number % 2 else ""))
-        lab.client.send("10.96.0.10", 80, "udp", count=3).all_answered()
+        # From an address of its own: a port that was used before would be the flow of before.
+        lab.client.send("10.96.0.10", 80, "udp", count=3, source=CLIENT_SOURCES[number]).all_answered()
     wait_for(legacy, 10 + 3 * 9)
     legacy.stop()
     lab.client.send("10.96.0.10", 80, count=5).all_answered()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.counters.counted import WEB, backends, new_flows, service, wait_for
+from tests.counters.counted import PATIENCE_SECONDS, WEB, backends, new_flows, service, wait_for
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 
@@ -53,12 +53,17 @@ def test_a_backend_that_lived_between_two_readings_is_counted(lab: Lab, daemon: 
     daemon.vipctl("remove", "brief")
 
 
+def rules(lab: Lab) -> str:
+    return lab.host.run("iptables-save", "-t", "nat").stdout
+
+
 def test_rules_that_others_flush_have_counted(lab: Lab, daemon: Daemon) -> None:
     before = new_flows(daemon)
     lab.client.send("10.96.0.10", 80, count=15).all_answered()
     written = daemon.status()["applies"]
     lab.host.run("nft", "flush", "ruleset")
-    daemon.wait_until(lambda: daemon.status()["applies"] > written, True)
+    daemon.wait_until(lambda: daemon.status()["applies"] > written, True, PATIENCE_SECONDS)
+    daemon.wait_until(lambda: "-d 10.96.0.10/32" in rules(lab), True, PATIENCE_SECONDS)
     daemon.wait_in_sync()
     lab.client.send("10.96.0.10", 80, count=4).all_answered()
     wait_for(daemon, before + 19)

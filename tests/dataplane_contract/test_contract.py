@@ -71,7 +71,7 @@ async def write_that_waits(contestant: Contestant) -> tuple[asyncio.Task[None], 
     plan, gate = await contestant.dataplane.plan(), asyncio.Event()
     entered = contestant.hold(gate)
     writing = asyncio.create_task(contestant.dataplane.apply(plan))
-    await asyncio.wait_for(entered.wait(), 20)
+    await asyncio.wait_for(entered.wait(), 120)
     return writing, gate
 
 

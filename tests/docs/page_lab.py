@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import unquote
 
 from tests.docs.markdown import ROOT
 from tests.docs.script import File
@@ -23,6 +24,7 @@ from tests.lab.daemon import UnixConnection
 from tests.lab.flow import read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
+from vipd.sources.files import SUFFIXES
 
 HERE = Path(__file__).parent
 REFUSED = (
@@ -30,9 +32,10 @@ REFUSED = (
     *("docker", "firewall-cmd", "ufw", "kubectl", "loginctl", "hostnamectl"),
 )
 """What may not be run from a page that forgot to say so."""
-STEP_SECONDS = 90.0
-NOTICE_SECONDS = 4.0
-"""vipd sees a changed file at once, in odd cases after two seconds."""
+STEP_SECONDS = 150.0
+NOTICE_SECONDS = 30.0
+"""vipd sees a changed file at once, in odd cases after two seconds; many labs share the machine."""
+DECLARATIONS, ACCEPTED = Path("/etc/vipd/services.d"), Path("/var/lib/vipd/accepted")
 
 ALICE = 4711
 
@@ -84,7 +87,6 @@ class PageLab:
         # Who types sudo stands in the project's directory.
         command, sudo = step.command.removeprefix("sudo "), step.command.startswith("sudo ")
         home = ROOT if sudo else self.directory / "ram" / ("root" if step.root else "alice")
-        before = self._declared() if "services.d" in step.command else None
         with tempfile.TemporaryFile("w+") as printed:
             # A file and not a pipe: what a step leaves behind in the background holds it open.
             done = subprocess.run(
@@ -97,18 +99,17 @@ class PageLab:
             )
             printed.seek(0)
             text = printed.read()
-        if before:
-            self._wait_for_notice(before)
+        if DECLARATIONS.name in step.command:
+            self._wait_for_notice()
         return done.returncode, text
 
     def write(self, file: File) -> None:
         """Put a file there as an editor does; returns once vipd has read it, if it is one of its own."""
-        before = self._declared()
-        place = Path(f"/proc/{self._holder}/root{file.path}")
+        place = self._place(file.path)
         new = place.with_name(f".{place.name}.new")
         new.write_text(file.text)
         new.rename(place)
-        self._wait_for_notice(before)
+        self._wait_for_notice()
 
     def _prepare(self) -> None:
         (self.directory / "ram").mkdir()
@@ -145,30 +146,35 @@ class PageLab:
             *("bash", "-c", command),
         ]
 
-    def _declared(self) -> tuple[object, str]:
-        """The declarations as they lie on disk, and what vipd says; nothing while it does not run."""
-        directory = Path(f"/proc/{self._holder}/root/etc/vipd/services.d")
-        on_disk = {
-            path.name: path.stat().st_mtime_ns for path in directory.glob("*") if path.name[0] not in ".#"
-        }
-        connection = UnixConnection(Path(f"/proc/{self._holder}/root/run/vipd/vipd.sock"))
+    def _place(self, path: Path) -> Path:
+        """Where a path of the host is."""
+        return Path(f"/proc/{self._holder}/root{path}")
+
+    def _status(self) -> str:
+        """What vipd says of itself; nothing while it does not run."""
+        connection = UnixConnection(self._place(Path("/run/vipd/vipd.sock")))
         try:
             connection.request("GET", "/v1/status")
-            return on_disk, connection.getresponse().read().decode()
+            return connection.getresponse().read().decode()
         except OSError:
-            return on_disk, ""
+            return ""
         finally:
             connection.close()
 
-    def _wait_for_notice(self, before: tuple[object, str]) -> None:
-        """Return once vipd has done what changed declarations say, or has had its time to."""
+    def _wait_for_notice(self) -> None:
+        """Return once vipd has done what its files say, or has had its time to. Not while it does not run."""
         end = time.monotonic() + NOTICE_SECONDS
-        while time.monotonic() < end:
-            on_disk, said = self._declared()
-            noticed = said != before[1] and json.loads(said or "{}").get("state") not in (
-                "pending",
-                "starting",
+        while time.monotonic() < end and (said := self._status()):
+            files = {
+                str(DECLARATIONS / path.name): path.read_text()
+                for path in self._place(DECLARATIONS).glob("[!.]*")
+                if path.suffix in SUFFIXES
+            }
+            kept = {unquote(copy.name): copy.read_text() for copy in self._place(ACCEPTED).glob("[!.]*")}
+            # What serves is kept; of what is wrong the status tells.
+            noticed = kept.keys() <= files.keys() and all(
+                kept.get(path) == text or f"{path}:" in said for path, text in files.items()
             )
-            if on_disk == before[0] or not said or noticed:
+            if noticed and json.loads(said)["state"] not in ("pending", "starting"):
                 return
             time.sleep(0.05)

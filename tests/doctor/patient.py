@@ -29,6 +29,8 @@ SERVICES = """
     backends: [10.244.0.11]
 """
 BINARIES = Path(sys.executable).parent
+PATIENCE_SECONDS = 120.0
+"""For one question: the doctor asks many programs."""
 FINE = ("ok", "unchecked")
 
 
@@ -59,7 +61,7 @@ class Doctor:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(["--socket", str(self.socket), *words]) + "\n")
         self._process.stdin.flush()
-        code, text = json.loads(read_line(self._process))
+        code, text = json.loads(read_line(self._process, PATIENCE_SECONDS))
         return int(code), str(text)
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.patient import Doctor, Patient
+from tests.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
 from tests.lab.flow import finish
 from vipd.observe.doctor.looking.services import from_daemon, from_files
 from vipd.settings import load_settings
@@ -187,7 +187,7 @@ def test_a_node_port_that_a_program_listens_on(patient: Patient) -> None:
     # The name of the interpreter may differ; the command is what counts.
     assert f"kill {server.pid}" in found["node-port-taken"]["mend"]
     patient.mend(found["node-port-taken"])
-    server.wait(5)
+    server.wait(PATIENCE_SECONDS)
     assert patient.faults() == {}
 
 
@@ -248,7 +248,7 @@ def test_rules_that_the_kernel_does_not_take(patient: Patient) -> None:
     with patient.tools.refusing("10.96.0.66"):
         patient.daemon.write(odd, "odd.yaml")
         patient.reload()
-        patient.daemon.wait_until(lambda: patient.daemon.status()["state"], "degraded")
+        patient.daemon.wait_until(lambda: patient.daemon.status()["state"], "degraded", PATIENCE_SECONDS)
         found = patient.faults()
     assert found.keys() == {"quarantined"}
     assert "odd" in found["quarantined"]["title"]
@@ -268,6 +268,7 @@ def test_a_daemon_that_cannot_write(patient: Patient) -> None:
     assert found["daemon-state"]["severity"] == "problem"
     (patient.daemon.services_dir / "empty.yaml").unlink()
     patient.mend(found["daemon-state"])
+    patient.daemon.wait_in_sync()
 
 
 def test_a_kernel_without_affinity(patient: Patient) -> None:
@@ -340,7 +341,7 @@ def test_without_root(patient: Patient) -> None:
         "sys.exit(run(sys.argv[1:]))"
     )
     words = ("--socket", str(patient.daemon.socket), "doctor")
-    ended = patient.host.run(sys.executable, "-c", program, *words, check=False)
+    ended = patient.host.run(sys.executable, "-c", program, *words, check=False, timeout=PATIENCE_SECONDS)
     assert "Traceback" not in ended.stderr
     assert "Not checked" in ended.stdout
     for name in ("forward-policy", "mixed-variants", "kernel-features", "conntrack-netlink", "store"):

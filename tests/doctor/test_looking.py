@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -83,11 +84,12 @@ def test_who_listens_where() -> None:
     ):
         receiver.bind(("::1", 0))
         found = listeners({server.getsockname()[1], receiver.getsockname()[1]}, Path("/"))
-    assert {(one.protocol, one.address) for one in found} == {
+    own = [one for one in found if one.pid == os.getpid()]  # others may have the same port elsewhere
+    assert {(one.protocol, one.address) for one in own} == {
         (Protocol.TCP, "127.0.0.1"),
         (Protocol.UDP, "::1"),
     }
-    assert all(one.pid and one.program for one in found)
+    assert all(one.program for one in own)
 
 
 def test_vipds_that_are_at_work(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
 from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import REFUSAL, FailingTools
 from tests.samples import block
@@ -135,18 +135,18 @@ def test_drift_is_repaired_and_its_maker_named(story: Story) -> None:
     (repaired,) = story.makes(lambda: story.node.tool(*delete), "rules-repaired")
     assert re.match(r"process iptables \(pid \d+\)", repaired["cause"])
     assert repaired["reason"] == "rule deleted in ipv4 nat VIPD-SERVICES"
-    assert rule in story.node.rules()
+    story.node.wait_for(lambda: rule in story.node.rules())
 
 
 def test_a_broken_file_is_one_event_with_all_its_problems_counted_and_so_is_its_mending(story: Story) -> None:
     path = story.file("web.yaml")
     good = path.read_text()
     broken = good.replace("10.96.0.10", "10.96.0.300").replace("10.244.0.12", "10.244.0.1200")
-    (refused,) = story.makes(lambda: path.write_text(broken), "declaration-refused")
+    (refused,) = story.makes(lambda: story.node.write("web.yaml", broken), "declaration-refused")
     assert (refused["cause"], refused["level"]) == (f"file {path}:3", "error")
     assert "10.96.0.300" in refused["reason"]
     assert refused["reason"].endswith("; and 1 more problem")
-    (mended,) = story.makes(lambda: path.write_text(good), "declaration-accepted")
+    (mended,) = story.makes(lambda: story.node.write("web.yaml", good), "declaration-accepted")
     assert mended["cause"] == f"file {path}"
 
 
@@ -214,7 +214,7 @@ def followers(node: Host) -> int:
 
 
 class Tail:
-    """`vipctl events -f` as a process that writes to a file."""
+    """`vipctl events -f` as a process that writes to a file: first the last event of all, then what comes."""
 
     def __init__(self, story: Story, path: Path) -> None:
         self.path = path
@@ -222,7 +222,7 @@ class Tail:
             "events",
             "-f",
             "-n",
-            "0",
+            "1",
             "-o",
             "json",
             "--socket",
@@ -233,23 +233,25 @@ class Tail:
             self.process = subprocess.Popen(argv, stdout=out, stderr=err)
 
     def events(self) -> list[Json]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        """The whole lines."""
+        return [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
 
     def interrupt(self) -> tuple[int, str]:
         """Ctrl-C; the exit code and what was said."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(10), self.path.with_suffix(".err").read_text()
+        return self.process.wait(PATIENCE_SECONDS), self.path.with_suffix(".err").read_text()
 
 
 def test_followers_see_events_live_and_over_a_restart_without_loss_or_doubles(
     story: Story, tmp_path: Path
 ) -> None:
-    before = story.node.get("events?limit=1")["events"][-1]["id"]
+    (first,) = story.node.get("events?limit=1")["events"]
     tails = [Tail(story, tmp_path / name) for name in ("one", "two")]
     try:
-        story.node.wait_for(lambda: followers(story.node) == 2)
+        story.node.wait_for(lambda: all(tail.events() == [first] for tail in tails))
+        assert followers(story.node) == 2
         story.node.declare("late.yaml", block("10.96.0.80", "late", "10.244.0.5"))
-        story.node.wait_for(lambda: all(tail.events() for tail in tails))
+        story.node.wait_for(lambda: all(len(tail.events()) > 1 for tail in tails))
         assert story.node.end(signal.SIGTERM) == 0
         story.node.declare("late.yaml", block("10.96.0.80", "late", "10.244.0.6"))
         story.node.start()
@@ -257,11 +259,11 @@ def test_followers_see_events_live_and_over_a_restart_without_loss_or_doubles(
         story.ask("POST", "reload")
         story.node.wait_for(lambda: all(tail.events()[-1]["event"] == "reloaded" for tail in tails))
         expected = ["service-added", "stopped", "started", "services-loaded", "reloaded"]
-        kept = story.node.get(f"events?after={before}")["events"]
+        kept = story.node.get(f"events?after={first['id']}")["events"]
         assert [event["event"] for event in kept] == expected
         assert [event["cause"] for event in kept if event["event"] == "stopped"] == ["signal SIGTERM"]
         for tail in tails:
-            assert tail.events() == kept
+            assert tail.events() == [first, *kept]
             code, said = tail.interrupt()
             assert code == 0
             assert said in ("", "vipctl: vipd is away; waiting for it\n")
@@ -274,7 +276,9 @@ def test_followers_see_events_live_and_over_a_restart_without_loss_or_doubles(
 
 
 def test_a_killed_daemon_has_kept_its_events(story: Story) -> None:
-    story.ask("POST", "overrides", {"address": "10.244.0.11", "admin": "disabled"})
+    story.new()
+    order = {"address": "10.244.0.11", "admin": "disabled"}
+    story.makes(lambda: story.ask("POST", "overrides", order), "override-given")
     kept = story.node.get("events")["events"]
     story.node.end(signal.SIGKILL)
     story.node.start()

@@ -33,7 +33,7 @@ def lived(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) 
         finally:
             made.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def is_over(follower: Follower) -> bool:
@@ -69,7 +69,7 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(t
             clock.now += 5
             told: list[Occurrence] = []
             while not told or told[-1].count < 1000:
-                found = await follower.next(10)
+                found = await follower.next(60)
                 assert found is not None
                 told.append(found)
         assert len(told) <= 4
@@ -105,7 +105,7 @@ def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(
         with made.following(limit=10) as idle, made.following() as reader:
             for number in range(2000):
                 made.record(occurrence(number, services=(f"s{number}",), reason=str(number)))
-                found = await reader.next(5)
+                found = await reader.next(60)
                 assert found is not None
                 assert found.reason == str(number)
             assert idle.behind
@@ -120,7 +120,7 @@ def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(
 def test_a_follower_waits_and_is_woken_by_the_end() -> None:
     async def story() -> None:
         follower = Follower()
-        waiting = asyncio.ensure_future(follower.next(20))
+        waiting = asyncio.ensure_future(follower.next(60))
         await asyncio.sleep(0)
         follower.end()
         assert await waiting is None

@@ -21,6 +21,8 @@ from vipd.observe.events.follower import MOST_WAITING
 from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder
 
+PATIENCE_SECONDS = 60.0
+
 WEB = service("web", "10.96.0.10", "/etc/vipd/web.yaml", 3, "10.244.0.11")
 
 Story = Callable[["Room"], Awaitable[None]]
@@ -53,7 +55,7 @@ def lived(story: Story, directory: Path) -> None:
         app = web.Application(middlewares=[_errors])
         app.add_routes(routes.routes())
         app.on_shutdown.append(routes.end)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=20)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=4 * PATIENCE_SECONDS)
         await runner.setup()
         path = directory / "s"
         try:
@@ -64,7 +66,7 @@ def lived(story: Story, directory: Path) -> None:
             await runner.cleanup()
             made.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 4 * PATIENCE_SECONDS))
 
 
 def test_what_a_query_picks(tmp_path: Path) -> None:
@@ -128,9 +130,9 @@ def test_a_stream_begins_with_what_is_kept_beats_and_ends_with_vipd(
             room.record(5)
             assert (await next_event(lines))["services"] == ["s5"]
             stopping = asyncio.create_task(room.runner.cleanup())
-            rest = await asyncio.wait_for(lines.read(), 5)
+            rest = await asyncio.wait_for(lines.read(), PATIENCE_SECONDS)
             assert all("heartbeat" in json.loads(line) for line in rest.splitlines())
-            await asyncio.wait_for(stopping, 10)
+            await asyncio.wait_for(stopping, PATIENCE_SECONDS)
 
     lived(story, tmp_path)
 
@@ -195,7 +197,7 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Pa
             if number % 100 == 0:
                 await asyncio.sleep(0)
         reader, writer = await asyncio.open_unix_connection(sock=idle)
-        said = await asyncio.wait_for(reader.read(), 10)
+        said = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
         writer.close()
         assert said.count(b'"event":') >= MOST_WAITING
         assert said.count(b'"event":') < 4000
@@ -206,7 +208,7 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Pa
 
 async def next_event(lines: StreamReader) -> Json:
     """The next event of a stream, heartbeats passed over."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if found := json.loads(await lines.readline()).get("event"):
                 return dict(found)
@@ -214,6 +216,6 @@ async def next_event(lines: StreamReader) -> Json:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return once a condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0.01)

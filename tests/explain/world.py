@@ -44,11 +44,11 @@ _RESTORE = {Family.IPV4: "iptables-restore", Family.IPV6: "ip6tables-restore"}
 
 SILENCE = 0.4
 """Seconds after which a flow that should get no answer got none."""
-PATIENCE = 3.0
+PATIENCE = 20.0
 """Seconds that one may take that should get an answer."""
-CERTAINTY = 15
+CERTAINTY = 35
 """The chance to miss any backend in one probe is below e to the minus this."""
-LONGEST_BURST = 60.0
+LONGEST_BURST = 240.0
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,17 @@ class World:
                 break
         return seen
 
-    def probe_silent(self, probes: Sequence[tuple[Sender, Frontend]]) -> list[Seen]:
-        """What becomes of one flow each; all at the same time, because most wait for nothing."""
+    def probe_silent(self, probes: Sequence[tuple[Sender, Frontend, float]]) -> list[Seen]:
+        """What becomes of one flow each, in so many seconds; all at the same time, because most wait for
+        nothing."""
         indexed: dict[str, list[int]] = {}
-        for index, (sender, _) in enumerate(probes):
+        for index, (sender, _, _) in enumerate(probes):
             indexed.setdefault(sender.program, []).append(index)
         requests = {
-            name: [self._request(*probes[index], 1, SILENCE) for index in indexes]
+            name: [
+                self._request(sender, to, 1, seconds)
+                for sender, to, seconds in (probes[index] for index in indexes)
+            ]
             for name, indexes in indexed.items()
         }
         for name, asked in requests.items():
@@ -199,6 +203,13 @@ class World:
         said = read_line(process)
         assert said == "READY", f"{name} in {node.namespace} did not start: {said!r}"
         return process
+
+
+def silence(explanation: Explanation) -> float:
+    """Seconds that a flow may take that meets no rules, or is dropped: the host answers or refuses what is
+    left to it, and is given the time for that."""
+    by_host = explanation.verdict == Verdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
+    return PATIENCE if by_host else SILENCE
 
 
 def bursts(explanation: Explanation) -> Iterator[int]:

@@ -16,6 +16,9 @@ from vipd.dataplane.switching import DataplaneName
 Rules = dict[str, list[str]]
 """What the kernel holds, in order where order matters, by a name for each part."""
 
+LEGACY_TOOL = "iptables-legacy -w"
+"""It waits for the lock that all namespaces of the machine share."""
+
 LEARNT = ("pins", "flows")
 """Holders of the nftables table that packets fill."""
 
@@ -102,7 +105,7 @@ def _elements_sorted(name: str, lines: list[str]) -> list[str]:
 def _bent_rule(node: Node, variant: str = "") -> str:
     lines = [line for chain in saved_rules(node, variant).values() for line in chain if "-j DNAT" in line]
     chain = lines[0].split()[1]
-    return f"iptables{variant} -t nat -R {chain} 2 -p tcp -j DNAT --to-destination 10.244.0.99:1"
+    return f"iptables{variant} -w -t nat -R {chain} 2 -p tcp -j DNAT --to-destination 10.244.0.99:1"
 
 
 def _bent_element(node: Node) -> str:
@@ -146,7 +149,7 @@ NFTABLES = Equipment(
         "rule deleted": "nft flush chain ip vipd postrouting",
         "foreign chain": "nft add chain ip vipd theirs",
         "map emptied": "nft flush map ip vipd frontends",
-        "element added": "nft add element ip vipd frontends '{ 10.9.9.9 . tcp . 80 : drop }'",
+        "element added": "nft add element ip vipd claimed '{ 10.9.9.9 }'",
         "element deleted": "nft delete element ip vipd claimed '{ 10.96.0.1 }'",
         "map deleted": "nft delete map ip vipd node_endpoints",
         "table deleted": "nft delete table ip vipd",
@@ -159,9 +162,9 @@ LEGACY = replace(
     IPTABLES,
     rules_of=partial(saved_rules, variant="-legacy"),
     # nft does not touch legacy tables.
-    deeds={n: d.replace("iptables", "iptables-legacy") for n, d in IPTABLES.deeds.items() if "nft" not in d},
+    deeds={n: d.replace("iptables", LEGACY_TOOL) for n, d in IPTABLES.deeds.items() if "nft" not in d},
     bent=partial(_bent_rule, variant="-legacy"),
-    constant="iptables-legacy -t nat -F",
+    constant=f"{LEGACY_TOOL} -t nat -F",
     legacy=True,
 )
 EQUIPMENTS = (IPTABLES, NFTABLES)

@@ -13,7 +13,7 @@ import struct
 import sys
 
 PAUSE_SECONDS = 0.004
-TIMEOUT_SECONDS = 3.0
+TIMEOUT_SECONDS = 10.0
 
 
 def connect_once(address: str, port: int) -> str:

@@ -41,9 +41,9 @@ def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
 
 
 def resident(daemon: Daemon) -> int:
-    """The daemon's resident memory in KiB."""
+    """The daemon's own resident memory in KiB; parts of files in memory come and go as others need room."""
     text = Path(f"/proc/{daemon.status()['pid']}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
     assert found
     return int(found[1])
 

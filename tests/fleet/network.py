@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
 
 HUB = "10.77.0.254"
 CLONE_NEWNET = 0x40000000
+PATIENCE_SECONDS = 90.0
+"""A host may wait 30 seconds before it asks etcd again."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,6 +48,16 @@ def _move(descriptor: int) -> None:
         raise OSError(number, f"setns: {os.strerror(number)}")
 
 
+class HostDaemon(Daemon):
+    """A daemon that hears of things from elsewhere, and so may take its time."""
+
+    def wait_until(
+        self, question: Callable[[], object], answer: object, timeout: float = PATIENCE_SECONDS
+    ) -> None:
+        """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
+        super().wait_until(question, answer, timeout)
+
+
 class FleetLab:
     """The namespaces, with one etcd running in the hub. A context manager; ended and deleted on exit."""
 
@@ -62,10 +74,10 @@ class FleetLab:
         member.url = f"http://{HUB}:{port}"
         return Cluster([member])
 
-    def daemon(self, host: Node, **more: object) -> Daemon:
+    def daemon(self, host: Node, **more: object) -> HostDaemon:
         """A daemon for a host that follows the etcd; not started. `more` are keys of its setting `etcd`."""
-        etcd = {"endpoints": list(self.etcd.urls), "timeout": "2s", **more}
-        return Daemon(host, node_name=host.name, log_level="info", etcd=etcd)
+        etcd = {"endpoints": list(self.etcd.urls), "timeout": "20s", **more}
+        return HostDaemon(host, node_name=host.name, log_level="info", etcd=etcd)
 
     def put(self, key: str, value: str) -> int:
         """Write a key below the prefix; the revision of that."""

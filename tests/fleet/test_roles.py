@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ import pytest
 
 from tests.docs.markdown import ROOT, blocks
 from tests.etcd.following import following
-from tests.etcd.members import Cluster, cluster, etcdctl
+from tests.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import PermissionDeniedError
 from vipd.etcd.messages import KeyRange
@@ -37,7 +36,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
     for user in USERS:
         (directory / f"{user}-password").write_text(f"secret-of-{user}\n")
     with cluster(directory / "etcd") as made:
-        environment = {"PATH": os.environ["PATH"], "ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": made.urls[0]}
+        environment = {**etcdctl_environment(), "ETCDCTL_ENDPOINTS": made.urls[0]}
         script = "\n".join(("set -e", *documented()))
         done = subprocess.run(
             ["bash", "-c", script],
@@ -45,7 +44,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -57,7 +56,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
 
 def settings(guarded: tuple[Cluster, Path], user: str) -> EtcdSettings:
     made, directory = guarded
-    return EtcdSettings(made.urls, user=f"vipd-{user}", password_file=directory / f"{user}-password")
+    password = directory / f"{user}-password"
+    return EtcdSettings(made.urls, user=f"vipd-{user}", password_file=password, timeout=30.0)
 
 
 @asynccontextmanager

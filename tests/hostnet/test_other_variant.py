@@ -42,7 +42,10 @@ class Host:
 
     def put(self, variant: str, text: str) -> None:
         """Add rules with a variant's program."""
-        assert asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush"], text)).code == 0
+        assert (
+            asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush", "-w"], text)).code
+            == 0
+        )
 
     def rules(self, variant: str) -> list[str]:
         """The rules that a variant holds."""

@@ -4,9 +4,11 @@ Stand-alone program, standard library only. Everything is bounded in time.
 
     client.py burst --to 10.96.0.10 --port 80 --count 1000      one JSON object with all outcomes
     client.py burst ... --tally                                 one line "b1 512" for each outcome
-    client.py flow --to 10.96.0.10 --port 80                    each line on standard input is sent, and its
-                                                                outcome printed as one JSON line
-An outcome is `{"answer": "b1 10.10.0.2:40000"}`, or `{"failure": "refused" | "timeout" | an errno's name}`.
+    client.py flow --to 10.96.0.10 --port 80                    each line on standard input, `SECONDS TEXT`,
+                                                                is sent, and its outcome after so many seconds
+                                                                (0: --timeout) printed as one JSON line
+An outcome is `{"answer": "b1 10.10.0.2:40000"}`, or `{"failure": "refused" | "timeout" | an errno's name}`;
+in a burst with `"resent": "1"` when TCP had to send so many segments again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ KINDS = {
     "udp": (socket.SOCK_DGRAM, 0),
     "sctp": (socket.SOCK_STREAM, IPPROTO_SCTP),
 }
-LONGEST_LIFE = 120
+LONGEST_LIFE = 280
+RESENT_AT = 100
+"""tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
 Outcome = dict[str, str]
 
 
@@ -44,8 +48,10 @@ def opened(arguments: argparse.Namespace) -> socket.socket:
     """An unconnected socket with the source asked for."""
     family = socket.AF_INET6 if ":" in arguments.to else socket.AF_INET
     made = socket.socket(family, *KINDS[arguments.protocol])
-    if arguments.source or arguments.source_port:
+    if arguments.source_port:
+        # Only then: sockets with this option are given the same port now and then when they leave it open.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if arguments.source or arguments.source_port:
         made.bind((arguments.source, arguments.source_port))
     if arguments.source_port and arguments.protocol == "tcp":
         # Reset on close: the same source port can then be used again at once.
@@ -55,17 +61,32 @@ def opened(arguments: argparse.Namespace) -> socket.socket:
 
 async def exchange(arguments: argparse.Namespace) -> Outcome:
     """One connection or datagram, and its outcome."""
-    loop = asyncio.get_running_loop()
     try:
         with opened(arguments) as flow:
-            flow.setblocking(False)
-            async with asyncio.timeout(arguments.timeout):
-                await loop.sock_connect(flow, (arguments.to, arguments.port))
-                await loop.sock_sendall(flow, b"hello\n")
-                answer = await loop.sock_recv(flow, 200)
+            outcome = await _exchange(flow, arguments)
+            return outcome | (resent(flow) if arguments.protocol == "tcp" else {})
+    except OSError as error:
+        return failure(error)
+
+
+async def _exchange(flow: socket.socket, arguments: argparse.Namespace) -> Outcome:
+    loop = asyncio.get_running_loop()
+    try:
+        flow.setblocking(False)
+        async with asyncio.timeout(arguments.timeout):
+            await loop.sock_connect(flow, (arguments.to, arguments.port))
+            await loop.sock_sendall(flow, b"hello\n")
+            answer = await loop.sock_recv(flow, 200)
     except OSError as error:
         return failure(error)
     return {"answer": answer.decode().strip()} if answer else {"failure": "closed"}
+
+
+def resent(flow: socket.socket) -> Outcome:
+    """How many segments were sent again; empty when none was."""
+    info = flow.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RESENT_AT + 4)
+    (number,) = struct.unpack_from("=I", info, RESENT_AT)
+    return {"resent": str(number)} if number else {}
 
 
 async def burst(arguments: argparse.Namespace) -> list[Outcome]:
@@ -93,8 +114,10 @@ def flow(arguments: argparse.Namespace) -> None:
             return
         print(json.dumps({"answer": "connected"}), flush=True)
         for line in sys.stdin:
+            seconds, _, text = line.partition(" ")
+            kept.settimeout(float(seconds) or arguments.timeout)
             try:
-                kept.sendall(line.encode())
+                kept.sendall(text.encode())
                 answer = kept.recv(200)
                 outcome = {"answer": answer.decode().strip()} if answer else {"failure": "closed"}
             except OSError as error:
@@ -113,7 +136,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=32)
     parser.add_argument("--source", default="", metavar="ADDRESS")
     parser.add_argument("--source-port", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--tally", action="store_true", help="count the answers of each backend")
     arguments = parser.parse_args()
     signal.alarm(LONGEST_LIFE)

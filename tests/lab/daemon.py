@@ -23,8 +23,10 @@ import yaml
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 
-START_SECONDS = 45.0
-STOP_SECONDS = 10.0
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+SOON_SECONDS = 60.0
+"""What takes a moment takes this at the longest, on a busy machine."""
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -139,7 +141,9 @@ class Daemon:
         forwardings = answer["service"]["forwardings"] if "service" in answer else []
         return [endpoint["endpoint"] for forwarding in forwardings for endpoint in forwarding["endpoints"]]
 
-    def wait_until(self, question: Callable[[], object], answer: object, timeout: float = 5.0) -> None:
+    def wait_until(
+        self, question: Callable[[], object], answer: object, timeout: float = SOON_SECONDS
+    ) -> None:
         """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
         end = time.monotonic() + timeout
         while (found := question()) != answer:

@@ -13,8 +13,9 @@ from types import TracebackType
 from tests.lab.traffic import Answer
 
 PROGRAMS = Path(__file__).parent
-PATIENCE = 20.0
-"""Seconds after which a command that should be quick is given up."""
+PATIENCE = 120.0
+"""Seconds after which a command that should be quick is given up: longer than vipd or vipctl waits for
+anything, so that what they say is heard first."""
 
 Process = subprocess.Popen[str]
 
@@ -24,7 +25,7 @@ class Flow:
 
     def __init__(self, process: Process, timeout: float) -> None:
         self._process = process
-        self._patience = timeout + 5
+        self._patience = timeout + PATIENCE
         self.connected = self._outcome() == "connected"
 
     def ask(self) -> Answer:
@@ -33,10 +34,11 @@ class Flow:
         assert isinstance(outcome, Answer), f"the flow failed: {outcome}"
         return outcome
 
-    def try_ask(self) -> Answer | str:
-        """Send one line; who answered, or why nobody did (`timeout`, `refused`, `ECONNRESET`, ...)."""
+    def try_ask(self, timeout: float = 0.0) -> Answer | str:
+        """Send one line; who answered, or why nobody did (`timeout`, `refused`, `ECONNRESET`, ...). `timeout`
+        is in seconds; 0: as for the flow itself."""
         assert self._process.stdin is not None
-        self._process.stdin.write("hello\n")
+        self._process.stdin.write(f"{timeout} hello\n")
         self._process.stdin.flush()
         outcome = self._outcome()
         return Answer.parse(outcome) if " " in outcome else outcome

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from tests.lab.client import LONGEST_LIFE
 from tests.lab.flow import PATIENCE, PROGRAMS, Flow, Process, client_argv, finish, read_line
 from tests.lab.traffic import Result
 
@@ -79,9 +80,10 @@ class Node:
         count: int = 1,
         source: str = "",
         source_port: int = 0,
-        timeout: float = 3.0,
+        timeout: float = 10.0,
     ) -> Result:
-        """Make `count` connections (or datagrams) to an address; what became of them."""
+        """Make `count` connections (or datagrams) to an address; what became of them. `timeout`: seconds for
+        each. Who expects no answer asks for less."""
         argv = client_argv(
             "burst",
             to,
@@ -92,10 +94,10 @@ class Node:
             source_port=source_port,
             timeout=timeout,
         )
-        return Result.of(json.loads(self.run(*argv, timeout=130).stdout)["outcomes"])
+        return Result.of(json.loads(self.run(*argv, timeout=LONGEST_LIFE + PATIENCE).stdout)["outcomes"])
 
     def open(
-        self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 3.0
+        self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 10.0
     ) -> Flow:
         """Open one flow and keep it: a TCP connection, or a UDP socket."""
         argv = client_argv("flow", to, port, protocol=protocol, source_port=source_port, timeout=timeout)

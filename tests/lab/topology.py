@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import subprocess
+import time
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -33,6 +34,9 @@ STARTING_SYSCTLS = (
     # Every refusal is to be seen at once, and replies are to keep to the paths that are laid out here.
     "net.ipv4.icmp_ratelimit=0",
     "net.ipv6.icmp.ratelimit=0",
+    # Not held by the limit of 50 at a time either, which older kernels count for all namespaces together.
+    "net.ipv4.icmp_ratemask=0",
+    "net.ipv6.icmp.ratemask=255",
     "net.ipv4.conf.all.send_redirects=0",
     "net.ipv4.conf.default.send_redirects=0",
     "net.ipv6.conf.all.accept_redirects=0",
@@ -101,6 +105,7 @@ class Lab:
             self._wire_client()
             for backend in self.backends:
                 self._wire_backend(backend)
+            self._wait_for_links()
         except BaseException:
             self.delete()
             raise
@@ -129,6 +134,9 @@ class Lab:
             add_addresses(host, "uplink", f"{UPLINK[4]}/24", f"{UPLINK[6]}/64")
             ip("-n", host, "route", "add", "default", "via", "192.0.2.1")
             ip("-n", host, "-6", "route", "add", "default", "via", "fd00:99::1", "dev", "uplink")
+            # Else, seconds after such a packet, its sender is told that there is no such neighbour.
+            for gateway in ("192.0.2.1", "fd00:99::1"):
+                ip("-n", host, "neighbour", "add", gateway, "lladdr", "02:00:00:00:00:99", "dev", "uplink")
         for family in ("iptables", "ip6tables"):
             # Absent where br_netfilter is not loaded, which is the same as off.
             setting = f"net.bridge.bridge-nf-call-{family}={int(self.wiring.bridge_netfilter)}"
@@ -143,6 +151,16 @@ class Lab:
         add_addresses(client, "eth0", *sources)
         ip("-n", client, "route", "add", "default", "via", "10.10.0.1")
         ip("-n", client, "-6", "route", "add", "default", "via", "fd00:10::1", "src", CLIENT_SOURCES_IPV6[0])
+
+    def _wait_for_links(self) -> None:
+        """The kernel takes a moment until a device whose other end has come up sends: what leaves by it
+        before is lost."""
+        cables = [(self.host, name) for name in ("clients", "cluster", *(b.name for b in self.backends))]
+        cables += [(node, "eth0") for node in (self.client, *self.backends)]
+        end = time.monotonic() + PATIENCE
+        while cables:
+            cables = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
+            assert not cables or time.monotonic() < end, f"links that do not come up: {cables}"
 
     def _wire_backend(self, backend: Node) -> None:
         host, own = self.host.namespace, backend.namespace
@@ -159,6 +177,11 @@ class Lab:
         if self.wiring.backend_routes:
             ip("-n", own, "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[4])
             ip("-n", own, "-6", "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[6])
+
+
+def link(node: Node, device: str) -> str:
+    """What `ip` tells of a device."""
+    return node.run("ip", "link", "show", "dev", device).stdout
 
 
 def add_addresses(namespace: str, device: str, *addresses: str) -> None:

@@ -30,12 +30,15 @@ class Result:
     answers: tuple[Answer, ...]
     failures: Counter[str]
     """Flows without an answer, by `refused`, `timeout`, `closed` or an errno's name."""
+    resent: int = 0
+    """TCP segments that had to be sent again."""
 
     @classmethod
     def of(cls, outcomes: list[dict[str, str]]) -> Result:
         """From the client's outcomes."""
         answers = tuple(Answer.parse(o["answer"]) for o in outcomes if "answer" in o)
-        return cls(answers, Counter(o["failure"] for o in outcomes if "failure" in o))
+        failures = Counter(o["failure"] for o in outcomes if "failure" in o)
+        return cls(answers, failures, sum(int(o.get("resent", 0)) for o in outcomes))
 
     @property
     def backends(self) -> Counter[str]:
@@ -56,4 +59,10 @@ class Result:
         """Itself; raises AssertionError unless every flow failed in this one way."""
         assert set(self.failures) == {kind}, f"failures: {dict(self.failures)}, wanted only {kind}"
         assert not self.answers, f"answered although all should fail: {dict(self.backends)}"
+        return self
+
+    def at_once(self) -> Result:
+        """Itself; raises AssertionError when TCP had to try again, a second later: its first word was lost or
+        not heard. Says nothing of UDP, which never tries again."""
+        assert not self.resent, f"{self.resent} segments were sent again"
         return self

@@ -22,11 +22,20 @@ NEW_YEAR = "1767225600"
 _STUB = f"""#!/bin/sh
 export PYTHONPATH={ROOT}
 for word; do
-    [ "$word" = complete ] && echo >>"$CALLS" && exec {sys.executable} -m vipd.cli.main "$@"
+    [ "$word" = complete ] && echo >>"$CALLS" && exec {sys.executable} -c "$PATIENTLY" "$@"
 done
 printf 'TYPED'; printf '<%s>' "$@"; echo END
 """
 """Shows its words; what shells ask is answered by the real one. CALLS gets a line each time."""
+
+_PATIENTLY = """\
+import sys
+from vipd.cli import completion
+from vipd.cli.main import run
+completion.PATIENCE = 60.0
+sys.exit(run(sys.argv[1:]))
+"""
+"""The real one, on a machine that may be too busy for the fake daemon to answer in two seconds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Room:
             "LC_ALL": "C.UTF-8",
             "VIPD_SOCKET": str(self.daemon.socket),
             "CALLS": str(self.path / "calls"),
+            "PATIENTLY": _PATIENTLY,
             "COLUMNS": "200",
         }
 

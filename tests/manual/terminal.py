@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that a shell on a busy machine may take for an answer."""
 
 

@@ -60,7 +60,7 @@ def told(room: Room, *command: str | Path) -> list[str]:
         cwd=room.path / "home",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert ended.stderr == ""

@@ -40,14 +40,14 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
 
 def complaints(*command: str | Path) -> str:
     """What a program says of a page."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     return ended.stderr + (ended.stdout if command[0] == "mandoc" else "")
 
 
 def shown(page: Path, width: int = 80) -> str:
     """The page as a terminal shows it, without fonts."""
     command = ["groff", "-man", "-Tutf8", "-P-cbou", f"-rLL={width}n", str(page)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_each_alert_says_what_and_what_to_do() -> None:
 def test_prometheus_takes_the_alerts() -> None:
     assert PROMTOOL is not None
     argv = [PROMTOOL, "check", "rules", str(ALERTS)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(rules())} rules found" in done.stdout
 

@@ -216,7 +216,7 @@ def test_prometheus_finds_nothing_to_mend() -> None:
     assert PROMTOOL is not None
     text = asyncio.run(story())
     argv = [PROMTOOL, "check", "metrics"]
-    done = subprocess.run(argv, input=text, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(argv, input=text, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 

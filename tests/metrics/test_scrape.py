@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import ClientSession
 
 from tests.page.examples import mixed
-from tests.page.watched import Watched, free_port, watched
-from vipd.observe.listeners import Place
+from tests.page.watched import Watched, free_place, until, watched
 from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.metrics.tally import Tally
 
@@ -21,18 +20,17 @@ def lived(story: Story) -> Watched:
         async with watched(mixed()) as world:
             tally = Tally(world.reconciler, (world.source,))
             metrics = Metrics(world.reconciler, (world.source,), tally, world.dataplane, world.read_flows)
-            place = Place("127.0.0.1", free_port())
+            place = free_place()
             listener = metrics.listener(place)
             task = asyncio.create_task(listener.run())
-            for _ in range(200):
-                await asyncio.sleep(0 if listener.open else 0.01)
+            await until(lambda: listener.open)
             async with ClientSession() as session:
                 await story(session, f"http://{place}/")
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             return world
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_a_scrape() -> None:

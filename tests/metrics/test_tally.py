@@ -46,7 +46,7 @@ def test_only_writes_have_a_duration_and_only_good_steps_are_a_success() -> None
             assert tally.durations.cumulative()[-1][1] == 1
             assert tally.last_success == second
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 def test_events_are_counted_one_by_one_and_all_are_there_from_the_start() -> None:

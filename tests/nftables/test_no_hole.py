@@ -6,17 +6,19 @@ a tenth of it in the others.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from tests.lab.flow import finish
+from tests.lab.flow import PATIENCE, finish
 from tests.lab.topology import Lab
 from tests.nftables.programmed import Programmed
 from tests.nftables.serving import CLIENTS, VIPS, other, web
@@ -36,14 +38,38 @@ def programmed(serving: Programmed) -> Programmed:
     return serving
 
 
+ENOUGH = 150
+"""Connections without which nothing is proved."""
+
+
+def connections(lab: Lab) -> int:
+    """How many connections the client has begun so far."""
+    names, values = lab.client.run("grep", "^Tcp:", "/proc/net/snmp").stdout.splitlines()
+    return int(dict(zip(names.split(), values.split(), strict=True))["ActiveOpens"])
+
+
+def at_least(number: int, enough: Callable[[], bool]) -> Iterator[int]:
+    """So many changes, and more while there were too few connections."""
+    for each in itertools.count():
+        if each >= number and (each - number) % 10 == 0 and enough():
+            return
+        yield each
+
+
 @contextmanager
-def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[None]:
-    """Connections one after the other, in two threads; each is answered by a backend."""
+def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[Callable[[], bool]]:
+    """Connections one after the other, in two threads, from before the first change on; each is answered by a
+    backend. What is given tells whether there were enough of them."""
     asked = ("--to", VIPS[family], "--port", "80", "--life", str(300 + CHANGES))
+    before = connections(lab)
     process = lab.client.start(sys.executable, "-I", CLIENTS, "steady", *asked)
     try:
-        yield
-        outcomes, _ = process.communicate("", timeout=30)
+        end = time.monotonic() + PATIENCE
+        while connections(lab) == before:
+            assert time.monotonic() < end, "the client makes no connection"
+            time.sleep(0.05)
+        yield lambda: connections(lab) - before > ENOUGH
+        outcomes, _ = process.communicate("", timeout=PATIENCE)
     finally:
         finish(process)
     served = json.loads(outcomes)
@@ -69,9 +95,9 @@ def test_one_transaction_after_the_other(
     with (tmp_path / "nft").open("w") as errors:
         nft = lab.host.start("nft", "-i", stderr=errors)
     assert nft.stdin is not None
-    with flows_all_the_time(lab, 4, f"{CHANGES} transactions"):
-        for text in islice(cycle(texts), CHANGES):
-            nft.stdin.write(text)
+    with flows_all_the_time(lab, 4, f"{CHANGES} transactions") as enough:
+        for number in at_least(CHANGES, enough):
+            nft.stdin.write(texts[number % len(texts)])
         nft.communicate("", timeout=300 + CHANGES)
     assert (tmp_path / "nft").read_text() == ""
 
@@ -88,9 +114,9 @@ def test_one_step_of_the_dataplane_after_the_other(lab: Lab, programmed: Program
     )
     walk = [other(state, **kind) for kind, state in zip(kinds, cycle(states(lab)), strict=False)]
     programmed.become(walk[-1])
-    with flows_all_the_time(lab, family, f"IPv{family}: {STEPS} steps"):
-        for service in islice(cycle(walk), STEPS):
-            programmed.become(service)
+    with flows_all_the_time(lab, family, f"IPv{family}: {STEPS} steps") as enough:
+        for number in at_least(STEPS, enough):
+            programmed.become(walk[number % len(walk)])
     programmed.dataplane.forget()
     assert str(programmed.plan()) == ""
 

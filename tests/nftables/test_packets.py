@@ -55,7 +55,7 @@ def test_weights(lab: Lab, programmed: Programmed, family: int, protocol: str) -
     programmed.become(web(lab, 5, 2, 1))
     for node in (lab.client, lab.host):
         result = node.send(VIPS[family], 80, protocol, count=400).all_answered()
-        assert chi_square_p(result.backends, {"b1": 5, "b2": 2, "b3": 1}) > 0.0001, result.backends
+        assert chi_square_p(result.backends, {"b1": 5, "b2": 2, "b3": 1}) > 1e-10, result.backends
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -165,16 +165,31 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(
 
 
 def test_affinity_is_refreshed_by_new_flows_and_ends(lab: Lab, programmed: Programmed) -> None:
-    programmed.become(other(web(lab), affinity=Affinity(5)))
+    timeout = 5
+    programmed.become(other(web(lab), affinity=Affinity(timeout)))
+    refreshed = (kept_by_new_flows(lab, programmed, timeout) for _ in range(20))
+    assert any(refreshed), "the machine is too slow: every pause was as long as the timeout"
+    time.sleep(timeout + 0.3)
+    assert [pins(programmed, family) for family in VIPS] == [0, 0]
+
+
+def kept_by_new_flows(lab: Lab, programmed: Programmed, timeout: float) -> bool:
+    """Clients keep their backends beyond the timeout by flows in time; False when those were too late."""
+    asked = time.monotonic()
     first = {f: lab.client.send(vip, 80, count=20).all_answered().backends for f, vip in VIPS.items()}
     assert [len(backends) for backends in first.values()] == [1, 1]
     for _ in range(2):
-        time.sleep(2.7)
-        for family, vip in VIPS.items():
-            assert set(lab.client.send(vip, 80).all_answered().backends) == set(first[family])
-    assert [pins(programmed, family) for family in VIPS] == [1, 1]
-    time.sleep(5.3)
-    assert [pins(programmed, family) for family in VIPS] == [0, 0]
+        time.sleep(0.54 * timeout)
+        before, asked = asked, time.monotonic()
+        found = {f: set(lab.client.send(vip, 80).all_answered().backends) for f, vip in VIPS.items()}
+        if time.monotonic() - before >= timeout:
+            return False
+        assert found == {f: set(backends) for f, backends in first.items()}
+    held = [pins(programmed, family) for family in VIPS]
+    if time.monotonic() - asked >= timeout:
+        return False
+    assert held == [1, 1]
+    return True
 
 
 def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programmed) -> None:
@@ -201,12 +216,12 @@ def test_refusals_and_ping(lab: Lab, programmed: Programmed, family: int) -> Non
     vip = VIPS[family]
     programmed.become(web(lab))
     for node in (lab.client, lab.backends[0]):
-        node.send(vip, 81, count=2, timeout=0.9).all_failed("refused")
-        node.send(vip, 81, "udp", count=2, timeout=0.9).all_failed("refused")
-        assert node.run("ping", "-n", "-c", "1", "-W", "1", vip, check=False).returncode == 0
+        node.send(vip, 81, count=2).all_failed("refused").at_once()
+        node.send(vip, 81, "udp", count=2).all_failed("refused")
+        assert node.run("ping", "-n", "-c", "1", "-W", "20", vip, check=False).returncode == 0
     programmed.become(other(web(lab), backends=()))
     for node, protocol in ((lab.client, "tcp"), (lab.client, "udp"), (lab.host, "tcp")):
-        node.send(vip, 80, protocol, count=2, timeout=0.9).all_failed("refused")
+        node.send(vip, 80, protocol, count=2).all_failed("refused").at_once()
     assert lab.client.run("ping", "-n", "-c", "1", "-W", "0.3", vip, check=False).returncode != 0
 
 
@@ -251,7 +266,7 @@ def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
     """Which backend answers each of many addresses."""
     asked = ("many", "--to", vip, "--port", "80", "--from", MANY, "--count", str(count))
     found: dict[str, str] = json.loads(
-        lab.client.run(sys.executable, "-I", CLIENTS, *asked, timeout=60).stdout
+        lab.client.run(sys.executable, "-I", CLIENTS, *asked, timeout=290).stdout
     )
     return found
 

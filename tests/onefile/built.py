@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[2]
 SOURCES = ("LICENSE", "debian/onefile", "debian/requirements.txt", "vipd")
 """What the file is built from."""
-PATIENCE = 60.0
+PATIENCE = 200.0
 NOBODY = 65534
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -36,12 +36,19 @@ def copy_sources(project: Path, copy: Path) -> Path:
     return copy
 
 
+class DownloadError(Exception):
+    """A package index did not give what was asked of it, perhaps only this time."""
+
+
 def build(project: Path, out: Path, wheels: Path) -> None:
-    """Build the file; raises AssertionError with what the builder said when that fails."""
+    """Build the file; raises AssertionError with what the builder said when that fails, or DownloadError."""
     environment = {**os.environ, "PYTHON": sys.executable}
     argv = ["bash", str(project / "debian/onefile/build.sh"), "--wheels", str(wheels), str(out)]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, f"build.sh: exit {done.returncode}: {done.stdout}{done.stderr}"
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    said = f"build.sh: exit {done.returncode}: {done.stdout}{done.stderr}"
+    if "error: no wheels for" in done.stderr:
+        raise DownloadError(said)
+    assert done.returncode == 0, said
 
 
 def altered(file: Path, copy: Path, entry: str, change: Callable[[bytes], bytes]) -> Path:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import PROJECT, Host, build, copy_sources
+from tests.onefile.built import PROJECT, DownloadError, Host, build, copy_sources
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test builds the file, or waits for another process that downloads what it is made of."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(900))
 
 
 def memory() -> str | None:
@@ -41,12 +51,38 @@ class Build:
 
 
 @pytest.fixture(scope="session")
-def made(readable: Path) -> Build:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheels are kept: one directory for all processes of this run, downloaded by the first."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheels"
+
+
+@pytest.fixture(scope="session")
+def made(readable: Path, wheels: Path) -> Build:
     """The first build."""
     sources = copy_sources(PROJECT, readable / "sources")
-    made = Build(readable / "vipd.pyz", sources, readable / "wheels")
+    made = Build(readable / "vipd.pyz", sources, wheels)
+    whole = wheels.with_suffix(".whole")
+    with wheels.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            patiently_built(made)
+            whole.touch()
+            return made
     build(made.sources, made.file, made.wheels)
     return made
+
+
+def patiently_built(made: Build) -> None:
+    """Build, again if wheels could not be downloaded."""
+    for pause in (5, 20, 60):
+        try:
+            return build(made.sources, made.file, made.wheels)
+        except DownloadError as error:
+            print(f"{error}\nagain in {pause} s")
+            shutil.rmtree(made.wheels, ignore_errors=True)
+            time.sleep(pause)
+    return build(made.sources, made.file, made.wheels)
 
 
 @pytest.fixture(scope="session")

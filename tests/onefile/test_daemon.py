@@ -45,9 +45,8 @@ class Unit:
 
     def vipctl(self, file: Path, *words: str) -> Done:
         """Run the command line from a file."""
-        return self.lab.host.run(
-            *self.argv(file, "vipctl", "--socket", f"{self.directory}/vipd.sock", *words)
-        )
+        argv = self.argv(file, "vipctl", "--socket", f"{self.directory}/vipd.sock", *words)
+        return self.lab.host.run(*argv, timeout=PATIENCE)
 
     @contextlib.contextmanager
     def running(self, file: Path) -> Iterator[Process]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.daemon import Daemon
+from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.outside import Declared
 from tests.packets.services import SERVED_PORT, Services
@@ -31,7 +32,16 @@ def dataplane(request: pytest.FixtureRequest) -> str:
 def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
     """A daemon with default settings in the lab's host."""
     with Daemon(lab.host, dataplane=dataplane) as running:
+        # What another dataplane left goes a moment after the start; the same addresses are used again.
+        running.wait_until(lambda: others_left(lab.host, dataplane), False)
         yield running
+
+
+def others_left(host: Node, dataplane: str) -> bool:
+    """Whether there are rules of the dataplane that is not in use."""
+    if dataplane == "iptables":
+        return "vipd" in host.run("nft", "list", "tables").stdout
+    return "VIPD" in host.run("iptables-save").stdout + host.run("ip6tables-save").stdout
 
 
 @pytest.fixture(scope="module")

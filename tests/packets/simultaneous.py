@@ -15,7 +15,7 @@ from mmap import mmap
 
 IP_FREEBIND = 15
 PER_NETWORK = 250
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 class Lockstep:

@@ -9,7 +9,6 @@ import yaml
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring
-from tests.packets.outside import PATIENCE
 from tests.packets.services import SERVED_PORT, Services, backend_text
 
 pytestmark = pytest.mark.root
@@ -60,10 +59,10 @@ def test_a_file_that_claims_it_is_refused_and_others_serve(
     vip = services.add(lab.backends)
     honest = services.vip()
     daemon.declare(declaration(lab, honest.address, "honest"), "honest.yaml")
-    daemon.write(declaration(lab, honest.address.replace("10.96.0", "10.96.7"), "first"), "thief.yaml")
+    first = declaration(lab, honest.address.replace("10.96.0", "10.96.7"), "first")
     path = daemon.services_dir / "thief.yaml"
-    with path.open("a") as file:
-        file.write(declaration(lab, address, "thief"))
+    # In one step: what stood there for a moment alone would be taken, and go on.
+    daemon.write(first + declaration(lab, address, "thief"), path.name)
     line = path.read_text().splitlines().index(f"- address: {address}") + 1
     said = daemon.vipctl("reload", check=False)
     assert said.returncode == 1
@@ -125,7 +124,7 @@ def test_a_served_version_goes_on_when_a_file_starts_to_claim(
     daemon.kill()
     daemon.start()
     lab.client.send(*vip, count=5).all_answered()
-    lab.client.send(lab.host.ipv4, 80, timeout=PATIENCE).all_failed("refused")
+    lab.client.send(lab.host.ipv4, 80).all_failed("refused")
     (daemon.services_dir / "turning.yaml").unlink()
     daemon.vipctl("reload")
 

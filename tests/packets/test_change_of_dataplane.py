@@ -10,7 +10,7 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import Services
+from tests.packets.services import ENOUGH, Services
 from tests.packets.test_drain import steady
 from vipd.model import Frontend
 
@@ -52,8 +52,8 @@ def test_no_new_flow_fails_and_open_ones_go_on(lab: Lab, daemon: Daemon, service
             assert daemon.status()["dataplane"]["name"] == name
             assert left_by(lab.host) == there
             assert flow.ask() == first
-            assert len(lab.client.send(*vip, count=40).all_answered().backends) == 3
-    sent = int(str(outcome["answered"])) + 6 * 40 + 1
+            assert len(lab.client.send(*vip, count=ENOUGH).all_answered().backends) == 3
+    sent = int(str(outcome["answered"])) + 6 * ENOUGH + 1
     # What the old rules count between their last reading and their end is lost: some milliseconds' worth.
     daemon.wait_until(lambda: 0.9 * sent <= new_flows(daemon, vip) <= sent, True)
     print(f"{new_flows(daemon, vip)} of {sent} flows counted over six changes")
@@ -70,9 +70,11 @@ def test_it_is_kept_over_a_restart_and_watched(lab: Lab, daemon: Daemon, service
     daemon.start()
     assert daemon.status()["dataplane"]["name"] == "nftables"
     lab.host.run("nft", "flush", "ruleset")
-    daemon.wait_until(lambda: left_by(lab.host)[1], True)
+    # The table is there a moment before its elements are.
+    daemon.wait_until(lambda: set(lab.client.send(*vip, timeout=1).failures), set())
+    assert left_by(lab.host)[1]
     daemon.wait_in_sync()
-    assert len(lab.client.send(*vip, count=40).all_answered().backends) == 3
+    assert len(lab.client.send(*vip, count=ENOUGH).all_answered().backends) == 3
 
 
 @pytest.mark.usefixtures("back")

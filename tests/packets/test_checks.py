@@ -16,12 +16,13 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
+from tests.packets.services import ENOUGH
 
 pytestmark = pytest.mark.root
 
 SERVER = Path(__file__).with_name("unsteady_server.py")
 PORT = 9000
-INTERVAL = 0.2
+INTERVAL = 0.5
 FALL = 2
 CHECK = f"interval: {INTERVAL}s, timeout: {INTERVAL}s, rise: 1, fall: {FALL}"
 
@@ -84,7 +85,7 @@ def declared(daemon: Daemon, servers: list[Unsteady], rest: str, backends: str =
     daemon.declare("  []\n")
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
     """Wait for it; how long that took."""
     began = time.monotonic()
     while not condition():
@@ -97,6 +98,18 @@ def ready(daemon: Daemon) -> int:
     return int(daemon.get("services/checked")["service"]["status"]["ready"])
 
 
+def until_ready(daemon: Daemon, count: int) -> None:
+    """Wait until so many backends are ready, and then until the kernel has it, too, a moment later."""
+    until(lambda: ready(daemon) == count)
+    daemon.wait_in_sync()
+
+
+def until_answered_by(lab: Lab, vip: str, *servers: Unsteady) -> None:
+    """Wait until new flows are answered by these servers, and by no others. On a busy machine a healthy one
+    may be thought unfit for a moment."""
+    until(lambda: set(lab.client.send(vip, 80, count=ENOUGH).backends) == {server.name for server in servers})
+
+
 def answered(lab: Lab, vip: str, count: int = 60, protocol: str = "tcp") -> Counter[str]:
     return lab.client.send(vip, 80, protocol, count=count).all_answered().backends
 
@@ -106,24 +119,27 @@ def test_who_dies_leaves_in_time_and_comes_back(
     lab: Lab, daemon: Daemon, steady: list[Unsteady], check: str
 ) -> None:
     with declared(daemon, steady, f"check: {{type: {check}, {CHECK}}}") as vip:
-        until(lambda: len(answered(lab, vip, 30)) == 3)
+        until_answered_by(lab, vip, *steady)
         steady[0].die()
         seconds = until(lambda: ready(daemon) == 2)
         print(f"a dead backend left after {seconds:.2f} s; fall x interval is {FALL * INTERVAL} s")
-        assert set(answered(lab, vip)) == {server.name for server in steady[1:]}
+        daemon.wait_in_sync()
+        assert steady[0].name not in answered(lab, vip)
+        until_answered_by(lab, vip, *steady[1:])
         described = daemon.vipctl("describe", "checked").stdout
         assert "unhealthy: connection refused" in described
         steady[0].start()
-        until(lambda: ready(daemon) == 3)
-        assert len(answered(lab, vip)) == 3
+        until_answered_by(lab, vip, *steady)
+        assert ready(daemon) == 3
 
 
 @pytest.mark.parametrize("order", ["hang", "fail"])
 def test_who_hangs_or_fails_leaves(lab: Lab, daemon: Daemon, steady: list[Unsteady], order: str) -> None:
     with declared(daemon, steady, f"check: {{type: http, {CHECK}}}") as vip:
         steady[1].obey(order)
-        until(lambda: ready(daemon) == 2)
-        assert set(answered(lab, vip)) == {steady[0].name, steady[2].name}
+        until_ready(daemon, 2)
+        assert steady[1].name not in answered(lab, vip)
+        until_answered_by(lab, vip, steady[0], steady[2])
         assert {"hang": "timeout after", "fail": "status 500"}[order] in daemon.vipctl(
             "describe", "checked"
         ).stdout
@@ -137,8 +153,8 @@ def test_udp_flows_move_and_pins_are_released(lab: Lab, daemon: Daemon, steady: 
             (gone,) = [server for server in steady if server.name == first]
             gone.die()
             until(lambda: ready(daemon) == 2)
-            deadline = time.monotonic() + 5
-            while not (moved := str(getattr(flow.try_ask(), "backend", ""))) and time.monotonic() < deadline:
+            deadline = time.monotonic() + 60
+            while not (moved := str(getattr(flow.try_ask(2), "backend", ""))) and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert moved
             assert moved != first
@@ -151,16 +167,17 @@ def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list
     check = f"check: {{type: http, {CHECK}}}"
     with declared(daemon, steady, f"{check}, fallback: keep") as vip:
         until(lambda: "all serve" in str(daemon.get("services/checked")["service"]["status"]["message"]))
+        daemon.wait_in_sync()
         assert len(answered(lab, vip)) == 3
         assert "ok, 3 unhealthy" in daemon.vipctl("list", "checked").stdout
         (warning,) = [w for w in daemon.get("status")["warnings"] if "fallback: keep" in w]
         assert warning.startswith("service checked: no backend is healthy")
     with declared(daemon, steady, check) as vip:
         assert not [w for w in daemon.get("status")["warnings"] if "fallback: keep" in w]
-        until(lambda: ready(daemon) == 0)
+        until_ready(daemon, 0)
         lab.client.send(vip, 80, count=3).all_failed("refused")
     with declared(daemon, steady[:2], f"{check}, fallback: {{backends: [{steady[2].address}]}}") as vip:
-        until(lambda: set(answered(lab, vip, 20)) == {steady[2].name})
+        until_answered_by(lab, vip, steady[2])
 
 
 def test_a_backup_serves_only_while_no_other_can(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
@@ -184,22 +201,33 @@ def test_a_backend_says_its_weight_and_starts_slowly(
     with declared(daemon, steady, check) as vip:
         steady[0].obey("weigh", "3")
         until(lambda: weights() == [3, 1, 1])
-        shares = answered(lab, vip, 600)
-        assert 0.5 < shares[steady[0].name] / 600 < 0.7
+        daemon.wait_in_sync()
+        shares = answered(lab, vip, 1500)
+        # Its part is 0.6, and the limits are almost eight standard deviations away.
+        assert 0.5 < shares[steady[0].name] / 1500 < 0.7
         steady[0].obey("weigh", "0")
         until(lambda: steady[0].name not in answered(lab, vip, 20))
-        steady[1].die()
-        until(lambda: ready(daemon) == 1)
         steady[0].obey("weigh", "1")
-        steady[1].start()
-        until(lambda: len(weights()) == 3 and 0 < weights()[1] < weights()[2])
         until(lambda: weights() == [1, 1, 1])
+        assert any(seen_growing(daemon, steady[1], weights) for _ in range(10)), "never anything between"
+        until(lambda: weights() == [1, 1, 1])
+
+
+def seen_growing(daemon: Daemon, server: Unsteady, weights: Callable[[], list[int]]) -> bool:
+    """Whether the second server of three, back from death, is seen at less than its whole weight. It grows
+    for seconds only, in which a busy machine may not look."""
+    server.die()
+    until(lambda: ready(daemon) == 2)
+    server.start()
+    until(lambda: ready(daemon) == 3)
+    now = weights()
+    return len(now) == 3 and 0 < now[1] < now[2]
 
 
 def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
     with declared(daemon, steady, "check: {type: tcp, interval: 3s, timeout: 1s, fall: 3}") as vip:
         steady[0].die()
-        until(lambda: ready(daemon) == 2, 30)
+        until_ready(daemon, 2)
         daemon.stop()
         daemon.start()
         assert ready(daemon) == 2
@@ -221,7 +249,9 @@ def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) 
 
 def test_the_state_of_checks_is_json_too(daemon: Daemon, steady: list[Unsteady]) -> None:
     with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}"):
-        until(lambda: "healthy" in daemon.vipctl("describe", "checked").stdout)
-        view = json.loads(daemon.vipctl("describe", "checked", "-o", "json").stdout)["service"]
-        healths = {e["health"] for f in view["forwardings"] for e in f["endpoints"]}
-        assert healths <= {"healthy", "unknown"}
+
+        def healths() -> set[str]:
+            view = json.loads(daemon.vipctl("describe", "checked", "-o", "json").stdout)["service"]
+            return {e["health"] for f in view["forwardings"] for e in f["endpoints"]}
+
+        until(lambda: healths() == {"healthy"})

@@ -17,13 +17,15 @@ from tests.lab.flow import Flow, finish
 from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
-from tests.packets.services import SERVED_PORT, Services, backend_text
+from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
 from vipd.model import Frontend, Protocol
 
 pytestmark = pytest.mark.root
 
 STEADY_CLIENT = Path(__file__).parents[1] / "faults" / "steady_client.py"
-NO_FLOWS_SECONDS = 15
+NO_FLOWS_SECONDS = 60
+LIVES = (3, 10, 30, 90)
+"""Seconds that an order is given; more where the machine was too slow to look before they were over."""
 
 
 def place(vip: Frontend, backend: Node) -> str:
@@ -31,7 +33,7 @@ def place(vip: Frontend, backend: Node) -> str:
 
 
 def serving(lab: Lab, vip: Frontend) -> set[str]:
-    return set(lab.client.send(*vip, count=40).all_answered().backends)
+    return set(lab.client.send(*vip, count=ENOUGH).all_answered().backends)
 
 
 @contextmanager
@@ -94,7 +96,7 @@ def test_an_address_is_drained_in_every_service_under_load_without_a_failure(
     leaving = lab.backends[2]
     with steady(lab, first) as outcome:
         for _ in range(3):
-            daemon.vipctl("drain", "--address", leaving.address(4), "--wait", "--timeout", "30s")
+            daemon.vipctl("drain", "--address", leaving.address(4), "--wait", "--timeout", "90s")
             assert leaving.name not in serving(lab, first) | serving(lab, second)
             later = services.add(lab.backends)
             assert leaving.name not in serving(lab, later), "the order holds for services to come"
@@ -112,7 +114,7 @@ def test_a_disabled_backend_loses_its_udp_flows(lab: Lab, daemon: Daemon, servic
         daemon.vipctl("drain", place(vip, out))
         assert flow.ask().backend == before, "a drain leaves flows alone"
         daemon.vipctl("disable", place(vip, out))
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         # A datagram that is on its way while its flow ends is lost: that one has no answer says nothing.
         while (now := answerer(flow)) in (before, "timeout") and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -121,20 +123,25 @@ def test_a_disabled_backend_loses_its_udp_flows(lab: Lab, daemon: Daemon, servic
 
 def answerer(flow: Flow) -> str:
     """The backend that answers the next datagram, or why none does."""
-    outcome = flow.try_ask()
+    outcome = flow.try_ask(2)
     return outcome.backend if isinstance(outcome, Answer) else outcome
 
 
 def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Services) -> None:
-    vip = services.add(lab.backends, "--affinity", "10m")
-    (pinned,) = lab.client.send(*vip).all_answered().backends
-    (leaving,) = [node for node in lab.backends if node.name == pinned]
-    daemon.vipctl("drain", place(vip, leaving), "--pins-until", "3s")
-    ordered = time.monotonic()
-    assert set(lab.client.send(*vip, count=20).all_answered().backends) == {pinned}
-    assert pinned not in set(lab.host.send(*vip, count=20).all_answered().backends)
-    assert time.monotonic() - ordered < 3, "too slow to tell"
-    deadline = time.monotonic() + 10
+    for seconds in LIVES:
+        vip = services.add(lab.backends, "--affinity", "10m")
+        (pinned,) = lab.client.send(*vip).all_answered().backends
+        (leaving,) = [node for node in lab.backends if node.name == pinned]
+        ordered = time.monotonic()
+        daemon.vipctl("drain", place(vip, leaving), "--pins-until", f"{seconds}s")
+        kept = set(lab.client.send(*vip, count=20).all_answered().backends)
+        in_time = time.monotonic() - ordered < seconds
+        assert pinned not in set(lab.host.send(*vip, count=ENOUGH).all_answered().backends)
+        if in_time:
+            break
+    assert in_time, "the machine is too slow to tell"
+    assert kept == {pinned}
+    deadline = time.monotonic() + seconds + 60
     while pinned in lab.client.send(*vip, count=5).all_answered().backends and time.monotonic() < deadline:
         time.sleep(0.2)
     assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
@@ -143,17 +150,25 @@ def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Servi
 def test_orders_outlive_the_daemon_and_end_by_themselves(
     lab: Lab, daemon: Daemon, services: Services
 ) -> None:
-    vip = services.add(lab.backends)
-    daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
-    daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", "12s")
-    daemon.kill()
-    daemon.start()
-    listed = daemon.vipctl("overrides").stdout
-    assert "draining" in listed
-    assert "disabled" in listed
-    assert "ok, 1 draining, 1 disabled" in daemon.vipctl("list", str(vip)).stdout
-    assert serving(lab, vip) == {lab.backends[2].name}
-    deadline = time.monotonic() + 30
+    for seconds in (4 * life for life in LIVES):
+        vip = services.add(lab.backends)
+        daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
+        ordered = time.monotonic()
+        daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", f"{seconds}s")
+        daemon.kill()
+        daemon.start()
+        listed = [line for line in daemon.vipctl("overrides").stdout.splitlines() if str(vip) in line]
+        described = daemon.vipctl("list", str(vip)).stdout
+        served = serving(lab, vip)
+        in_time = time.monotonic() - ordered < seconds
+        assert any("draining" in line for line in listed)
+        if in_time:
+            break
+    assert in_time, "the machine is too slow to tell"
+    assert any("disabled" in line for line in listed)
+    assert "ok, 1 draining, 1 disabled" in described
+    assert served == {lab.backends[2].name}
+    deadline = time.monotonic() + seconds + 60
     while len(serving(lab, vip)) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert serving(lab, vip) == {lab.backends[1].name, lab.backends[2].name}

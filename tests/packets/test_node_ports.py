@@ -9,7 +9,6 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.topology import HOST_TOWARDS_BACKENDS, Lab
 from tests.packets.outside import (
-    PATIENCE,
     Declared,
     backend_texts,
     forward_policies,
@@ -18,6 +17,7 @@ from tests.packets.outside import (
     node_port,
     outside_lab,
 )
+from tests.packets.services import ENOUGH
 
 pytestmark = pytest.mark.root
 
@@ -47,13 +47,13 @@ def test_answers_on_every_address_until_removed(
     for policy in forward_policies(lab, family):
         for address in host_addresses(family):
             for node in (lab.client, lab.host):
-                result = node.send(address, number, protocol, count=24).all_answered()
+                result = node.send(address, number, protocol, count=ENOUGH).all_answered()
                 assert set(result.backends) == BOTH, f"{node.name} to {address}, FORWARD {policy}"
                 assert result.sources == {HOST_TOWARDS_BACKENDS[family]}
     declared.drop("everywhere", family)
     for address in host_addresses(family):
         for node in (lab.client, lab.host):
-            node.send(address, number, protocol, timeout=PATIENCE).all_failed("refused")
+            node.send(address, number, protocol).all_failed("refused")
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -63,8 +63,8 @@ def test_only_its_own_port_and_protocol(lab: Lab, declared: Declared, family: in
     declared.put("exact", backend_texts(lab.backends[:2], family), family, **spec)
     here = lab.host.address(family)
     lab.client.send(here, number, count=3).all_answered()
-    lab.client.send(here, WRONG_PORT, timeout=PATIENCE).all_failed("refused")
-    lab.client.send(here, number, "udp", timeout=PATIENCE).all_failed("refused")
+    lab.client.send(here, WRONG_PORT).all_failed("refused")
+    lab.client.send(here, number, "udp").all_failed("refused")
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -77,9 +77,9 @@ def test_empty_service_refuses(lab: Lab, declared: Declared, family: int, protoc
     try:
         lab.client.send(lab.host.address(family), number, protocol).all_answered()
         declared.put("empty", (), family, **spec)
-        lab.client.send(lab.host.address(family), number, protocol, timeout=PATIENCE).all_failed("refused")
+        lab.client.send(lab.host.address(family), number, protocol).all_failed("refused")
         how = "refused" if protocol == "tcp" else "EPERM"
-        lab.host.send(lab.host.address(family), number, protocol, timeout=PATIENCE).all_failed(how)
+        lab.host.send(lab.host.address(family), number, protocol).all_failed(how)
         declared.drop("empty", family)
         lab.client.send(lab.host.address(family), number, protocol).all_answered()
     finally:
@@ -91,8 +91,8 @@ def test_loopback_is_left_alone(lab: Lab, declared: Declared) -> None:
     spec = {"address": inside_address(4), "ports": port_spec(80, "tcp", number)}
     declared.put("loopback", backend_texts(lab.backends[:2], 4), 4, **spec)
     lab.host.send(lab.host.ipv4, number, count=3).all_answered()
-    lab.host.send("127.0.0.1", number, timeout=PATIENCE).all_failed("refused")
-    lab.host.send("::1", number, timeout=PATIENCE).all_failed("refused")
+    lab.host.send("127.0.0.1", number).all_failed("refused")
+    lab.host.send("::1", number).all_failed("refused")
 
 
 def test_open_flow_survives_the_end_of_its_node_port(lab: Lab, declared: Declared) -> None:
@@ -103,7 +103,7 @@ def test_open_flow_survives_the_end_of_its_node_port(lab: Lab, declared: Declare
         before = flow.ask()
         declared.put("flowing", backend_texts(lab.backends[:2], 4), 4, **{**spec, "ports": ["80/tcp"]})
         assert flow.ask() == before
-    lab.client.send(lab.host.ipv4, number, timeout=PATIENCE).all_failed("refused")
+    lab.client.send(lab.host.ipv4, number).all_failed("refused")
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -120,7 +120,7 @@ def test_named_networks_limit_which_addresses_answer(lab: Lab, daemon: Daemon, f
             for node in (lab.client, lab.host):
                 node.send(towards_client, number, count=5).all_answered()
                 node.send(towards_world, number, count=5).all_answered()
-                node.send(towards_backends, number, timeout=PATIENCE).all_failed("refused")
+                node.send(towards_backends, number).all_failed("refused")
     finally:
         daemon.start()
 

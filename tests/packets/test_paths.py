@@ -7,12 +7,9 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import SERVED_PORT, Services, backend_text
+from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
 
 pytestmark = pytest.mark.root
-
-FLOWS = 60
-"""Enough that one of three backends is missed once in ten thousand million times."""
 
 
 def origin(lab: Lab, name: str) -> Node:
@@ -26,7 +23,7 @@ def test_all_backends_are_reached(
     lab: Lab, services: Services, start: str, family: int, protocol: str
 ) -> None:
     vip = services.add(lab.backends, family=family, protocol=protocol)
-    result = origin(lab, start).send(*vip, count=FLOWS).all_answered()
+    result = origin(lab, start).send(*vip, count=ENOUGH).all_answered()
     assert set(result.backends) == {"b1", "b2", "b3"}
 
 

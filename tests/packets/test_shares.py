@@ -15,8 +15,8 @@ from tests.packets.services import Services, backend_text
 pytestmark = pytest.mark.root
 
 FLOWS = 1500
-UNLIKELY = 1e-4
-"""A right program fails a test of this file once in ten thousand runs; a wrong one nearly always."""
+UNLIKELY = 1e-10
+"""A right program fails a test of this file once in a hundred million runs; a wrong one nearly always."""
 
 
 def likelihood(result: Result, weights: Sequence[int]) -> float:

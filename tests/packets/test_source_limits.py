@@ -19,7 +19,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import SERVED_PORT
+from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -53,9 +53,11 @@ def test_allowed_sources_connect_and_others_meet_silence(
     declared.put("limited", backend_texts(lab.backends[:2], family), family, **spec)
     for policy in forward_policies(lab, family):
         for protocol in ("tcp", "udp"):
-            result = lab.client.send(outside, SERVED_PORT, protocol, source=second, count=20)
+            result = lab.client.send(outside, SERVED_PORT, protocol, source=second, count=ENOUGH)
             assert set(result.all_answered().backends) == BOTH, f"FORWARD {policy}"
-    assert set(lab.client.send(outside, SERVED_PORT, source=third, count=20).all_answered().backends) == BOTH
+    assert (
+        set(lab.client.send(outside, SERVED_PORT, source=third, count=ENOUGH).all_answered().backends) == BOTH
+    )
     for protocol in ("tcp", "udp"):
         refused = lab.client.send(outside, SERVED_PORT, protocol, source=first, count=3, timeout=SILENCE)
         refused.all_failed("timeout")
@@ -79,10 +81,11 @@ def test_an_address_can_be_open_to_any(lab: Lab, declared: Declared, family: int
     answered = {(closed, second), (opened, first), (opened, second), (own, first)}
     for address in (closed, opened, own):
         for source in (first, second):
-            result = lab.client.send(address, SERVED_PORT, source=source, count=4, timeout=SILENCE)
             if (address, source) in answered:
+                result = lab.client.send(address, SERVED_PORT, source=source, count=4)
                 assert set(result.all_answered().backends) <= BOTH
             else:
+                result = lab.client.send(address, SERVED_PORT, source=source, count=4, timeout=SILENCE)
                 result.all_failed("timeout")
 
 
@@ -107,7 +110,7 @@ def test_the_host_is_held_to_it_as_well(lab: Lab, declared: Declared, family: in
     lab.host.send(outside, SERVED_PORT, count=2, timeout=SILENCE).all_failed("timeout")
     cluster = CLUSTER_CIDRS[0 if family == 4 else 1]
     declared.put("host", backends, family, **spec, allow_from=[alone(second), cluster])
-    result = lab.host.send(outside, SERVED_PORT, count=20).all_answered()
+    result = lab.host.send(outside, SERVED_PORT, count=ENOUGH).all_answered()
     assert set(result.backends) == BOTH
     assert result.sources == {HOST_TOWARDS_BACKENDS[family]}
 
@@ -126,7 +129,7 @@ def test_a_host_that_has_the_address_may_use_it(
     declared.put("owned", backend_texts(lab.backends[:2], family), family, **spec)
     lab.host.run("ip", "address", "add", alone(outside), "dev", "lo")
     try:
-        assert set(lab.host.send(outside, SERVED_PORT, count=20).all_answered().backends) == BOTH
+        assert set(lab.host.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == BOTH
         lab.client.send(outside, SERVED_PORT, count=2, timeout=SILENCE).all_failed("timeout")
     finally:
         lab.host.run("ip", "address", "delete", alone(outside), "dev", "lo")
@@ -140,4 +143,6 @@ def test_a_lifted_limit_lets_everybody_in(lab: Lab, declared: Declared) -> None:
     declared.put("lifted", backends, 4, **spec, allow_from=alone(second))
     lab.client.send(outside, SERVED_PORT, source=first, timeout=SILENCE).all_failed("timeout")
     declared.put("lifted", backends, 4, **spec)
-    assert set(lab.client.send(outside, SERVED_PORT, source=first, count=20).all_answered().backends) == BOTH
+    assert (
+        set(lab.client.send(outside, SERVED_PORT, source=first, count=ENOUGH).all_answered().backends) == BOTH
+    )

@@ -15,8 +15,8 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import CLUSTER_CIDRS, Lab
+from tests.lab.traffic import Result
 from tests.packets.outside import (
-    PATIENCE,
     SILENCE,
     Declared,
     backend_texts,
@@ -27,7 +27,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import SERVED_PORT
+from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -35,8 +35,16 @@ ALL = frozenset({"host", "b1"})
 LOCAL_OUTSIDE = {"external": "local"}
 LOCAL_INSIDE = {"internal": "local"}
 ASK = """
-import http.client, sys
-connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=2)
+import http.client, sys, time
+connection, end = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=20), time.monotonic() + 20
+while True:
+    try:
+        connection.connect()
+        break
+    except ConnectionRefusedError:  # the port is opened a moment after the rules are there
+        if time.monotonic() > end:
+            raise
+        time.sleep(0.05)
 connection.request("GET", "/healthz")
 answer = connection.getresponse()
 print(answer.status, answer.getheader("X-Load-Balancing-Endpoint-Weight"), answer.read().decode())
@@ -57,7 +65,17 @@ def mixed(lab: Lab, family: int) -> tuple[str, ...]:
 
 def spread(node: Node, address: str, port: int = SERVED_PORT, protocol: str = "tcp") -> set[str]:
     """Which backends answer."""
-    return set(node.send(address, port, protocol, count=24).all_answered().backends)
+    return set(node.send(address, port, protocol, count=ENOUGH).all_answered().backends)
+
+
+def reached(node: Node, address: str, port: int, protocol: str, backend: str) -> Result:
+    """The outcome in which this backend answered, where not every flow need be answered."""
+    for _ in range(20):
+        result = node.send(address, port, protocol, count=ENOUGH // 2, timeout=SILENCE)
+        assert set(result.backends) <= ALL, address
+        if backend in result.backends:
+            return result
+    pytest.fail(f"{backend} never answered at {address}: {result}")
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -73,9 +91,11 @@ def test_external_local(lab: Lab, declared: Declared, family: int, protocol: str
             assert set(result.backends) == {"host"}, address
             assert result.sources == {lab.client.address(family)}, address
             # A process on the host stands for traffic that would have gone out and come back: to all.
-            result = lab.host.send(address, port, protocol, count=24, timeout=SILENCE)
-            # A UDP server that is bound to no address may answer its own host from the wrong one.
-            assert set(result.backends) == ALL or (protocol == "udp" and "b1" in result.backends), address
+            if protocol == "tcp":
+                assert spread(lab.host, address, port) == ALL, address
+            else:
+                # A UDP server that is bound to no address may answer its own host from the wrong one.
+                reached(lab.host, address, port, protocol, "b1")
         # The service's own address is not held to it.
         assert spread(lab.client, inside, SERVED_PORT, protocol) == ALL
 
@@ -134,7 +154,7 @@ def test_without_any_backend_all_is_refused(lab: Lab, declared: Declared, family
     declared.put("nowhere", (), family, **spec, traffic_policy=both)
     for address, port in ((inside, SERVED_PORT), (outside, SERVED_PORT), (lab.host.address(family), number)):
         for node in (lab.client, lab.host):
-            node.send(address, port, timeout=PATIENCE).all_failed("refused")
+            node.send(address, port).all_failed("refused")
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -148,7 +168,7 @@ def test_backends_come_and_go_on_the_host(lab: Lab, declared: Declared, family: 
         declared.put("moving", mixed(lab, family), family, **spec)
         assert spread(lab.client, outside) == {"host"}
     declared.put("moving", (), family, **spec)
-    lab.client.send(outside, SERVED_PORT, timeout=PATIENCE).all_failed("refused")
+    lab.client.send(outside, SERVED_PORT).all_failed("refused")
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -162,7 +182,7 @@ def test_cluster_networks_are_not_held_to_the_external_policy(lab: Lab, daemon: 
             assert spread(lab.client, outside) == {"host"}
             neighbour = lab.backends[1]
             own = {"host": neighbour.address(family)}
-            result = neighbour.send(outside, SERVED_PORT, count=24, timeout=SILENCE)
+            result = reached(neighbour, outside, SERVED_PORT, "tcp", "host")
             assert {a.backend: a.source for a in result.answers}.items() >= own.items()
             # What went to the other backend is answered past the host, over the bridge, and so lost here:
             # that flows did go there is what counts.
@@ -198,8 +218,7 @@ def test_the_health_port_tells_of_local_backends(
     assert (status, weight, body["localEndpoints"]) == (503, 0, 0)
     declared.drop("healthy", family)
     daemon.wait_until(
-        lambda: sorted(lab.client.send(lab.host.address(family), number, timeout=PATIENCE).failures),
-        ["refused"],
+        lambda: sorted(lab.client.send(lab.host.address(family), number, timeout=2).failures), ["refused"]
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,7 +21,7 @@ DECLARATION = """
     address: 10.96.0.10
     ports: [80/tcp]
     backends: [10.244.0.11, 10.244.0.12]
-    check: {type: tcp, interval: 1s, timeout: 1s, rise: 1, fall: 1}
+    check: {type: tcp, interval: 2s, timeout: 2s, rise: 1, fall: 2}
 """
 ROW = "document.querySelector('tr.row')?.textContent"
 
@@ -34,6 +37,24 @@ def scrape(lab: Lab) -> str:
     return lab.host.run("curl", "-sf", "--compressed", "http://127.0.0.1:9253/metrics").stdout
 
 
+@contextlib.asynccontextmanager
+async def sending(lab: Lab) -> AsyncIterator[None]:
+    """Meanwhile connections are made all the time, 400 at least, and each is answered."""
+    over = threading.Event()
+
+    def send() -> None:
+        lab.client.send("10.96.0.10", 80, count=400).all_answered()
+        while not over.is_set():
+            lab.client.send("10.96.0.10", 80, count=100).all_answered()
+
+    work = asyncio.create_task(asyncio.to_thread(send))
+    try:
+        yield
+    finally:
+        over.set()
+        await work
+
+
 @pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
 def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
     async def story(lab: Lab, vipd: Daemon) -> None:
@@ -42,10 +63,9 @@ def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
             await tab.open("http://127.0.0.1:9254/")
             await tab.until(f"({ROW} || '').includes('2 of 2')")
             await tab.until("document.getElementById('link').textContent === 'live'")
-            sent = asyncio.create_task(asyncio.to_thread(lab.client.send, "10.96.0.10", 80, count=400))
-            await tab.until("parseFloat(document.getElementById('n-rate').textContent) > 0")
-            await tab.until("parseFloat(document.getElementById('n-out').textContent) > 0")
-            (await sent).all_answered()
+            async with sending(lab):
+                await tab.until("parseFloat(document.getElementById('n-rate').textContent) > 0")
+                await tab.until("parseFloat(document.getElementById('n-out').textContent) > 0")
 
             await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
             await tab.until(f"{ROW}.includes('1 of 2')")
@@ -61,7 +81,7 @@ def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
         lab.serve_everywhere(80)
         lab.host.sysctl("net.netfilter.nf_conntrack_acct", 1)
         with Daemon(lab.host, DECLARATION, metrics_address=9253, status_page=9254) as vipd:
-            asyncio.run(asyncio.wait_for(story(lab, vipd), 100))
+            asyncio.run(asyncio.wait_for(story(lab, vipd), 240))
             metrics = scrape(lab)
             first, second = (f'service="shop/web",backend="10.244.0.1{n}:80",protocol="tcp"' for n in (1, 2))
             assert sample(metrics, 'vipd_service_new_flows_total{service="shop/web"}') >= 400
@@ -75,4 +95,4 @@ def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
             assert sample(metrics, f"vipd_backend_up{{{second}}}") == 1
             assert sample(metrics, "vipd_applies_total") >= 2
             lab.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
-            vipd.wait_until(lambda: sample(scrape(lab), "vipd_drift_repairs_total"), 1.0)
+            vipd.wait_until(lambda: sample(scrape(lab), "vipd_drift_repairs_total") >= 1, True, 60.0)

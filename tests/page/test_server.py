@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from aiohttp import ClientSession
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed, web
-from tests.page.watched import Watched, watched
+from tests.page.watched import PATIENCE_SECONDS, Watched, until, watched
 from vipd.checks import Check, HttpProbe
 from vipd.model import Service
 from vipd.observe.page import board as room
@@ -22,6 +24,7 @@ from vipd.observe.page.server import content_policy, own_name
 from vipd.standing import Standing
 
 SECRET = "hunter2"
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 Json = dict[str, Any]
 
@@ -29,6 +32,7 @@ Json = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(room, "PATIENCE_SECONDS", PATIENCE_SECONDS)
 
 
 def lived(story: Callable[[Watched], Awaitable[None]], *services: Service) -> None:
@@ -36,7 +40,15 @@ def lived(story: Callable[[Watched], Awaitable[None]], *services: Service) -> No
         async with watched(services or mixed()) as world:
             await story(world)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 2 * PATIENCE_SECONDS))
+
+
+async def state_after(world: Watched, first: Json, wanted: Callable[[Json], object]) -> Json:
+    """What came after a state, once it is as wanted."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not wanted(later := await world.state(first["version"])):  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.02)
+        return later
 
 
 def by_name(state: Json) -> dict[str, Json]:
@@ -52,7 +64,7 @@ class Stream:
     async def next(self) -> Json:
         """The next news; heartbeats are passed over."""
         while True:
-            line = (await asyncio.wait_for(self._lines.readline(), 10)).decode()
+            line = (await asyncio.wait_for(self._lines.readline(), PATIENCE_SECONDS)).decode()
             assert line, "the stream has ended"
             if line.startswith("data: {"):
                 found: Json = json.loads(line.removeprefix("data: "))
@@ -170,11 +182,7 @@ def test_only_what_came_later_is_told() -> None:
         world.judges.stand("shop/search", "10.244.1.18:9200", DRAINED)
         await world.step()
         await world.declare([s for s in mixed() if s.name != "mail/smtp"])
-        for _ in range(100):
-            later = await world.state(first["version"])
-            if later["gone"] and later["services"]:
-                break
-            await asyncio.sleep(0.02)
+        later = await state_after(world, first, lambda state: state["gone"] and state["services"])
         assert (later["full"], later["gone"]) == (False, ["mail/smtp"])
         assert [s["name"] for s in later["services"]] == ["shop/search"]
         assert (await world.state("other-7"))["full"] is True
@@ -199,6 +207,8 @@ def test_a_stream_tells_everything_once_and_then_differences() -> None:
 
 def test_rates_are_of_the_time_between_readings() -> None:
     async def story(world: Watched) -> None:
+        moments = (START + timedelta(seconds=number / 2) for number in itertools.count())
+        world.at = lambda: next(moments)
         world.flow("shop/search", 5)
         async with ClientSession() as session, session.get(world.url + "stream") as answer:
             stream = Stream(answer.content)
@@ -208,7 +218,7 @@ def test_rates_are_of_the_time_between_readings() -> None:
             world.flow("shop/search", 30, 10)
             news = await stream.news(lambda n: n.get("flows", {}).get("services"))
             rate, _, backends, *_ = news["flows"]["services"]["shop/search"]
-            assert rate > 40, "40 flows in less than a second"
+            assert rate == pytest.approx(80), "40 flows between two readings half a second apart"
             assert backends["shop/search/tcp/10.244.1.18:9200"] == pytest.approx(rate * 3 / 4, rel=0.01)
             assert news["flows"]["tracked"] is False
             await stream.news(lambda n: n.get("flows") and not n["flows"]["services"])
@@ -221,11 +231,7 @@ def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
         first = await world.state()
         told = Standing(health="unknown", answer="connection refused, 1 of 3")
         world.judges.stood["shop/search"] = {"10.244.1.18:9200": told}
-        for _ in range(200):
-            later = await world.state(first["version"])
-            if later["services"]:
-                break
-            await asyncio.sleep(0.02)
+        later = await state_after(world, first, lambda state: state["services"])
         (endpoint, *_) = later["services"][0]["forwardings"][0]["endpoints"]
         assert endpoint["check"] == "connection refused, 1 of 3"
 
@@ -252,10 +258,11 @@ def test_nothing_is_renewed_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) 
         assert world.counted == 0
         await world.state()
         assert world.counted > 0
-        await asyncio.sleep(1)
-        counted = world.counted
-        await asyncio.sleep(0.5)
-        assert world.counted == counted
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            counted = -1
+            while counted != world.counted:  # ten times as long as one pause
+                counted = world.counted
+                await asyncio.sleep(0.5)
         await world.state()
         assert world.counted > counted
 
@@ -275,12 +282,11 @@ def test_a_fault_of_the_page_ends_nothing_else(
 
         object.__setattr__(world.board._facts, "read_flows", broken)
         world.board.want()
-        await asyncio.sleep(0.2)
+        await until(lambda: "the status page cannot be renewed" in caplog.text)
         object.__setattr__(world.board._facts, "read_flows", read)
         assert len((await world.state())["services"]) == len(mixed())
 
     lived(story)
-    assert "the status page cannot be renewed" in caplog.text
 
 
 def colours(html: str) -> list[dict[str, str]]:

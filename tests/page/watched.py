@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +27,8 @@ from vipd.observe.page.board import Board, Facts
 from vipd.observe.page.server import StatusPage
 from vipd.reconciler import Reconciler
 from vipd.standing import Standing, Standings
+
+PATIENCE_SECONDS = 60.0
 
 ABOUT = {"host": "lb1", "version": "1.2.3", "started": "2026-01-01T00:00:00Z"}
 
@@ -62,7 +65,7 @@ class Judges:
 
 
 class Watched:
-    """A reconciler, and the page over it on a free port of loopback."""
+    """A reconciler, and the page over it on a port of loopback."""
 
     def __init__(self, services: Sequence[Service], recorder: Recorder | None = None) -> None:
         self.dataplane, self.judges = FakeDataplane(), Judges()
@@ -83,7 +86,9 @@ class Watched:
             self.read_flows,
         )
         self.board = Board(facts)
-        self.place = Place("127.0.0.1", free_port())
+        self.place = free_place()
+        self.at: Callable[[], datetime] = lambda: datetime.now(UTC)
+        """When the counts were read."""
         self.page = StatusPage(self.board, self.place)
 
     @property
@@ -94,7 +99,7 @@ class Watched:
     async def read_flows(self) -> Reading:
         """The counts as they are played."""
         self.counted += 1
-        return Reading(datetime.now(UTC), self.ledger, self.table)
+        return Reading(self.at(), self.ledger, self.table)
 
     def flow(self, service: str, *numbers: int) -> None:
         """New flows to the first backends of a service's first forwarding."""
@@ -109,7 +114,7 @@ class Watched:
 
     async def step(self) -> None:
         """Return once the reconciler has taken up whatever is new."""
-        await self.reconciler.settled(self.reconciler.wake(), 10)
+        await self.reconciler.settled(self.reconciler.wake(), PATIENCE_SECONDS)
 
     async def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
         """Status, headers and body of a GET."""
@@ -132,10 +137,7 @@ async def watched(services: Sequence[Service], recorder: Recorder | None = None)
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         await world.step()
-        for _ in range(200):
-            if world.page.listener.open:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: world.page.listener.open)
         yield world
         assert not any(task.done() for task in tasks), "a loop has ended by itself"
     finally:
@@ -144,9 +146,18 @@ async def watched(services: Sequence[Service], recorder: Recorder | None = None)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def free_port() -> int:
-    """A TCP port of loopback that nobody has now."""
+def free_place() -> Place:
+    """A TCP port that nobody has, at an address of loopback that is this process's alone: no other one takes
+    the port before it is used."""
+    number = os.getpid()
+    address = f"127.{64 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind((address, 0))
+        return Place(address, probe.getsockname()[1])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once a condition holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+            await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from tests.lab.topology import Lab
 SCRIPT = Path(__file__).parent / "machine.sh"
 PACKAGES = "/srv/packages"
 """Where the machine's apt finds packages; there is no network to find them in."""
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 class Machine:
@@ -65,10 +65,11 @@ class Machine:
         return pid
 
     def journal(self, *options: str) -> str:
-        """The service's messages."""
+        """The service's messages, all that were sent before."""
+        self.run("journalctl", "--sync", check=False)
         return self.said("journalctl", "--unit", "vipd", "--no-pager", "--output", "cat", *options)
 
-    def until(self, question: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    def until(self, question: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
         """Wait until something is so; AssertionError with the last messages when it does not come."""
         deadline = time.monotonic() + seconds
         while not question():

@@ -15,8 +15,8 @@ action=$1
 name=$2
 shift 2
 place=/run/vipd-machines/$name
-up_seconds=60
-down_seconds=30
+up_seconds=200
+down_seconds=90
 
 fail() {
     printf 'machine.sh: %s: %s\n' "$name" "$1" >&2
@@ -51,6 +51,11 @@ lay_disk() { # root directory
     mountpoint -q "$place" || mount -t tmpfs -o mode=755 vipd-machine "$place"
     mkdir -p "$place/changes" "$place/work" "$place/disk"
     mount -t overlay vipd-machine "$place/disk" -o "lowerdir=$1,upperdir=$place/changes,workdir=$place/work"
+    # What comes by the clock would take apt's locks.
+    local timer
+    for timer in apt-daily.timer apt-daily-upgrade.timer; do
+        ln -sfn /dev/null "$place/disk/etc/systemd/system/$timer"
+    done
 }
 
 # Everything that nspawn leaves on a host whose /run and cgroups it does not manage is kept in a mount namespace and in

@@ -4,7 +4,8 @@
 #     sudo bash tests/system/prepare.sh [RELEASE...]
 #
 # Installs the programs that it needs. Everything is kept in a cache ($VIPD_TEST_CACHE or /var/cache/vipd-tests) and
-# made once: a root directory for each release, a package for each state of the source. Prints `RELEASE DIRECTORY`
+# made once, under another name until it is whole: a root directory for each release, a package for each state of the
+# source. What fails by chance is tried again, and said. Prints `RELEASE DIRECTORY`
 # for each root and `package FILE`. Exit code 3, with the reason, where this machine cannot run such tests.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../prepare.sh"
@@ -28,10 +29,7 @@ install_tools() {
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     command -v apt-get >/dev/null || cannot "no apt-get to install ${missing[*]} with"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq >"$log" 2>&1 || true
-    apt-get install -qq -y --no-install-recommends "${missing[@]}" >"$log" 2>&1 ||
-        cannot "cannot install ${missing[*]}: $(tail -n 1 "$log")"
+    apt_install "${missing[@]}" || cannot "cannot install ${missing[*]}"
 }
 
 may_mount() {
@@ -55,47 +53,71 @@ apt_options() { # how this machine's apt reaches it
 }
 
 make_root() { # release
-    local root=$cache/$1 from options
+    local root=$cache/$1 from
     if [ ! -d "$root" ]; then
         from=$(mirror)
         [ -n "$from" ] || cannot "apt here is set up with no Debian archive to make $1 from"
-        options=$(mktemp)
-        apt_options >"$options"
-        rm -rf "$root.new"
-        mmdebstrap --quiet --mode=root --variant=minbase --include="$in_root" --aptopt="$options" \
-            --customize-hook='chroot "$1" apt-get clean' \
-            --customize-hook="chroot \"\$1\" apt-get install -qq -y --download-only --no-install-recommends ${at_hand[*]}" \
-            --customize-hook='mkdir "$1/srv/packages" && mv "$1"/var/cache/apt/archives/*.deb "$1/srv/packages/"' \
-            "$1" "$root.new" "$from" >"$root.log" 2>&1 ||
-            { tail -n 5 "$root.log" >&2; fail "cannot make the root directory of $1"; }
-        rm -f "$options" "$root.new/etc/resolv.conf"
+        require_space "$cache" 1000
+        again "making the root directory of $1" bootstrap "$1" "$root.new" "$from" ||
+            fail "cannot make the root directory of $1"
+        rm -f "$root.new/etc/resolv.conf"
         : >"$root.new/etc/machine-id"
         mv "$root.new" "$root"
     fi
     echo "$1 $root"
 }
 
+bootstrap() { # release directory archive
+    local options=$2.options log=$cache/$1.log
+    { apt_options; echo 'Acquire::Retries "5";'; } >"$options"
+    rm -rf "$2"
+    mmdebstrap --quiet --mode=root --variant=minbase --include="$in_root" --aptopt="$options" \
+        --customize-hook='chroot "$1" apt-get clean' \
+        --customize-hook="chroot \"\$1\" apt-get install -qq -y --download-only --no-install-recommends ${at_hand[*]}" \
+        --customize-hook='mkdir "$1/srv/packages" && mv "$1"/var/cache/apt/archives/*.deb "$1/srv/packages/"' \
+        "$1" "$2" "$3" >"$log" 2>&1 || {
+        tail -n 5 "$log" >&2
+        return 1
+    }
+    rm -f "$options"
+}
+
+# A sum over what the package is made of. Not over directories: others may compile modules in them at this moment.
+state_of_source() {
+    cd "$project"
+    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md LICENSE \
+        -name __pycache__ -prune -o -type f -printf '%m %p\0' -o -type l -printf '%l %p\0' | LC_ALL=C sort -z
+    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md LICENSE \
+        -name __pycache__ -prune -o -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+}
+
 make_package() {
     local state file
-    state=$(cd "$project" && tar --sort=name --mtime=@0 --owner=0 --group=0 --exclude=__pycache__ \
-        -c debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md LICENSE | sha256sum | cut -c1-16)
+    state=$(state_of_source | sha256sum | cut -c1-16)
     file=$cache/package-$state
     if [ ! -d "$file" ]; then
-        rm -rf "$cache"/package-*
-        mkdir "$file.new"
-        bash "$project/debian/build.sh" "$file.new" >"$cache/package.log" 2>&1 ||
-            { tail -n 30 "$cache/package.log" >&2; fail "cannot build the package"; }
+        # Not those of today: a run that has begun before may still be using one.
+        find "$cache" -maxdepth 1 -name 'package-*' -mmin +720 -exec rm -rf {} +
+        again "building the package" build "$file.new" || fail "cannot build the package"
         mv "$file.new" "$file"
     fi
     echo "package $(ls "$file"/vipd_*.deb)"
 }
 
+build() { # directory
+    rm -rf "$1"
+    mkdir "$1" && bash "$project/debian/build.sh" "$1" >"$cache/package.log" 2>&1 || {
+        tail -n 30 "$cache/package.log" >&2
+        return 1
+    }
+}
+
 [ "$(id -u)" = 0 ] || cannot "root is needed to boot machines"
+mkdir -p "$cache"
+exec 9>"$cache/lock" # one run at a time installs and makes things
+flock 9
 install_tools
 may_mount
-mkdir -p "$cache"
-exec 9>"$cache/lock" # one run at a time makes things
-flock 9
 jobs=()
 make_package &
 jobs+=($!)

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,14 @@ def add_service(machine: Machine) -> None:
         machine.run("vipctl", "add", f"{VIP}:{PORT}/tcp", *backends, "--name", "kept")
 
 
-def serves(machine: Machine) -> bool:
+def serves(machine: Machine, patience: float = 10.0) -> bool:
     """Whether a client gets an answer."""
-    return not machine.lab.client.send(VIP, PORT, timeout=1.0).failures
+    return not machine.lab.client.send(VIP, PORT, timeout=patience).failures
+
+
+def told(machine: Machine, text: str) -> None:
+    """Return once the journal's last messages hold a text."""
+    machine.until(lambda: text in machine.journal("-n", "100").lower(), f"{text} in the journal")
 
 
 @contextmanager
@@ -61,7 +66,8 @@ def test_installed_it_idles_without_a_rule(machine: Machine, prepared: Prepared)
     assert "VIPD" not in machine.rules()
     assert machine.rules() == ""
     assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "0"
-    assert machine.said("systemctl", "is-system-running") == "running"
+    running = machine.run("systemctl", "is-system-running", check=False).stdout.strip()
+    assert running == "running", machine.run("systemctl", "--failed", "--no-pager", check=False).stdout
 
 
 def test_the_service_is_confined(machine: Machine) -> None:
@@ -86,14 +92,14 @@ def test_requests_through_the_vip(machine: Machine) -> None:
     )
     assert "vipd0" in machine.said("ip", "route", "get", VIP), "the service may not make routes"
     from_itself = f"exec 3<>/dev/tcp/{VIP}/{PORT} && echo hello >&3 && head -n 1 <&3"
-    assert machine.said("timeout", "5", "bash", "-c", from_itself).startswith("b")
+    assert machine.said("timeout", "30", "bash", "-c", from_itself).startswith("b")
 
 
 def test_active_means_that_the_rules_are_there(machine: Machine) -> None:
     machine.run("systemctl", "stop", "vipd")
     assert serves(machine), "the rules stay when the daemon is stopped"
     machine.lab.host.run("nft", "flush", "ruleset")
-    assert not serves(machine)
+    assert not serves(machine, 1.0)
     machine.run("systemctl", "start", "vipd")
     assert serves(machine)
 
@@ -140,7 +146,7 @@ def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
         "/etc/vipd/services.d/more.yaml", "apiVersion: vipd/v1\nservices: [{name: more, adress: 1}]\n"
     )
     assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
-    assert "adress" in machine.journal("-n", "40"), "the journal does not say why"
+    told(machine, "adress")
     assert machine.property("ActiveState") == "active"
     assert "10.96.40.2" in machine.said("vipctl", "list"), "the last good version serves on"
     assert serves(machine)
@@ -158,13 +164,13 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     assert machine.run("systemctl", "restart", "vipd", check=False).returncode != 0
     assert machine.property("ActiveState") == "failed"
     assert machine.property("ExecMainStatus") == "78"
-    assert "mark_bit" in machine.journal("-n", "20")
+    told(machine, "mark_bit")
     assert serves(machine), "the rules stay"
     # Mended, with a health port below 1024.
     machine.write("/etc/vipd/vipd.yaml", settings + "health_address: 127.0.0.1:81\n")
     machine.run("systemctl", "start", "vipd")
     machine.apt("install", "--no-install-recommends", "curl")
-    assert "in-sync" in machine.said("curl", "--silent", "--max-time", "5", "http://127.0.0.1:81/healthz")
+    assert "in-sync" in machine.said("curl", "--silent", "--max-time", "30", "http://127.0.0.1:81/healthz")
     machine.write("/etc/vipd/vipd.yaml", settings)
     machine.run("systemctl", "restart", "vipd")
 
@@ -208,7 +214,7 @@ def test_a_daemon_that_hangs_is_replaced(machine: Machine) -> None:
         ),
         "replaced by the watchdog",
     )
-    assert "watchdog" in machine.journal("-n", "30").lower()
+    told(machine, "watchdog")
     drop_in.unlink()
     drop_in.parent.rmdir()
     machine.run("systemctl", "daemon-reload")
@@ -219,7 +225,7 @@ def test_everything_is_back_after_a_reboot(machine: Machine) -> None:
     boot = machine.said("cat", "/proc/sys/kernel/random/boot_id")
     machine.stop()
     machine.forget_network()
-    assert not serves(machine)
+    assert not serves(machine, 1.0)
     machine.start()
     assert machine.said("cat", "/proc/sys/kernel/random/boot_id") != boot
     machine.until(lambda: machine.property("ActiveState") == "active", "started at boot")
@@ -267,9 +273,9 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     assert serves(machine)
     machine.lab.host.run("nft", "add", "table", "inet", "somebody-else")
     machine.apt("remove", "vipd")
-    left = machine.rules()
-    assert "VIPD" not in left
-    assert "somebody-else" in left
+    rules = machine.rules()
+    assert "VIPD" not in rules
+    assert "somebody-else" in rules
     assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "0"
     assert "vipd0" not in machine.said("ip", "link")
     assert (machine.disk / "etc/vipd/vipd.yaml").exists()
@@ -277,5 +283,13 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     machine.apt("purge", "--autoremove", "vipd", "curl")
     own = ("/srv/packages/*", "/var/log/*", "/var/lib/apt/*", "/var/cache/*", "/var/lib/dpkg/*")
     apart = [word for path in own for word in ("-not", "-path", path)]
-    found = machine.said("find", "/", "/run", "-xdev", "-path", "*vipd*", *apart)
-    assert found == "", found
+    left: list[str] = []
+
+    def nothing() -> bool:
+        left[:] = machine.said("find", "/", "/run", "-xdev", "-path", "*vipd*", *apart).splitlines()
+        return not left
+
+    # systemd forgets a unit that is gone when it has nothing else to do.
+    with suppress(AssertionError):
+        machine.until(nothing, "nothing left", 30)
+    assert left == []

@@ -4,6 +4,7 @@ daemon that is started as systemd would start it."""
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,10 +17,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
+from tests.api.daemon_process import Host, host
+from tests.samples import HEAD
 
 PROGRAMS = ("iptables-restore", "ip6tables-restore")
 REFUSAL = "is broken by the test"
+PATIENCE_SECONDS = 90.0
+"""How long what should be quick may take on a machine that is busy with other things."""
+_MARK = b"MARK="
 _SCRIPT = """\
 #!/usr/bin/env bash
 # Hands everything to {real}, unless told to fail, to wait or to hang.
@@ -53,10 +58,12 @@ class Mailbox:
     """A datagram socket at a path whose letters are read by a thread as they come."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         path.chmod(0o666)
         self._socket.settimeout(0.1)
+        self._marks: set[bytes] = set()
         self._closed = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -64,6 +71,14 @@ class Mailbox:
     def take(self, letter: bytes) -> None:
         """Called for each letter, in the reader's thread."""
         raise NotImplementedError
+
+    def catch_up(self) -> None:
+        """Return once every letter has been read that was sent before: they come in order."""
+        mark = _MARK + secrets.token_bytes(8)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(PATIENCE_SECONDS)
+            sender.sendto(mark, str(self._path))
+        until(lambda: mark in self._marks, "every letter read")
 
     def close(self) -> None:
         """Stop reading."""
@@ -75,6 +90,9 @@ class Mailbox:
         while not self._closed.is_set():
             with suppress(TimeoutError):
                 letter, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 1)
+                if letter.startswith(_MARK):
+                    self._marks.add(letter)
+                    continue
                 for descriptor in descriptors:
                     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
                         file.seek(0)
@@ -194,6 +212,16 @@ class Unit(Host):
             mounts = ["unshare", "-m", "sh", "-c", _ONLY_THIS_RUN, str(self.journal_directory)]
         env = ["env", *pairs] if pairs else []
         return [*entered[:4], *mounts, *env, *entered[4:]]
+
+    def declare(self, name: str, *blocks: str) -> None:
+        """Write a file of declarations, in one step: the daemon must not read half of it."""
+        self.write(name, HEAD + "".join(blocks))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file where declarations are, in one step."""
+        new = self.services_dir / f".{name}.new"
+        new.write_text(text)
+        new.rename(self.services_dir / name)
 
     def vipctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run vipctl in the namespace."""

@@ -78,10 +78,8 @@ def test_vipctl_reload_says_what_was_done_or_refused() -> None:
         done = node.vipctl("reload")
         kernel = "the kernel has the rules of every source\n"
         assert (done.returncode, done.stdout) == (0, f"reloaded: 1 service, none changed; {kernel}")
-        (node.services_dir / "dns.yaml").write_text(
-            "apiVersion: vipd/v1\nservices:\n  - {address: 10.0.0.300}\n"
-        )
-        (node.services_dir / "more.yaml").write_text("nonsense")
+        node.write("dns.yaml", "apiVersion: vipd/v1\nservices:\n  - {address: 10.0.0.300}\n")
+        node.write("more.yaml", "nonsense")
         refused = node.vipctl("reload")
         assert refused.returncode == 1
         assert "dns.yaml:3" in refused.stderr

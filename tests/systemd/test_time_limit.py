@@ -32,7 +32,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pid: int) -> bool:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.01)
     return not alive(pid)
@@ -51,10 +51,13 @@ def hanging(path: Path) -> list[str]:
 
 
 def test_it_is_killed_with_its_children(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(ProgramTimeoutError, match="did not end within"):
-        asyncio.run(run(hanging(tmp_path), limit=0.5))
-    assert time.monotonic() - began < 10
+    for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
+        began = time.monotonic()
+        with pytest.raises(ProgramTimeoutError, match="did not end within"):
+            asyncio.run(run(hanging(tmp_path), limit=limit))
+        assert time.monotonic() - began < limit + 60
+        if written(tmp_path / "child"):
+            break
     assert gone(int((tmp_path / "child").read_text()))
 
 
@@ -66,7 +69,7 @@ def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancelled(), 20))
+    asyncio.run(asyncio.wait_for(cancelled(), 120))
     assert gone(int((tmp_path / "child").read_text()))
 
 
@@ -94,7 +97,7 @@ def test_a_call_cancelled_while_the_program_starts_kills_them_too(
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancelled(), 20))
+    asyncio.run(asyncio.wait_for(cancelled(), 120))
     assert gone(int((tmp_path / "child").read_text()))
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import partial
 
 import pytest
 
@@ -28,6 +28,10 @@ def node() -> Iterator[Unit]:
         yield made
 
 
+def in_kernel(node: Unit, text: str) -> bool:
+    return text in node.rules()
+
+
 def ready(node: Unit) -> bool:
     return "1" in node.manager.all("READY")
 
@@ -43,7 +47,8 @@ def test_ready_is_told_when_the_rules_are_in_the_kernel_and_not_before(node: Uni
     node.tools.unset("broken")
     until(lambda: ready(node), "ready")
     assert VIP in node.rules()
-    assert told.all("STATUS")[-1] == IN_SYNC
+    # An event of the host may have asked for another step meanwhile.
+    until(lambda: told.all("STATUS")[-1] == IN_SYNC, "in sync in the status")
     assert node.tools.inherited() == "", "what vipd starts must not speak in its name"
 
 
@@ -58,26 +63,39 @@ def test_a_quarantined_service_does_not_keep_ready_away(node: Unit) -> None:
 
 
 def test_status_follows_and_reload_and_stop_are_told(node: Unit) -> None:
-    told = node.manager
+    told, began = node.manager, time.monotonic()
     node.begin()
     until(lambda: ready(node), "ready")
+    for number in range(1, 6):  # each of them would be another status
+        added = f"10.244.1.{number}"
+        node.declare("more.yaml", block(OTHER, "more", *(f"10.244.1.{n}" for n in range(1, number + 1))))
+        until(partial(in_kernel, node, added), "a change in the kernel")
     node.declare("more.yaml", block(OTHER, "more", "10.244.0.6", "{address: 10.244.0.7, weight: 0}"))
     more = "2 services, 2/3 backends ready, in sync"
     until(lambda: told.all("STATUS")[-1] == more, "the second service in the status")
-    statuses = told.times("STATUS")
-    # The first follows the moment of the start, and READY brings one at any time.
-    assert all(later - earlier > 0.5 for earlier, later in pairwise(statuses[2:])), statuses
-    (node.services_dir / "more.yaml").write_text("nonsense")
+    since = [each for each in told.told if each.at > told.times("READY")[0] and "STATUS" in each.assignments]
+    # At most one a second: however late a letter is read here, it was not sent before its time.
+    assert all(each.at - began > number for number, each in enumerate(since, 1)), since
+    node.write("more.yaml", "nonsense")
+    before = time.monotonic()
     node.signal(signal.SIGHUP)
     until(lambda: len(told.all("READY")) == 2, "the end of the reload")
     (begun,) = [each for each in told.told if "RELOADING" in each.assignments]
     assert begun.assignments["RELOADING"] == "1"
-    assert abs(int(begun.assignments["MONOTONIC_USEC"]) / 1e6 - begun.at) < 5
-    assert begun.at <= told.times("READY")[1]
-    assert told.all("STATUS")[-1] == f"{more}, 1 with problems: see vipctl status"
+    assert before <= int(begun.assignments["MONOTONIC_USEC"]) / 1e6 + 1e-6
+    assert int(begun.assignments["MONOTONIC_USEC"]) / 1e6 <= begun.at <= told.times("READY")[1]
+    wrong = f"{more}, 1 with problems: see vipctl status"
+    until(lambda: told.all("STATUS")[-1] == wrong, "the problem in the status")
     assert re.search(r"reloaded: 2 services, none changed; problems: 1.*\n.*more\.yaml", node.log())
     assert node.end(signal.SIGTERM) == 0
+    told.catch_up()
     assert told.told[-1].assignments["STOPPING"] == "1"
+
+
+def pending(node: Unit) -> bool:
+    """True; AssertionError unless the API says that something is still to be done."""
+    assert node.get("status")["state"] == "pending"
+    return True
 
 
 def test_signs_of_life_end_when_a_step_hangs_and_the_api_goes_on() -> None:
@@ -92,31 +110,29 @@ def test_signs_of_life_end_when_a_step_hangs_and_the_api_goes_on() -> None:
         before = node.tools.calls()
         node.declare("more.yaml", block(OTHER, "more", "10.244.0.6"))
         until(lambda: node.tools.calls() > before, "a program that hangs")
-        time.sleep(0.3)
+        # An idle loop gives one each half second; of a machine that is slow some may come late.
+        until(
+            lambda: pending(node) and time.monotonic() - told.times("WATCHDOG")[-1] > 1.5, "no more signs", 15
+        )
         last = len(told.all("WATCHDOG"))
-        for _ in range(15):
-            assert node.get("status")["state"] == "pending"
-            time.sleep(0.1)
-        assert len(told.all("WATCHDOG")) == last
         node.tools.unset("hanging")
         until(lambda: len(told.all("WATCHDOG")) >= last + 2, "signs of life again")
         until(lambda: told.all("STATUS")[-1].startswith("2 services"), "the change")
 
 
 def test_a_long_load_gives_signs_of_life_and_asks_for_time() -> None:
-    watchdog = 2.0
-    with unit(WATCHDOG_USEC=str(int(watchdog * 1e6)), WATCHDOG_PID="") as node:
+    with unit(WATCHDOG_USEC="2000000", WATCHDOG_PID="") as node:
         told = node.manager
         (node.services_dir / "many.yaml").write_text(many_services(800, backends=1))
         node.tools.set("seconds", "0.5")
         node.begin()
-        until(lambda: ready(node), "ready", 60)
-        alive = [at for at in told.times("WATCHDOG") if at <= told.times("READY")[0]]
-        alive.append(told.times("READY")[0])
-        assert alive[-1] - alive[0] > watchdog, "the load was too short to tell anything"
-        assert max(later - earlier for earlier, later in pairwise(alive)) < watchdog
-        asked = [at for at in told.times("EXTEND_TIMEOUT_USEC") if at < alive[-1]]
-        assert len(asked) >= 3
+        until(lambda: ready(node), "ready", 200)
+        kinds = [name for each in told.told for name in each.assignments]
+        loading = kinds[: kinds.index("READY")]
+        # It takes longer than the watchdog waits; each block of it is told, on a machine of any speed.
+        assert node.tools.calls() >= 5, "the load was too short to tell anything"
+        assert loading.count("WATCHDOG") >= node.tools.calls() - 1
+        assert loading.count("EXTEND_TIMEOUT_USEC") >= 3
         assert int(told.all("EXTEND_TIMEOUT_USEC")[0]) > 10_000_000
         log = node.log()
         assert "800 services in the kernel" in log
@@ -149,9 +165,9 @@ def test_settings_that_cannot_be_used_are_told(node: Unit) -> None:
 
 def test_checking_does_not_speak_for_the_daemon(node: Unit) -> None:
     assert node.vipd("--check").returncode == 0
-    (node.services_dir / "dns.yaml").write_text("nonsense")
+    node.write("dns.yaml", "nonsense")
     done = node.vipd("--check")
     assert done.returncode == 1
     assert "dns.yaml" in done.stderr
-    time.sleep(0.2)
+    node.manager.catch_up()
     assert node.manager.told == []

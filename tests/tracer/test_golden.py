@@ -181,7 +181,7 @@ def test_steps_tell_the_path() -> None:
     assert outcome.steps[-1].rule.endswith("-j RETURN")
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(100)
 def test_a_thousand_endpoints_share_evenly() -> None:
     shares = traced("large-cluster", send(OUTSIDE, "10.96.2.1", "tcp", 80)).shares()
     assert len(shares) == 999

@@ -10,7 +10,7 @@ import pytest
 from tests.explain.test_real_packets import compiled
 from tests.tracer.cases import HOST, OUTSIDE
 from tests.tracer.nft_forms import FORMS, TABLE
-from tests.tracer.test_kernel import SENDER, Namespace, connect, make_namespace, meaning
+from tests.tracer.test_kernel import SENDER, Namespace, connect, eventually, make_namespace, meaning
 from vipd.dataplane.nftables.render import render
 from vipd.model import Family
 from vipd.observe.tracer import Arrival, Host, Packet, Verdict, nftables
@@ -60,7 +60,7 @@ def test_the_rules_that_count_a_packet_are_the_steps(
         nftables.parse_tables(before, Family.IPV4), sent, Host((OWN, "192.168.5.1"))
     ).outcomes
     steps = {step.comment for step in outcome.steps if "counter" in step.rule}
-    assert steps == counted(listing)
+    assert steps == eventually(lambda: counted(host("nft", "list", "table", "ip", "forms")), steps)
     assert (outcome.verdict, outcome.backend) == (Verdict.DELIVERED, "10.244.1.10:5353")
     assert len(FORMS) * 0.4 < len(steps) < len(FORMS)
 
@@ -107,9 +107,14 @@ def test_hashes_are_the_kernel_s(make_namespace: Callable[[], Namespace], family
     host("nft", "-f", "-", stdin="\n".join([f"table {ip} hashes {{", *lines, "}", "}"]))
     empty = host("nft", "list", "ruleset")
     host("python3", "-c", MANY, source, to)
-    listing = host("nft", "list", "ruleset")
-    elements = re.findall(r"(\d+) timeout 1h expires \w+ : (0x[0-9a-f]+)", listing)
-    assert len(elements) == 30 * len(HASHED[family])
+
+    def learnt() -> list[tuple[str, str]]:
+        listing = host("nft", "list", "ruleset")
+        return re.findall(r"(\d+) timeout 1h expires \w+ : (0x[0-9a-f]+)", listing)
+
+    number = 30 * len(HASHED[family])
+    assert eventually(lambda: len(learnt()), number) == number
+    elements = learnt()
     seen = {(int(port), int(mark, 16)) for port, mark in elements}
     tables = nftables.parse_tables(empty, family)
     told = set()

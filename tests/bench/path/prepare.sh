@@ -26,9 +26,7 @@ if [ ! -e $policy ]; then
     chmod +x $policy
     trap 'rm -f $policy' EXIT
 fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -qq -y --no-install-recommends $missing >/dev/null
+apt_install $missing
 if command -v systemctl >/dev/null; then
     for package in $missing; do
         case $package in

@@ -16,6 +16,8 @@ from tests.bench.path.rules import BACKENDS, declaration, vip
 from vipd.declaration.native import parse_declaration
 
 SERVICES = 10
+FLOODS = 4
+"""All of one must arrive: the machine's queue for packets is shared with others, who may fill it for once."""
 NFTABLES = next(subject for subject in SUBJECTS if subject.name == "vipd nftables")
 NEEDS_GCC = pytest.mark.skipif(
     not shutil.which("gcc"), reason="gcc is not installed; tests/bench/path/prepare.sh does"
@@ -54,15 +56,21 @@ def test_every_kind_of_load_comes_through(
         assert cpu > 0
     _flood_is_counted(at, programs)
     client = at.lab.client
-    assert programs.load(client, "request", at.target, PORTS.echo, 0.1).failed == 0
-    assert programs.load(client, "datagram", at.target, PORTS.udp_echo, 0.1).done > 0
+    assert programs.load(client, "request", at.target, PORTS.echo, 0.3).failed == 0
+    assert programs.load(client, "datagram", at.target, PORTS.udp_echo, 0.3).done > 0
 
 
 def _flood_is_counted(at: Arrangement, programs: Programs) -> None:
-    before = delivered(at)
-    sent = programs.flood(at.lab.client, at.target, PORTS.udp_sink, 640, ("10.10.0.2", "10.10.0.3"), 320).done
-    assert sent == 640
-    assert delivered(at) - before >= sent
+    for _ in range(FLOODS):
+        before = delivered(at)
+        sent = programs.flood(
+            at.lab.client, at.target, PORTS.udp_sink, 640, ("10.10.0.2", "10.10.0.3"), 320
+        ).done
+        assert sent == 640
+        arrived = delivered(at) - before
+        if arrived >= sent:
+            break
+    assert arrived >= sent
     if at.subject.install:
         flows = at.lab.host.run("conntrack", "-L", "-p", "udp").stdout.count(f"dport={PORTS.udp_sink}")
         # Each flow has a line with a port in both directions.

@@ -46,8 +46,15 @@ def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> No
         many = OURS.replace("COMMIT\n*filter", "-A PREROUTING -j RETURN\n" * 200 + "COMMIT\n*filter")
         finished = await namespace.run(["iptables-nft-restore", "--noflush"], many)
         assert finished.code == 0, finished.errors
-        task = asyncio.create_task(events.run(found.append))
-        await asyncio.sleep(0.5)
+        told = asyncio.Event()
+
+        def tell(disturbance: Disturbance) -> None:
+            found.append(disturbance)
+            told.set()
+
+        task = asyncio.create_task(events.run(tell))
+        await asyncio.wait_for(told.wait(), 60)
+        await asyncio.sleep(0.5)  # for a second one, which must not come
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         events.close()
@@ -75,7 +82,7 @@ def test_a_broken_socket_is_told_to_whoever_waits() -> None:
         own = OwnProcesses(asyncio.get_running_loop().time)
         async with Watch([watched], Names("VIPD"), own, open_events=lambda: broken) as watch:
             with pytest.raises(OSError, match="Input/output"):
-                await asyncio.wait_for(anext(watch), 2.0)
+                await asyncio.wait_for(anext(watch), 60.0)
 
     asyncio.run(scene())
     others.close()
