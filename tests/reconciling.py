@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
 from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import declared, service
+from tests.simulated_time import simulate
 from vipd.catalog import Unit
 from vipd.declaration.problems import Declaration
 from vipd.model import Service
@@ -80,11 +80,9 @@ def lived(story: Story, *services: Service) -> World:
 
 
 def lived_without_waiting(story: Story, *services: Service) -> World:
-    """The same where time is played: whenever everything waits, the loop's clock stands at once where the
-    first wait ends. So every pause has its exact length, on any machine. Nothing may be done in threads."""
-    clock = _Clock()
-    with asyncio.Runner(loop_factory=lambda: _PlayedLoop(clock)) as runner:
-        return runner.run(_lived(story, *services))
+    """The same in simulated time: every pause has its exact length, on any machine. Nothing may be done in
+    threads."""
+    return simulate(_lived(story, *services))
 
 
 async def _lived(story: Story, *services: Service) -> World:
@@ -92,33 +90,6 @@ async def _lived(story: Story, *services: Service) -> World:
     async with asyncio.timeout(2 * PATIENCE_SECONDS), looping(world):
         await story(world)
     return world
-
-
-class _Clock(selectors.SelectSelector):
-    """Waits for nothing but real events; the time that it would have waited has passed at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready."""
-        if timeout is None:
-            return super().select(None)
-        self.now += max(timeout, 0.0)
-        return super().select(0)
-
-
-class _PlayedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is a clock's."""
-
-    def __init__(self, clock: _Clock) -> None:
-        self._clock = clock
-        super().__init__(clock)
-
-    def time(self) -> float:
-        """The clock's seconds."""
-        return self._clock.now
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
-from tests.health_checks.simulated_time import pass_over, simulate
+from tests.simulated_time import pass_over, simulate
 from vipd.checks import TcpProbe, Timing
 from vipd.health.probes.base import Attempt, Done
 from vipd.health.result import Result

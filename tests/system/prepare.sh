@@ -57,7 +57,7 @@ make_root() { # release
     if [ ! -d "$root" ]; then
         from=$(mirror)
         [ -n "$from" ] || cannot "apt here is set up with no Debian archive to make $1 from"
-        require_space "$cache" 1000
+        want_space "$cache" 1000
         again "making the root directory of $1" bootstrap "$1" "$root.new" "$from" ||
             fail "cannot make the root directory of $1"
         rm -f "$root.new/etc/resolv.conf"
