@@ -230,3 +230,14 @@ def test_cancelling_ends_the_loop_during_a_step() -> None:
         assert done, "cancelling must end the loop"
 
     asyncio.run(run())
+
+
+def test_a_large_load_shows_that_it_goes_on() -> None:
+    async def story(world: World) -> None:
+        await world.fulfilled(world.reconciler.wake())
+
+    def beats(number: int) -> int:
+        services = (service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number))
+        return lived(story, *services).reconciler.pulse.beats
+
+    assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"

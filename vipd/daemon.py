@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -48,10 +47,11 @@ from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.observers import Observed, Observers
 from vipd.overrides import AllOrders, Lapsing, Subject
-from vipd.process import LIMIT_SECONDS, Finished, Runner, run
+from vipd.process import LIMIT_SECONDS
 from vipd.pulse import Pulse
 from vipd.reconciler import Reconciler
 from vipd.reload import reload
+from vipd.rule_programs import rule_programs
 from vipd.settings import Settings
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
@@ -191,8 +191,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     await asyncio.to_thread(files.scan)
     record = HostRecord(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
-    programs = partial(run, started=own.running, limit=limit)
-    runner = _beating(programs, pulse)
+    runner = rule_programs(own.running, pulse, limit)
     wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     name = await dataplane_meant(wanted, settings, runner)
     dataplane = await SwitchableDataplane.start(name, HostDataplanes(settings, record, runner))
@@ -261,18 +260,6 @@ async def _following(parts: Parts) -> AsyncIterator[None]:
 def now() -> datetime:
     """The time of day, in UTC."""
     return datetime.now(UTC)
-
-
-def _beating(programs: Runner, pulse: Pulse) -> Runner:
-    """A runner by which each block of rules that was dealt with is a sign of life: a large load has many."""
-
-    async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:
-        finished = await programs(argv, stdin)
-        if argv[0].endswith("-restore"):
-            pulse.beat()
-        return finished
-
-    return run_and_beat
 
 
 async def _watch_rules(parts: Parts) -> None:

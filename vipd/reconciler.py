@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
+from typing import TypeVar
 
 from vipd.catalog import Merged
 from vipd.collecting import loading
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LARGE = 1000
 """Services touched by a step above which it is a load."""
@@ -136,6 +140,12 @@ class Reconciler:
                 log.info("trying again after: %s", self.progress.fault)
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
+    async def _in_parts(self, items: Mapping[K, V], size: int = AT_ONCE) -> AsyncIterator[Mapping[K, V]]:
+        """Large work in parts, each of them a sign of life."""
+        async for part in in_parts(items, size):
+            yield part
+            self.pulse.beat()
+
     async def _woken_within(self, seconds: float) -> bool:
         """Wait to be woken, for so long at most; whether it was. The waiting itself is a sign of life."""
         while seconds > 0:
@@ -220,7 +230,7 @@ class Reconciler:
     async def _select(self, policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Changes nothing here yet, so that a failure loses nothing."""
         touched, same_policy = self._snapshot.touched, policy == self._policy
-        async for part in in_parts({name: self._snapshot.service(name) for name in touched}):
+        async for part in self._in_parts({name: self._snapshot.service(name) for name in touched}):
             self._judges.follow(part)
         moved = self._judges.moved()
         self._moved |= moved
@@ -228,7 +238,7 @@ class Reconciler:
         selection = Selection(policy, moved=set(self._moved))
         names = dict.fromkeys((*touched, *self._moved), None)
         names.update({} if same_policy else dict.fromkeys(self._snapshot.names))
-        async for part in in_parts(names):
+        async for part in self._in_parts(names):
             for name in part:
                 self._consider(name, selection, anew=not same_policy or name in self._moved)
         for key in self._unsure - selection.changes.keys():
@@ -261,15 +271,15 @@ class Reconciler:
             for listener in listeners:
                 listener.host_changed(selection.policy.host.addresses)
         self._unsure |= selection.changes.keys()
-        async for part in in_parts(selection.changes):
+        async for part in self._in_parts(selection.changes):
             self._dataplane.update(part)
         # All at once, but for the first load: what moves from one service to another is never missing there.
-        parts = in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
+        parts = self._in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
         async for part in parts:
             self._surroundings.update(part)
             for follower in self.followers:
                 follower.update(part)
-        async for chosen in in_parts(selection.forwardings):
+        async for chosen in self._in_parts(selection.forwardings):
             for name, forwardings in chosen.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)
         self._remember(selection)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, find_tools, list_chain, restore, save
 from vipd.model import Family
 from vipd.process import Finished, ProgramTimeoutError, run
+from vipd.pulse import Pulse
+from vipd.rule_programs import rule_programs
 from vipd.settings import Settings
 
 TOOLS = Tools("iptables-restore", "iptables-save", "iptables v1.8.9 (nf_tables)", (1, 8, 9))
@@ -104,6 +107,26 @@ def test_a_call_cancelled_while_the_program_starts_kills_them_too(
 def test_what_ends_in_time_is_not_touched() -> None:
     finished = asyncio.run(run(["sh", "-c", "cat; exit 3"], "text", limit=30))
     assert finished == Finished(3, "text", "")
+
+
+def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sign of life comes no less than the limit before the end: the watchdog waits longer."""
+    monkeypatch.setattr("vipd.rule_programs.BYTES_A_SECOND", 100)
+    pulse = Pulse(every=0.1)
+
+    async def needing(seconds: float, text: str) -> list[float]:
+        beats, clock = list[float](), asyncio.get_running_loop().time
+        began = clock()
+        pulse.listeners[:] = [lambda: beats.append(clock() - began)]
+        await rule_programs(nullcontext, pulse, 1.0)(["sleep", str(seconds)], text)
+        return beats
+
+    with pytest.raises(ProgramTimeoutError):
+        asyncio.run(needing(300, ""))
+    beats = asyncio.run(needing(2, "x" * 6000))
+    assert len(beats) > 3, "sixty seconds more, of which it needed one"
+    with pytest.raises(ProgramTimeoutError, match=r"within 2 s"):
+        asyncio.run(needing(300, "x" * 100))
 
 
 async def _never(argv: Sequence[str], stdin: str) -> Finished:
