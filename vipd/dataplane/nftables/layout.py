@@ -82,7 +82,7 @@ FRONTENDS = Holder("frontends", _FRONTEND, (Field.ADDRESS,))
 """Address, protocol and port of a service -> number of the chain that handles it.
 
 Not the chain itself: the kernel looks behind every verdict of a table whenever one of them changes. With
-100,000 of them that took 0.23 s for each new virtual IP (Linux 6.18).
+100,000 of them a new virtual IP took 55 ms, instead of 9 ms (Linux 6.18).
 """
 HANDLERS = Holder("handlers", (Field.ADDRESS,), (Field.VERDICT,))
 """Number -> chain; as many as there are kinds of services. They come and go with the chains."""
