@@ -123,6 +123,30 @@ def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, fate:
     assert outcome_of(journey, hits).fate is fate
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (
+            "ip daddr set ip daddr . meta l4proto . th dport map @frontends goto handover",
+            "@frontends: 10.96.0.20:80/tcp of web",
+        ),
+        ("ip daddr vmap @handlers", "@handlers: on to forwarded-random-1"),
+        ("meta l4proto . th dport vmap @node_ports", "@node_ports: 80/tcp of web"),
+        (
+            "ip saddr & 255.255.255.0 . ct original ip daddr . meta l4proto . th dport vmap @allowed_24",
+            "@allowed_24: sources in 10.10.0.0/24",
+        ),
+    ],
+)
+def test_the_packet_tells_what_a_map_was_asked(rule: str, words: str) -> None:
+    """The kernel does not."""
+    (journey,) = journeys("nftables-forwarded")
+    asked = next(m.event for m in journey.moments if m.event.leads == "forwarded-random-1")
+    known = {asked.chain: Known({asked.rule: rule}, iptables=False, ours=True)}
+    (hit,) = [hit for hit in hits_of(journey, known, "web") if hit.leads == "forwarded-random-1"]
+    assert hit.does == words
+
+
 def test_a_packet_that_no_rule_ended_is_lost() -> None:
     (journey,) = journeys("legacy-refused", legacy=True)
     assert outcome_of(journey, hits_of(journey, {})).fate is Fate.LOST

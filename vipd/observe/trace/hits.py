@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from itertools import pairwise
 from typing import Protocol
 
@@ -58,6 +59,7 @@ _NFT_PARTS = {
     "limited": "source limits",
 }
 _DRAWN = re.compile(r"\bip6? daddr set (?:numgen|jhash)\b")
+_LIMIT = re.compile(r"vmap @allowed_(\d+)")
 _COMMENT = re.compile(r' comment "[^"]*"$')
 _SERVICE = re.compile(
     r"(?P<name>\S+) (?:->.*|cluster IP|external IP|loadbalancer IP|has no .*|traffic not accepted by .*)"
@@ -256,14 +258,22 @@ def _nft_part(name: str) -> str:
 def _nft_meaning(rule: str, moment: Moment, service_port: str) -> str:
     """What a rule of the nftables dataplane does. The kernel does not say which element of a map it found:
     where the packet goes tells it."""
-    chain, headers = moment.event.chain, moment.headers
+    chain = moment.event.chain
     if _DRAWN.search(rule) and " map @" not in rule:
         return "a slot is chosen"
-    element = headers.destination
-    if "map @frontends" in rule:
-        element = f"{headers.destination} . {headers.protocol} . {headers.port}"
-    elif "vmap @node_ports" in rule:
-        element = f"{headers.protocol} . {headers.port}"
-    elif " map @" in rule:
-        element = ""
+    element = _element(rule, moment)
     return meaning(Step(f"{chain.family} {chain.table}", chain.name, rule, element=element), service_port)
+
+
+def _element(rule: str, moment: Moment) -> str:
+    """What a rule must have found in a map or set, as far as the packet tells."""
+    headers, limit = moment.headers, _LIMIT.search(rule)
+    if "map @frontends" in rule:
+        return f"{headers.destination} . {headers.protocol} . {headers.port}"
+    if "vmap @handlers" in rule:
+        return f"goto {moment.event.leads}"
+    if limit:
+        return str(ip_network(f"{headers.source}/{limit[1]}", strict=False).network_address)
+    if "vmap @" in rule:
+        return f"{headers.protocol} . {headers.port}"
+    return "" if " map @" in rule else headers.destination
