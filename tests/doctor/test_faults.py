@@ -35,6 +35,10 @@ class Harm:
     """Whether the client's connections fail meanwhile."""
 
 
+TWICE = (
+    "iptables-legacy -t nat -N VIPD-PREROUTING",
+    f"iptables-legacy -t nat {JUMP} VIPD-PREROUTING",
+)
 NFT_DROP = (
     "nft add table inet filter",
     "nft 'add chain inet filter forward { type filter hook forward priority 0; policy drop; }'",
@@ -70,8 +74,7 @@ HARM = {
             "foreign-claims": "warning",
         },
         (
-            "iptables-legacy -t nat -N VIPD-PREROUTING",
-            f"iptables-legacy -t nat {JUMP} VIPD-PREROUTING",
+            *TWICE,
             "iptables-legacy -t nat -A PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22",
             "iptables -t nat -N OLD-PREROUTING",
             f"iptables -t nat {JUMP} OLD-PREROUTING",
@@ -90,6 +93,11 @@ HARM = {
 def test_what_harms_the_host_is_found_and_mended(patient: Patient, harm: Harm) -> None:
     patient.shell(*harm.commands)
     found = patient.faults()
+    if "rules-twice" in harm.faults.keys() - found.keys():
+        # Once a minute vipd looks itself, and mends this by itself: not twice in a moment.
+        assert "VIPD-" not in patient.host.run("iptables-legacy-save").stdout
+        patient.shell(*TWICE)
+        found = patient.faults()
     assert severities(found) == harm.faults
     if harm.traffic:
         patient.lab.client.send(VIP, 80, timeout=0.3).all_failed("timeout")
