@@ -32,6 +32,12 @@ LONGEST = (
     "tests/etcd",
     "tests/health_checks",
     "tests/docs/test_pages",
+    "tests/bench_tests",
+    "tests/faults",
+    "tests/nftables",
+    "tests/packets",
+    "tests/trace/",
+    "tests/page",
 )
 
 

@@ -33,7 +33,8 @@ unsteady=()
 tests() { # arguments for pytest
     local code=0 files
     rm -f "$last_failed"
-    "$venv/bin/pytest" -n 3 --dist loadfile "$@" || code=$?
+    # In the order of tests/conftest.py: by the number of their tests, the longest files would come last.
+    "$venv/bin/pytest" -n 3 --dist loadfile --no-loadscope-reorder "$@" || code=$?
     [ $code = 1 ] || return $code
     mapfile -t unsteady < <("$venv/bin/python" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$last_failed")
     [ ${#unsteady[@]} -ge 1 ] || return 1
