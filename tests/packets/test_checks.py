@@ -22,11 +22,11 @@ pytestmark = pytest.mark.root
 
 SERVER = Path(__file__).with_name("unsteady_server.py")
 PORT = 9000
-INTERVAL = 0.5
-FALL = 2
-CHECK = f"interval: {INTERVAL}s, timeout: 10s, rise: 1, fall: {FALL}"
+INTERVAL = 1.0
+FALL = 3
+CHECK = f"interval: {INTERVAL}s, timeout: {INTERVAL}s, rise: 1, fall: {FALL}"
 """A busy machine may answer late, and that must not be taken for a change of state."""
-HASTY_CHECK = f"interval: {INTERVAL}s, timeout: {INTERVAL}s, rise: 1, fall: {FALL}"
+HASTY_CHECK = "interval: 500ms, timeout: 500ms, rise: 1, fall: 2"
 
 
 class Unsteady:
