@@ -159,7 +159,7 @@ def test_who_fails_or_takes_too_long_is_left_out_of_further_rounds(monkeypatch: 
 
 
 def test_the_table_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from vipd.cli.bench import bench
+    from vipd.cli.main import run
 
     def measured(subjects: object, services: int) -> Iterator[tuple[int, Measured]]:
         yield (
@@ -173,7 +173,7 @@ def test_the_table_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("vipd.cli.bench.measure_host", measured)
     monkeypatch.setattr("vipd.cli.bench.os.geteuid", lambda: 0)
     monkeypatch.setattr("vipd.cli.bench.subjects_here", lambda dataplane: ("any",))
-    assert bench.main(["--services", "100000"], standalone_mode=False) == 0
+    assert run(["bench", "--services", "100000"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80, max(lines, key=len)
     assert lines[-1] == "iptables-nft: more than 15 s"

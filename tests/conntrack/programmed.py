@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tests.conntrack.kernel import connect_in
 from tests.lab.topology import Lab
-from vipd.cli.render import render
+from vipd.cli.main import cli
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
@@ -49,8 +49,8 @@ class ProgrammedHost:
         """Have the kernel's rules say just this, and tell the keeper."""
         text = yaml.safe_dump({"apiVersion": "vipd/v1", "services": [OTHER, OTHER6, *services]})
         for family, tool in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
-            arguments = ["-", "--family", str(family), "--set", "reject_unused_ports=false"]
-            rendered = CliRunner().invoke(render, arguments, text)
+            arguments = ["render", "-", "--family", str(family), "--set", "reject_unused_ports=false"]
+            rendered = CliRunner().invoke(cli, arguments, text)
             assert rendered.exit_code == 0, rendered.output
             self._host.run(f"{tool}-restore", text=rendered.output)
         declaration = parse_declaration(text, "lab")
