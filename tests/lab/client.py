@@ -4,6 +4,8 @@ Stand-alone program, standard library only. Everything is bounded in time.
 
     client.py burst --to 10.96.0.10 --port 80 --count 1000      one JSON object with all outcomes
     client.py burst ... --tally                                 one line "b1 512" for each outcome
+    client.py bursts                                            each line of standard input, a JSON list of
+                                                                options, is one burst
     client.py flow --to 10.96.0.10 --port 80                    each line on standard input, `SECONDS TEXT`,
                                                                 is sent, and its outcome after so many seconds
                                                                 (0: --timeout) printed as one JSON line
@@ -125,20 +127,37 @@ def flow(arguments: argparse.Namespace) -> None:
             print(json.dumps(outcome), flush=True)
 
 
+def bursts() -> None:
+    """A burst for each line of standard input: a process begun for each would cost more than most bursts."""
+    for line in sys.stdin:
+        signal.alarm(LONGEST_LIFE)
+        arguments = parser().parse_args(["burst", *json.loads(line)])
+        print(json.dumps({"outcomes": asyncio.run(burst(arguments))}), flush=True)
+        signal.alarm(0)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    made = argparse.ArgumentParser(description="Make flows to one address and tell what became of them.")
+    made.add_argument("work", choices=("burst", "flow"))
+    made.add_argument("--to", required=True, metavar="ADDRESS")
+    made.add_argument("--port", type=int, required=True)
+    made.add_argument("--protocol", choices=tuple(KINDS), default="tcp")
+    made.add_argument("--count", type=int, default=1)
+    made.add_argument("--parallel", type=int, default=32)
+    made.add_argument("--source", default="", metavar="ADDRESS")
+    made.add_argument("--source-port", type=int, default=0)
+    made.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
+    made.add_argument("--tally", action="store_true", help="count the answers of each backend")
+    return made
+
+
 def main() -> None:
     """Read the arguments, do the work and print its outcome."""
-    parser = argparse.ArgumentParser(description="Make flows to one address and tell what became of them.")
-    parser.add_argument("work", choices=("burst", "flow"))
-    parser.add_argument("--to", required=True, metavar="ADDRESS")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--protocol", choices=tuple(KINDS), default="tcp")
-    parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--parallel", type=int, default=32)
-    parser.add_argument("--source", default="", metavar="ADDRESS")
-    parser.add_argument("--source-port", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--tally", action="store_true", help="count the answers of each backend")
-    arguments = parser.parse_args()
+    if sys.argv[1:] == ["bursts"]:
+        bursts()
+        return
+    arguments = parser().parse_args()
     signal.alarm(LONGEST_LIFE)
     if arguments.work == "flow":
         flow(arguments)

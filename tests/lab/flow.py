@@ -56,9 +56,14 @@ class Flow:
         finish(self._process)
 
 
-def client_argv(work: str, to: str, port: int, **options: object) -> list[str]:
-    """The command line of the client program; options that are empty or zero are left out."""
-    argv = [sys.executable, "-I", str(PROGRAMS / "client.py"), work, "--to", to, "--port", str(port)]
+def client_argv(work: str, *options: str) -> list[str]:
+    """The command line of the client program."""
+    return [sys.executable, "-I", str(PROGRAMS / "client.py"), work, *options]
+
+
+def client_options(to: str, port: int, **options: object) -> list[str]:
+    """Options of the client program; those that are empty or zero are left out."""
+    argv = ["--to", to, "--port", str(port)]
     for name, value in options.items():
         argv += [f"--{name.replace('_', '-')}", str(value)] if value else []
     return argv

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from tests.lab.client import LONGEST_LIFE
-from tests.lab.flow import PATIENCE, PROGRAMS, Flow, Process, client_argv, finish, read_line
+from tests.lab.flow import (
+    PATIENCE,
+    PROGRAMS,
+    Flow,
+    Process,
+    client_argv,
+    client_options,
+    finish,
+    read_line,
+)
 from tests.lab.traffic import Result
 
 
@@ -24,6 +33,8 @@ class Node:
     ipv6: str
     started: list[Process] = field(default_factory=list)
     """Every process begun here, so that the lab can end it."""
+    _idle: list[Process] = field(default_factory=list, repr=False)
+    """Clients that wait for their next burst."""
 
     def address(self, family: int) -> str:
         """Its IPv4 (4) or IPv6 (6) address."""
@@ -84,8 +95,7 @@ class Node:
     ) -> Result:
         """Make `count` connections (or datagrams) to an address; what became of them. `timeout`: seconds for
         each. Who expects no answer asks for less."""
-        argv = client_argv(
-            "burst",
+        options = client_options(
             to,
             port,
             protocol=protocol,
@@ -94,20 +104,28 @@ class Node:
             source_port=source_port,
             timeout=timeout,
         )
-        return Result.of(json.loads(self.run(*argv, timeout=LONGEST_LIFE + PATIENCE).stdout)["outcomes"])
+        idle = self._idle.pop() if self._idle else None
+        client = idle if idle and idle.poll() is None else self.start(*client_argv("bursts"))
+        assert client.stdin is not None
+        client.stdin.write(json.dumps(options) + "\n")
+        said = read_line(client, LONGEST_LIFE + PATIENCE)
+        assert said, f"the client in {self.namespace} ended (stderr says why)"
+        self._idle.append(client)
+        return Result.of(json.loads(said)["outcomes"])
 
     def open(
         self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 10.0
     ) -> Flow:
         """Open one flow and keep it: a TCP connection, or a UDP socket."""
-        argv = client_argv("flow", to, port, protocol=protocol, source_port=source_port, timeout=timeout)
-        return Flow(self.start(*argv), timeout)
+        options = client_options(to, port, protocol=protocol, source_port=source_port, timeout=timeout)
+        return Flow(self.start(*client_argv("flow", *options)), timeout)
 
     def kill(self) -> None:
         """End every process begun here, and whatever they left in the namespace."""
         for process in self.started:
             finish(process)
         self.started.clear()
+        self._idle.clear()
         asking = ["ip", "netns", "pids", self.namespace]
         left = subprocess.run(asking, capture_output=True, text=True, timeout=PATIENCE, check=False)
         for pid in left.stdout.split():

@@ -7,19 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.daemon import Daemon
-from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.outside import Declared
 from tests.packets.services import SERVED_PORT, Services
 from vipd.dataplane.switching import DATAPLANES
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """A lab of the usual wiring whose three backends serve TCP and UDP."""
-    with Lab() as built:
-        built.serve_everywhere(SERVED_PORT)
-        yield built
 
 
 @pytest.fixture(scope="module", params=DATAPLANES)
@@ -29,19 +20,19 @@ def dataplane(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
+def lab(dataplane: str) -> Iterator[Lab]:
+    """A lab of the usual wiring whose three backends serve TCP and UDP. One for each dataplane: a new flow
+    whose source port was used before would go where that one went."""
+    with Lab() as built:
+        built.serve_everywhere(SERVED_PORT)
+        yield built
+
+
+@pytest.fixture(scope="module")
 def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
     """A daemon with default settings in the lab's host."""
     with Daemon(lab.host, dataplane=dataplane) as running:
-        # What another dataplane left goes a moment after the start; the same addresses are used again.
-        running.wait_until(lambda: others_left(lab.host, dataplane), False)
         yield running
-
-
-def others_left(host: Node, dataplane: str) -> bool:
-    """Whether there are rules of the dataplane that is not in use."""
-    if dataplane == "iptables":
-        return "vipd" in host.run("nft", "list", "tables").stdout
-    return "VIPD" in host.run("iptables-save").stdout + host.run("ip6tables-save").stdout
 
 
 @pytest.fixture(scope="module")
