@@ -196,7 +196,13 @@ services:
 
 @pytest.mark.parametrize(
     ("affinity", "timeout"),
-    [("client-ip", 10800), ("{by: client-ip}", 10800), ("{by: client-ip, timeout: 1d}", 86400)],
+    [
+        ("client-ip", 10800),
+        ("{by: client-ip}", 10800),
+        ("{by: client-ip, timeout: 1d}", 86400),
+        ("10m", 600),
+        ("90", 90),
+    ],
 )
 def test_affinity_forms(affinity: str, timeout: int) -> None:
     assert one(f"    affinity: {affinity}\n").affinity == Affinity(timeout)

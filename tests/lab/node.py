@@ -33,7 +33,7 @@ class Node:
     ipv6: str
     started: list[Process] = field(default_factory=list)
     """Every process begun here, so that the lab can end it."""
-    _idle: list[Process] = field(default_factory=list, repr=False)
+    _idle: list[Process] = field(default_factory=list, init=False, repr=False)
     """Clients that wait for their next burst."""
 
     def address(self, family: int) -> str:

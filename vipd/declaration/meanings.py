@@ -69,7 +69,9 @@ SERVICE = {
     "address": Key("an IPv4 or IPv6 address, or a list", "none", "The virtual IPs."),
     "ports": Key("a port or a list, at least one", "", "Required. What clients connect to."),
     "backends": Key("a backend or a list, may be empty", "none", "Who serves."),
-    "affinity": Key("`none`, `client-ip`, or a mapping", "`none`", "Whether a client keeps its backend."),
+    "affinity": Key(
+        "`none`, `client-ip`, a duration, or a mapping", "`none`", "Whether a client keeps its backend."
+    ),
     "masquerade": Key("a mode", "`auto`", "Which flows get this host's address as their source."),
     "fallback": Key(
         "`reject`, `drop`, `keep`, or a mapping",

@@ -63,6 +63,9 @@ def read_policy(report: Report, node: Node, path: str) -> Policy:
 
 
 def _read_affinity(report: Report, policy: Policy, node: Node, path: str) -> None:
+    if isinstance(node, Scalar) and node.text[:1].isdigit():
+        policy.affinity = _read_timeout(report, node, path)
+        return
     if not isinstance(node, Mapping):
         choice = read_choice(report, node, path, _AFFINITIES)
         if choice is not None:
