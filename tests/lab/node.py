@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -104,14 +105,22 @@ class Node:
             source_port=source_port,
             timeout=timeout,
         )
-        idle = self._idle.pop() if self._idle else None
-        client = idle if idle and idle.poll() is None else self.start(*client_argv("bursts"))
+        client = self._idle_client() or self.start(*client_argv("bursts"))
         assert client.stdin is not None
         client.stdin.write(json.dumps(options) + "\n")
         said = read_line(client, LONGEST_LIFE + PATIENCE)
         assert said, f"the client in {self.namespace} ended (stderr says why)"
         self._idle.append(client)
         return Result.of(json.loads(said)["outcomes"])
+
+    def _idle_client(self) -> Process | None:
+        """One that lives, not to be found by another thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                client = self._idle.pop()
+                if client.poll() is None:
+                    return client
+        return None
 
     def open(
         self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 10.0
