@@ -55,7 +55,7 @@ def test_steps_are_the_table_s_own() -> None:
     number = Handlers(Family.IPV4).number("forwarded-random-4")
     assert [rule["element"] for rule in rules(found, "1.11") if rule["element"]] == [
         f"10.96.0.20 . tcp . 80 : {number}",
-        f"{number} : goto forwarded-random-4",
+        f"{number} : jump forwarded-random-4",
         "10.96.0.20 . tcp . 80 . 0.0.0.1 : 10.244.1.11 . 8080",
     ]
     assert all('comment "' not in rule["rule"] for rule in rules(found))

@@ -19,7 +19,9 @@ import argparse
 import asyncio
 import collections
 import errno
+import itertools
 import json
+import os
 import signal
 import socket
 import struct
@@ -34,6 +36,9 @@ KINDS = {
 LONGEST_LIFE = 280
 RESENT_AT = 100
 """tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
+_PORTS = range(10_000, 30_000)
+UNUSED_PORTS = itertools.cycle((*_PORTS[os.getpid() % len(_PORTS) :], *_PORTS[: os.getpid() % len(_PORTS)]))
+"""Beginning elsewhere in each process."""
 Outcome = dict[str, str]
 
 
@@ -50,6 +55,9 @@ def opened(arguments: argparse.Namespace) -> socket.socket:
     """An unconnected socket with the source asked for."""
     family = socket.AF_INET6 if ":" in arguments.to else socket.AF_INET
     made = socket.socket(family, *KINDS[arguments.protocol])
+    if arguments.protocol == "udp" and arguments.work == "burst" and not arguments.source_port:
+        bind_unused(made, arguments.source)
+        return made
     if arguments.source_port:
         # Only then: sockets with this option are given the same port now and then when they leave it open.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,6 +67,19 @@ def opened(arguments: argparse.Namespace) -> socket.socket:
         # Reset on close: the same source port can then be used again at once.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return made
+
+
+def bind_unused(made: socket.socket, source: str) -> None:
+    """Give a socket a port that none had before: what was a flow a minute ago is one again with its port, and
+    goes where that went. The kernel chooses from other ports, by chance."""
+    for port in UNUSED_PORTS:
+        try:
+            made.bind((source, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
 
 
 async def exchange(arguments: argparse.Namespace) -> Outcome:

@@ -23,7 +23,7 @@ from tests.lab.topology import Lab
 from tests.nftables.programmed import Programmed
 from tests.nftables.serving import CLIENTS, SERVED, VIPS, other, web
 from vipd.dataplane.nftables.plan import elements_text
-from vipd.model import Affinity, Balance, Family, Policy, Service
+from vipd.model import Affinity, Balance, ExternalAddress, Family, Policy, Service
 
 CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
 STEPS = CHANGES // 10
@@ -135,19 +135,37 @@ def test_one_transaction_after_the_other(
     assert (tmp_path / "nft").read_text() == ""
 
 
-@pytest.mark.parametrize("family", [4, 6])
-def test_one_step_of_the_dataplane_after_the_other(lab: Lab, programmed: Programmed, family: int) -> None:
-    """With chains that come and go, for each state is a service of another kind."""
-    kinds: tuple[dict[str, object], ...] = (
+KINDS: dict[str, tuple[dict[str, object], ...]] = {
+    "inside": (
         {},
         {"affinity": Affinity(1)},
         {"balance": Balance.ROUND_ROBIN},
         {"affinity": Affinity(600), "internal_policy": Policy.CLUSTER, "answers_ping": False},
         {"affinity": Affinity(1), "balance": Balance.ROUND_ROBIN},
-    )
-    walk = [other(state, **kind) for kind, state in zip(kinds, cycle(states(lab)), strict=False)]
+    ),
+    "outside": (
+        {"allow_from": ("10.10.0.0/24", "fd00:10::/64")},
+        {"addresses": tuple(VIPS.values()), "external_addresses": ()},
+        {"allow_from": ("10.0.0.0/8", "fd00::/16")},
+        {},
+        {"allow_from": ("10.10.0.0/24", "10.8.0.0/13", "fd00:10::/64"), "affinity": Affinity(1)},
+    ),
+}
+"""Ways in which a service is served, each by other chains."""
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("way", list(KINDS))
+def test_one_step_of_the_dataplane_after_the_other(
+    lab: Lab, programmed: Programmed, way: str, family: int
+) -> None:
+    """With chains that come and go, for each state is a service of another kind."""
+    external = tuple(map(ExternalAddress, VIPS.values()))
+    placed = {"addresses": (), "external_addresses": external} if way == "outside" else {}
+    states_of = cycle(states(lab))
+    walk = [other(state, **{**placed, **kind}) for kind, state in zip(KINDS[way], states_of, strict=False)]
     programmed.become(walk[-1])
-    with flows_all_the_time(lab, family, f"IPv{family}: {STEPS} steps") as enough:
+    with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
         for number in at_least(STEPS, enough):
             programmed.become(walk[number % len(walk)])
     programmed.dataplane.forget()

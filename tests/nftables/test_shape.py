@@ -85,7 +85,7 @@ def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
     service = replace(numbered(1, "10.244.0.1"), external_addresses=limited, affinity=Affinity(60))
     chains = table(service).structure().chains
     asking = {name for name, rules in chains.items() if any(" vmap @" in rule for rule in rules)}
-    assert asking == {"dispatch", "handover", "limited"}
+    assert asking == {"dispatch", "handover", "limited-24"}
     assert not [rule for rule in chains["dispatch"] if "vmap @frontends" in rule]
 
 

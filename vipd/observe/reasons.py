@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import UNUSED_PORTS
-from vipd.dataplane.nftables.chains import Limited
+from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.notation import duration_text
 from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
@@ -99,7 +99,7 @@ def of_unused_port(step: Step) -> bool:
 def _at_limit(step: Step, options: Options) -> bool:
     """The rule drops what comes from a source that may not."""
     if isinstance(options, TableOptions):
-        return step.chain == Limited(()).name
+        return limits_sources(step.chain)
     return step.chain == options.names.fixed("PROXY-FIREWALL")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from vipd.dataplane.nftables.chains import Limited, Refuse
+from vipd.dataplane.nftables.chains import Refuse, limits_sources
 from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS
 from vipd.model import socket_text
 from vipd.observe.tracer import Step
@@ -19,7 +19,6 @@ UNUSED = "unused"
 _WHY = {
     Refuse().name: "no backend is ready",
     Refuse(silent=True).name: "no backend is ready, or none on this host",
-    Limited(()).name: "this source may not come",
     UNUSED: "no service has this port",
 }
 """Chains that end flows, and why."""
@@ -82,7 +81,8 @@ def _member(step: Step, found: re.Match[str], _: str) -> str:
 
 
 def _ended(step: Step, found: re.Match[str], _: str) -> str:
-    does, why = _ENDS[found[1]], _WHY.get(step.chain)
+    does = _ENDS[found[1]]
+    why = "this source may not come" if limits_sources(step.chain) else _WHY.get(step.chain)
     return f"{does}: {why}" if why else does
 
 

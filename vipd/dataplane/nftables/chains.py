@@ -17,6 +17,8 @@ from vipd.model import Balance, Family, Masquerade
 
 Rules = tuple[str, ...]
 
+_LIMITED = "limited"
+
 HASH_SEED = 0x76697064
 """The same on every host, so that all of them send a client to the same backend."""
 
@@ -240,20 +242,30 @@ class Limited:
     """Lets the sources of these prefix lengths in, each to the chain that its map names, and drops others."""
 
     lengths: tuple[int, ...]
-    name: str = "limited"
+    """In ascending order."""
+
+    @property
+    def name(self) -> str:
+        """`limited-16-24`."""
+        return "-".join((_LIMITED, *map(str, self.lengths)))
 
     def rules(self, options: TableOptions) -> Rules:
         """Longest first; it makes no difference but to the eye."""
         rest = f"ct original {options.ip} daddr . meta l4proto . th dport vmap"
         found = [
             f"{_masked(options, length)} . {rest} @{allowed(length).name}"
-            for length in sorted(self.lengths, reverse=True)
+            for length in reversed(self.lengths)
         ]
         return (*found, "drop")
 
     def needs(self) -> tuple[Chain, ...]:
         """Those that the maps name; whoever fills them needs them."""
         return ()
+
+
+def limits_sources(chain: str) -> bool:
+    """Whether this is the name of a `Limited` chain."""
+    return chain.partition("-")[0] == _LIMITED
 
 
 def closure(chain: Chain) -> Iterator[Chain]:

@@ -5,6 +5,7 @@ The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -38,6 +39,8 @@ from vipd.model import (
 
 Network = IPv4Network | IPv6Network
 
+_NUMBER = re.compile(r"-[0-9]+(?=-|$)")
+
 NUMBER_BITS = 23
 """Of an endpoint's number."""
 
@@ -67,6 +70,14 @@ class Fragment:
     """Its addresses for clients inside."""
     hairpins: frozenset[str] = frozenset()
     """Addresses of endpoints that might be sent their own flows unmasqueraded."""
+
+    def kinds(self) -> frozenset[str]:
+        """What its chains look for, in words: their names without numbers of slots.
+
+        Where these stay, a packet on its way through the chains of before finds something in the elements of
+        after."""
+        words = {_NUMBER.sub("", chain.name) for chain in self.chains}
+        return frozenset({*words, *map(str, self.lengths)})
 
 
 def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
@@ -121,17 +132,21 @@ class _Compilation:
         f, frontend = self._f, self._frontend(external.address)
         networks = _limits(external)
         chain = self._entry(Place.ADDRESS)
-        handler = self._handler(chain)
         if f.served and networks:
             own = (ip_network(external.address),) if f.allow_host else ()
-            for network in (*networks, *own):
-                self._found.lengths.add(network.prefixlen)
-                source = f"{network.network_address} . {frontend}"
-                self._found.elements[Slot(allowed(network.prefixlen).name, source)] = f"goto {chain.name}"
-            handler = self._numbered(Limited(()).name)
-        self._found.elements[Slot(FRONTENDS.name, frontend)] = handler
+            chain = self._limited((*networks, *own), frontend, chain)
+        self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)
         if f.served:
             self._fill_outside(Place.ADDRESS, frontend)
+
+    def _limited(self, networks: Collection[Network], frontend: str, onward: Chain) -> Limited:
+        """The way into a chain for sources in these networks."""
+        self._found.chains[onward] = None
+        for network in networks:
+            self._found.lengths.add(network.prefixlen)
+            source = Slot(allowed(network.prefixlen).name, f"{network.network_address} . {frontend}")
+            self._found.elements[source] = f"goto {onward.name}"
+        return Limited(tuple(sorted({network.prefixlen for network in networks})))
 
     def _node_port(self, port: int) -> None:
         """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
@@ -165,11 +180,8 @@ class _Compilation:
 
     def _handler(self, chain: Chain) -> str:
         self._found.chains[chain] = None
-        return self._numbered(chain.name)
-
-    def _numbered(self, chain: str) -> str:
-        number = self._handlers.number(chain)
-        self._found.handlers[number] = chain
+        number = self._handlers.number(chain.name)
+        self._found.handlers[number] = chain.name
         return number
 
     def _spread(self, place: Place, policy: Policy) -> Spread:

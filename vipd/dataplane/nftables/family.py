@@ -27,7 +27,7 @@ from vipd.dataplane.nftables.plan import (
 )
 from vipd.dataplane.nftables.probe import Abilities, probe
 from vipd.dataplane.nftables.reading import OpenSocket, TableReader
-from vipd.dataplane.nftables.table import Step, WantedTable
+from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 from vipd.dataplane.nftables.tools import Nft, transact
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
@@ -276,8 +276,12 @@ class FamilyTable:
                 if number == 0 and (common := plan.without_steps()):
                     await transact(common, self._run)
                 log.warning("%s; looking for the service at fault", error)
-                return await self._halves(plan.table, plan.steps[written:])
+                if failed := await self._halves(plan.table, plan.steps[written:]):
+                    return failed
+                break
             written += len(steps)
+        for text in plan.partings():
+            await transact(text, self._run)
         return {}
 
     async def _require_nft(self, nft: Nft, error: ApplyError) -> None:
@@ -308,13 +312,19 @@ def _joined(
 ) -> tuple[list[Step], Step]:
     """Differences from what was written, but those of what was read as it was found there."""
 
+    def unread(elements: Elements) -> Elements:
+        return {slot: value for slot, value in elements.items() if slot.holder not in looked_at}
+
     def others(step: Step) -> Step:
-        deleted = {slot: value for slot, value in step.deleted.items() if slot.holder not in looked_at}
-        added = {slot: value for slot, value in step.added.items() if slot.holder not in looked_at}
-        return Step(step.keys, deleted, added)
+        return Step(step.keys, unread(step.deleted), unread(step.added), unread(step.parting))
 
     def merged(one: Step, other: Step) -> Step:
-        return Step(one.keys, {**one.deleted, **other.deleted}, {**one.added, **other.added})
+        return Step(
+            one.keys,
+            {**one.deleted, **other.deleted},
+            {**one.added, **other.added},
+            {**one.parting, **other.parting},
+        )
 
     by_key: dict[tuple[ForwardingKey, ...], Step] = {}
     for step in (*map(others, steps), *read):

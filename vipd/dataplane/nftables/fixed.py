@@ -41,6 +41,9 @@ HOOKS = {
 """Base chains, all of nat: the kernel asks them of the first packet of a flow only, at the priorities of
 iptables' nat. Which of several nat rules translates a flow first is the last to be asked."""
 
+ENTRANCES = ("prerouting", "output")
+"""Those in which packets are led to services."""
+
 
 def fixed_chains(options: TableOptions) -> dict[str, Rules]:
     """Every chain that is always there, with its rules. From `dispatch` to `handover` the destination address

@@ -1,13 +1,15 @@
 """From what is wanted and what is installed to the transactions that close the gap. Pure.
 
 One transaction is atomic: a lookup sees either the table before or the table after. So a change is one, but
-in large loads whole forwardings go in batches.
+in large loads whole forwardings go in batches. And a packet makes several lookups: where a service is served
+by chains of another kind from now on, what those of before look for is deleted in a second one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
@@ -62,6 +64,9 @@ class Plan:
     """What they shared and lose, or that changes."""
     replaces: bool = False
     """The whole table is made anew, and so in one transaction."""
+    prepares: bool = False
+    """The structure is a transaction of its own. A packet that is on its way when that ends finds the chains
+    empty that it makes, so nothing must lead there yet."""
     leaves: Installed | None = None
     """What is there afterwards besides elements. None: as before."""
 
@@ -73,16 +78,28 @@ class Plan:
         for step in (self.early, *self.steps, self.late):
             lines += [f"-{_told(slot, value)}\n" for slot, value in step.deleted.items()]
             lines += [f"+{_told(slot, value)}\n" for slot, value in step.added.items()]
+            lines += [f"-{_told(slot, value)}\n" for slot, value in step.parting.items()]
         return "".join(lines)
 
     def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
-        """Each transaction's text for `nft -f -`, and the steps in it. The structure is in the first one."""
+        """Each transaction's text for `nft -f -`, and the steps in it. The structure is in the first one.
+        `partings` come after them."""
         batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
+        text = self.without_steps()
+        if self.prepares:
+            yield text, ()
+            text = ""
         for number, batch in enumerate(batches or [[]]):
-            first, last = number == 0, number >= len(batches) - 1
-            parts = [*([self.early] if first else []), *batch, *([self.late] if last else [])]
-            text = "".join(f"{command}\n" for command in self.structure) if first else ""
-            yield text + elements_text(self.table, parts), batch
+            late = [self.late] if number >= len(batches) - 1 else []
+            if text := text + elements_text(self.table, [*batch, *late]):
+                yield text, batch
+            text = ""
+
+    def partings(self) -> Iterator[str]:
+        """The transactions that delete what packets may have been on their way to."""
+        parting = chain.from_iterable(step.parting.items() for step in self.steps)
+        while found := dict(islice(parting, BATCH_ELEMENTS)):
+            yield elements_text(self.table, [Step((), found, {})])
 
     def without_steps(self) -> str:
         """The transaction of what no single forwarding is about; empty when there is nothing."""
@@ -105,6 +122,7 @@ def make_plan(
     commands += structure_commands(options, wanted, base)
     needed = {slot: v for slot, v in shared.added.items() if slot.holder in (HAIRPIN.name, NUMBERS.name)}
     rest = {slot: value for slot, value in shared.added.items() if slot not in needed}
+    in_place = installed.comment is not None and not replaces
     return Plan(
         table,
         tuple(commands),
@@ -112,7 +130,8 @@ def make_plan(
         tuple(together(steps)),
         Step((), shared.deleted, rest),
         replaces,
-        _afterwards(options, wanted, base),
+        prepares=in_place and bool(steps) and bool(wanted.chains.keys() - installed.chains.keys()),
+        leaves=_afterwards(options, wanted, base),
     )
 
 
@@ -178,7 +197,7 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
 
 def together(steps: Sequence[Step]) -> Iterator[Step]:
     """The same steps, those in one that hand an element from one forwarding to another."""
-    leaving = {slot: number for number, step in enumerate(steps) for slot in step.deleted}
+    leaving = {slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.parting)}
     tied = {
         tie
         for number, step in enumerate(steps)
@@ -191,14 +210,17 @@ def together(steps: Sequence[Step]) -> Iterator[Step]:
             yield step
     if tied:
         parts = [steps[number] for number in sorted(tied)]
-        deleted = {slot: value for step in parts for slot, value in step.deleted.items()}
         added = {slot: value for step in parts for slot, value in step.added.items()}
+        parting = {slot: value for step in parts for slot, value in step.parting.items()}
+        deleted = {slot: value for slot, value in parting.items() if slot in added}
+        deleted.update({slot: value for step in parts for slot, value in step.deleted.items()})
         keys = tuple(key for step in parts for key in step.keys)
-        yield Step.between(keys, deleted, added)
+        late = {slot: value for slot, value in parting.items() if slot not in added}
+        yield replace(Step.between(keys, deleted, added), parting=late)
 
 
 def elements_text(table: str, steps: Iterable[Step]) -> str:
-    """Commands that delete and add the elements of some steps, all deletions first."""
+    """Commands that delete and add the elements of some steps, all deletions first. Not what is parting."""
     deleted: dict[str, list[str]] = {}
     added: dict[str, list[str]] = {}
     for step in steps:

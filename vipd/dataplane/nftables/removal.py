@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.fixed import ENTRANCES
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import COMMENT_START, Installed
 from vipd.dataplane.nftables.reading import OpenSocket, TableReader, open_netlink
@@ -25,6 +26,8 @@ class Leftover:
     chains: int
     holders: int
     """Maps and sets."""
+    entrances: tuple[str, ...] = ()
+    """The chains in which packets enter it."""
 
     def __str__(self) -> str:
         return f"table {self.table}: {self.chains} chains, {self.holders} maps and sets"
@@ -44,14 +47,22 @@ async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open
             # A table of that name with another comment is somebody else's.
             if there.comment is not None and there.comment.startswith(COMMENT_START):
                 table = TableOptions(family, prefix).table
-                found.append(Leftover(table, len(there.chains), len(there.holders)))
+                entrances = tuple(name for name in ENTRANCES if name in there.chains)
+                found.append(Leftover(table, len(there.chains), len(there.holders), entrances))
     return found
 
 
 async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
-    """Delete these tables. Raises ApplyError."""
+    """Delete these tables. Raises ApplyError.
+
+    Their entrances first. With the table its maps lose their elements, but its sets do not: a packet on its
+    way would be refused as one for an unused port, though another dataplane has taken over.
+    """
     for leftover in leftovers:
+        closed = "".join(f"flush chain {leftover.table} {name}\n" for name in leftover.entrances)
         try:
+            if closed:
+                await transact(closed, run)
             await transact(f"delete table {leftover.table}\n", run)
         except FileNotFoundError:
             what = f"table {leftover.table} cannot be deleted"

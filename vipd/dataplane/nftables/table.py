@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from vipd.dataplane.nftables.chains import Chain, Limited, Rules, Spread, closure
+from vipd.dataplane.nftables.chains import Chain, Rules, Spread, closure
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
 from vipd.dataplane.nftables.fixed import fixed_chains
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
+    FRONTENDS,
     HAIRPIN,
     LOCAL_OFFSET,
+    NODE_PORTS,
     NUMBERS,
     PINGED,
     Holder,
@@ -31,6 +33,9 @@ Elements = Mapping[Slot, str]
 
 SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBERS.name)
 """Holders of elements that several forwardings may want."""
+
+_LEADING = (FRONTENDS.name, NODE_PORTS.name)
+"""Holders of the elements that packets meet first."""
 
 Numbers = tuple[int, int]
 
@@ -54,9 +59,11 @@ class Step:
     """The forwardings that it is about. None: what several share, or what nobody wants any more."""
     deleted: Elements
     added: Elements
+    parting: Elements = field(default_factory=dict)
+    """What is deleted after that, in a transaction of its own: packets may be on their way to it."""
 
     def __bool__(self) -> bool:
-        return bool(self.deleted or self.added)
+        return bool(self.deleted or self.added or self.parting)
 
     @classmethod
     def between(cls, keys: tuple[ForwardingKey, ...], before: Elements, after: Elements) -> Step:
@@ -64,6 +71,17 @@ class Step:
         deleted = {slot: value for slot, value in before.items() if after.get(slot) != value}
         added = {slot: value for slot, value in after.items() if before.get(slot) != value}
         return cls(keys, deleted, added)
+
+    def in_two(self) -> Step:
+        """The same in two transactions. First packets are led elsewhere; what only those of before look for,
+        who are on their way between two lookups, goes then."""
+        parting = {
+            slot: value
+            for slot, value in self.deleted.items()
+            if slot.holder not in _LEADING and slot not in self.added
+        }
+        deleted = {slot: value for slot, value in self.deleted.items() if slot not in parting}
+        return replace(self, deleted=deleted, parting={**self.parting, **parting})
 
 
 class WantedTable:
@@ -121,10 +139,7 @@ class WantedTable:
 
     def touched(self) -> tuple[list[Step], Step]:
         """What differs from what was written: of each forwarding, and of what they share."""
-        steps = [
-            Step.between((key,), self._was(key), self._fragments[key].elements if self._wants(key) else {})
-            for key in self._touched
-        ]
+        steps = [self._changed(key) for key in self._touched]
         shared = {slot: self._shared(slot) for slot in self._shared_before}
         before = {slot: value for slot, value in self._shared_before.items() if value is not None}
         after = {slot: value for slot, value in shared.items() if value is not None}
@@ -143,7 +158,7 @@ class WantedTable:
             steps += [step] if step else []
         shared = {s: v for s, v in self.shared_elements() if s.holder in holders}
         before = {slot: left.pop(slot) for slot in list(left) if slot.holder in SHARED}
-        steps += [Step((), left, {})] if left else []
+        steps += [Step((), left, {}).in_two()] if left else []
         return steps, Step.between((), before, shared)
 
     def elements(self) -> Iterator[tuple[Slot, str]]:
@@ -190,12 +205,14 @@ class WantedTable:
     def _compile(self, forwarding: Forwarding) -> Fragment:
         return compile_forwarding(forwarding, self.options, self._handlers)
 
-    def _wants(self, key: ForwardingKey) -> bool:
-        return key in self._forwardings
-
-    def _was(self, key: ForwardingKey) -> Elements:
+    def _changed(self, key: ForwardingKey) -> Step:
+        """What differs of one forwarding from what was written."""
         committed = self._committed.get(key)
-        return self._compile(committed).elements if committed else {}
+        before = self._compile(committed) if committed else Fragment()
+        after = self._fragments[key] if key in self._forwardings else Fragment()
+        step = Step.between((key,), before.elements, after.elements)
+        others = step.deleted and before.kinds() != after.kinds()
+        return step.in_two() if others else step
 
     def _elements(self, key: ForwardingKey) -> Elements:
         known = self._fragments.get(key)
@@ -253,11 +270,9 @@ class WantedTable:
         holders = fixed_holders(options.family, options.pins if options.affinity else 0)
         limits = tuple(allowed(length) for length in sorted(self._lengths))
         chains = {chain.name: chain.rules(options) for chain in self._chains}
-        if limits:
-            limited = Limited(tuple(self._lengths))
-            chains[limited.name] = limited.rules(options)
         present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
-        handlers = {self._handlers.number(chain): f"goto {chain}" for chain in self._entries}
+        # Not by goto: who comes back from a chain must not leave with the address of a number.
+        handlers = {self._handlers.number(chain): f"jump {chain}" for chain in self._entries}
         return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains}, handlers)
 
 

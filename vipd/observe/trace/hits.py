@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from vipd.dataplane.iptables.names import FIXED_KINDS, HASHED_KINDS
+from vipd.dataplane.nftables.chains import limits_sources
 from vipd.observe.reasons import meaning
 from vipd.observe.trace.events import Chain, Event, Kind, Verdict
 from vipd.observe.trace.journey import Journey, Moment
@@ -56,7 +57,6 @@ _NFT_PARTS = {
     "postrouting": "postrouting",
     "refuse": "refusal",
     "silence": "refusal",
-    "limited": "source limits",
 }
 _DRAWN = re.compile(r"\bip6? daddr set (?:numgen|jhash)\b")
 _LIMIT = re.compile(r"vmap @allowed_(\d+)")
@@ -248,6 +248,8 @@ def _iptables_meaning(chain: Chain, rule: str) -> str:
 def _nft_part(name: str) -> str:
     if name in _NFT_PARTS:
         return _NFT_PARTS[name]
+    if limits_sources(name):
+        return "source limits"
     if name.startswith(("gate-", "edge-")):
         return {"gate": "node port", "edge": "from outside"}[name.partition("-")[0]]
     return (
