@@ -51,11 +51,11 @@ def failure(error: OSError) -> Outcome:
     return {"failure": errno.errorcode.get(error.errno or 0, "unknown")}
 
 
-def opened(arguments: argparse.Namespace) -> socket.socket:
-    """An unconnected socket with the source asked for."""
+def opened(arguments: argparse.Namespace, *, once: bool = False) -> socket.socket:
+    """An unconnected socket with the source asked for. `once`: for one datagram, so its port must be new."""
     family = socket.AF_INET6 if ":" in arguments.to else socket.AF_INET
     made = socket.socket(family, *KINDS[arguments.protocol])
-    if arguments.protocol == "udp" and arguments.work == "burst" and not arguments.source_port:
+    if once and arguments.protocol == "udp" and not arguments.source_port:
         bind_unused(made, arguments.source)
         return made
     if arguments.source_port:
@@ -85,7 +85,7 @@ def bind_unused(made: socket.socket, source: str) -> None:
 async def exchange(arguments: argparse.Namespace) -> Outcome:
     """One connection or datagram, and its outcome."""
     try:
-        with opened(arguments) as flow:
+        with opened(arguments, once=True) as flow:
             outcome = await _exchange(flow, arguments)
             return outcome | (resent(flow) if arguments.protocol == "tcp" else {})
     except OSError as error:

@@ -107,10 +107,18 @@ def asked(services: Iterable[Service], compilation: Compilation, family: Family,
     return list(found.values())
 
 
-def faults_of(traced: Traced, case: str, dataplane: str) -> list[str]:
-    """Every packet of a case that goes otherwise than explain says."""
+Compiled = tuple[tuple[Service, ...], Compilation]
+
+
+def read(case: str) -> Compiled:
+    """The services of a case, and what they compile to."""
     settings = json.loads((GOLDEN / case / "case.json").read_text())["settings"]
-    services, compilation = compiled((GOLDEN / case / "manifest.json").read_text(), settings)
+    return compiled((GOLDEN / case / "manifest.json").read_text(), settings)
+
+
+def faults_of(traced: Traced, what: Compiled, case: str, dataplane: str) -> list[str]:
+    """Every packet of a case that goes otherwise than explain says."""
+    services, compilation = what
     if case == "large-cluster":
         # Explaining 999 backends takes seconds; the rules of the other service are terse all the same.
         services = tuple(service for service in services if len(service.backends) < 10)
@@ -128,6 +136,8 @@ def found(request: pytest.FixtureRequest) -> Iterator[Mapping[tuple[str, str], F
     calls = [item.callspec.params for item in mine if hasattr(item, "callspec")]
     wanted = [(params["case"], params["dataplane"]) for params in calls]
     done: dict[tuple[str, str], Future[list[str]]] = {each: Future() for each in wanted}
+    # Not beside the tests: settings are read from the environment, too, in which pytest writes.
+    cases = {case: read(case) for case in dict.fromkeys(case for case, _ in wanted)}
 
     def work(dataplane: str) -> None:
         mine = [each for each in wanted if each[1] == dataplane]
@@ -135,7 +145,7 @@ def found(request: pytest.FixtureRequest) -> Iterator[Mapping[tuple[str, str], F
             with Lab(Wiring(backends=2, backends_apart=True)) as lab:
                 traced = Traced(lab)
                 for case in mine:
-                    done[case].set_result(faults_of(traced, *case))
+                    done[case].set_result(faults_of(traced, cases[case[0]], *case))
         except BaseException as error:  # told by the tests that have no result yet
             for case in mine:
                 if not done[case].done():
