@@ -154,22 +154,44 @@ KINDS: dict[str, tuple[dict[str, object], ...]] = {
 """Ways in which a service is served, each by other chains."""
 
 
+def walk(lab: Lab, way: str) -> list[Service]:
+    """A service of each of these kinds, one after the other."""
+    external = tuple(map(ExternalAddress, VIPS.values()))
+    placed = {"addresses": (), "external_addresses": external} if way == "outside" else {}
+    kinds = zip(KINDS[way], cycle(states(lab)), strict=False)
+    return [other(state, **{**placed, **kind}) for kind, state in kinds]
+
+
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("way", list(KINDS))
 def test_one_step_of_the_dataplane_after_the_other(
     lab: Lab, programmed: Programmed, way: str, family: int
 ) -> None:
     """With chains that come and go, for each state is a service of another kind."""
-    external = tuple(map(ExternalAddress, VIPS.values()))
-    placed = {"addresses": (), "external_addresses": external} if way == "outside" else {}
-    states_of = cycle(states(lab))
-    walk = [other(state, **{**placed, **kind}) for kind, state in zip(KINDS[way], states_of, strict=False)]
-    programmed.become(walk[-1])
+    states = walk(lab, way)
+    programmed.become(states[-1])
     with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
         for number in at_least(STEPS, enough):
-            programmed.become(walk[number % len(walk)])
+            programmed.become(states[number % len(states)])
     programmed.dataplane.forget()
     assert str(programmed.plan()) == ""
+
+
+@pytest.mark.parametrize("way", list(KINDS))
+def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
+    lab: Lab, programmed: Programmed, way: str
+) -> None:
+    """As a packet does that has met its frontend before a change, and looks for all else after it."""
+    for before, after in itertools.permutations(walk(lab, way), 2):
+        programmed.become(before)
+        programmed.declare([after])
+        changes = "".join(text for text, _ in programmed.plan().plans[Family.IPV4].transactions())
+        leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
+        kept = [line for line in changes.splitlines() if not line.startswith(leading)]
+        programmed.inside.nft("-f", "-", text="\n".join(kept))
+        lab.client.send(VIPS[4], 80, count=10).all_answered().at_once()
+        programmed.dataplane.forget()
+        programmed.step()
 
 
 def transactions(programmed: Programmed, states: list[Service]) -> list[str]:

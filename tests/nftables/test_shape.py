@@ -12,8 +12,8 @@ from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.plan import Installed, make_plan
-from vipd.dataplane.nftables.table import WantedTable
+from vipd.dataplane.nftables.plan import Installed, Plan, make_plan, together
+from vipd.dataplane.nftables.table import Step, WantedTable
 from vipd.model import (
     Affinity,
     Balance,
@@ -77,6 +77,54 @@ def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
         "+endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.3 . 8080\n"
     )
     assert len(list(plan.transactions())) == 1
+
+
+def changed(made: WantedTable, service: Service) -> Plan:
+    """What has to be written when one service is declared anew, all others being written."""
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    for forwarding in choose(service, POLICY):
+        made.update(forwarding.key, forwarding)
+    return make_plan(OPTIONS, made.structure(), installed, *made.touched())
+
+
+def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after() -> None:
+    web = numbered(7, "10.244.0.1", "10.244.0.2")
+    plan = changed(table(web), replace(web, affinity=Affinity(60)))
+    made, led = (text for text, _ in plan.transactions())
+    assert "add chain ip vipd random-2-pinned-60" in made
+    assert "10.96.0.7" not in made
+    assert "add chain" not in led
+    assert {line.split()[4] for line in led.splitlines() if line.startswith("delete element")} == {
+        "frontends"
+    }
+    (gone,) = plan.partings()
+    assert gone.startswith("delete element ip vipd endpoints { ")
+    assert gone.count("10.96.0.7 . tcp . 80 . ") == 2
+    assert str(plan).count("-endpoints ") == 2
+
+
+def test_another_number_of_backends_is_no_other_kind() -> None:
+    web, other = numbered(7, "10.244.0.1", "10.244.0.2"), numbered(8, "10.244.0.1")
+    plan = changed(table(web, other), replace(web, backends=web.backends[:1]))
+    assert len(list(plan.transactions())) == 1
+    assert list(plan.partings()) == []
+
+
+def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:
+    made, left = table(numbered(7, "10.244.0.1")), table(numbered(8, "10.244.0.1"))
+    steps, _ = made.against({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))
+    (step,) = steps
+    assert {slot.holder for slot in step.deleted} == {"frontends"}
+    assert {slot.holder for slot in step.parting} == {"endpoints"}
+
+
+def test_an_element_that_goes_over_to_another_service_waits_for_nothing() -> None:
+    one, another = Slot("endpoints", "a"), Slot("endpoints", "b")
+    steps = [Step((), {}, {}, {one: "1", another: "2"}), Step((), {}, {one: "3"})]
+    (step,) = together(steps)
+    assert (step.deleted, step.added, step.parting) == ({one: "1"}, {one: "3"}, {another: "2"})
 
 
 def test_only_the_dispatch_asks_maps_of_verdicts() -> None:

@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.watch.disturbance import Disturbance
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.removal import find_leftovers, remove
+from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.nftables.render import render
 from vipd.dataplane.nftables.surroundings import dropping_chains, warnings
 from vipd.dataplane.nftables.watch import TableWatch
@@ -228,6 +228,20 @@ def test_removal_needs_no_daemon_and_leaves_nothing(programmed: Programmed) -> N
     assert [leftover.table for leftover in leftovers] == ["ip vipd", "ip6 vipd"]
     asyncio.run(remove(leftovers, programmed.inside.run))
     assert programmed.tables() == before
+
+
+def test_a_table_lets_nobody_in_before_it_goes() -> None:
+    written = []
+
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        written.append(stdin)
+        return Finished(0, "", "")
+
+    asyncio.run(remove([Leftover("ip vipd", 9, 9, ("prerouting", "output"))], run))
+    assert written == [
+        "flush chain ip vipd prerouting\nflush chain ip vipd output\n",
+        "delete table ip vipd\n",
+    ]
 
 
 def test_a_rendered_table_is_the_one_that_is_programmed(programmed: Programmed) -> None:
