@@ -12,7 +12,7 @@ from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.plan import Installed, Plan, make_plan, together
+from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
 from vipd.dataplane.nftables.table import Step, WantedTable
 from vipd.model import (
     Affinity,
@@ -125,6 +125,17 @@ def test_an_element_that_goes_over_to_another_service_waits_for_nothing() -> Non
     steps = [Step((), {}, {}, {one: "1", another: "2"}), Step((), {}, {one: "3"})]
     (step,) = together(steps)
     assert (step.deleted, step.added, step.parting) == ({one: "1"}, {one: "3"}, {another: "2"})
+
+
+def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
+    made = table(numbered(7, "10.244.0.1"))
+    older = Installed("vipd format 0", chains={"unused": FoundChain(None, ("refuses",))})
+    first, whole = (
+        text for text, _ in make_plan(OPTIONS, made.structure(), older, *made.touched()).transactions()
+    )
+    assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
+    assert whole.startswith("delete table ip vipd\n")
+    assert "10.96.0.7" in whole
 
 
 def test_only_the_dispatch_asks_maps_of_verdicts() -> None:

@@ -10,11 +10,12 @@ from typing import NamedTuple, TypeAlias
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import UNUSED_PORTS
 from vipd.dataplane.nftables.chains import limits_sources
+from vipd.dataplane.nftables.fixed import UNUSED
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.notation import duration_text
 from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.question import Question
-from vipd.observe.table_meanings import UNUSED, meaning_in_table
+from vipd.observe.table_meanings import meaning_in_table
 from vipd.observe.tracer import Outcome, Packet, Step, Verdict
 
 _MOST_NAMED = 6

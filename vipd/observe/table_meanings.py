@@ -9,12 +9,10 @@ import re
 from collections.abc import Callable
 
 from vipd.dataplane.nftables.chains import Refuse, limits_sources
+from vipd.dataplane.nftables.fixed import UNUSED
 from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS
 from vipd.model import socket_text
 from vipd.observe.tracer import Step
-
-UNUSED = "unused"
-"""The chain in which what no service has is refused."""
 
 _WHY = {
     Refuse().name: "no backend is ready",

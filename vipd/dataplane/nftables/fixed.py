@@ -41,6 +41,9 @@ HOOKS = {
 """Base chains, all of nat: the kernel asks them of the first packet of a flow only, at the priorities of
 iptables' nat. Which of several nat rules translates a flow first is the last to be asked."""
 
+UNUSED = "unused"
+"""The chain that refuses what is for a virtual IP and for no service."""
+
 ENTRANCES = ("prerouting", "output")
 """Those in which packets are led to services."""
 
@@ -58,10 +61,10 @@ def fixed_chains(options: TableOptions) -> dict[str, Rules]:
             f"{ip} daddr set {frontend} goto handover",
             f"meta l4proto . th dport vmap @{NODE_PORTS.name}",
             *((f"{ip} daddr @{PINGED.name} {echo} redirect",) if options.ping else ()),
-            f"{ip} daddr @{CLAIMED.name} goto unused",
+            f"{ip} daddr @{CLAIMED.name} goto {UNUSED}",
         ),
         "handover": (f"{ip} daddr vmap @{HANDLERS.name}", "drop"),
-        "unused": ("meta l4proto tcp reject with tcp reset", _refused()),
+        UNUSED: ("meta l4proto tcp reject with tcp reset", _refused()),
         "input": (_ours(options, "jump counting"),) if options.counts else (),
         "counting": _counting(options),
         "postrouting": _postrouting(options),

@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.fixed import HOOKS, Hook
+from vipd.dataplane.nftables.fixed import HOOKS, UNUSED, Hook
 from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
@@ -64,6 +64,8 @@ class Plan:
     """What they shared and lose, or that changes."""
     replaces: bool = False
     """The whole table is made anew, and so in one transaction."""
+    first: str = ""
+    """A transaction before all others."""
     prepares: bool = False
     """The structure is a transaction of its own. A packet that is on its way when that ends finds the chains
     empty that it makes, so nothing must lead there yet."""
@@ -86,6 +88,8 @@ class Plan:
         `partings` come after them."""
         batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
         text = self.without_steps()
+        if self.first:
+            yield self.first, ()
         if self.prepares:
             yield text, ()
             text = ""
@@ -130,9 +134,17 @@ def make_plan(
         tuple(together(steps)),
         Step((), shared.deleted, rest),
         replaces,
+        _hushed(table, installed) if replaces else "",
         prepares=in_place and bool(steps) and bool(wanted.chains.keys() - installed.chains.keys()),
         leaves=_afterwards(options, wanted, base),
     )
+
+
+def _hushed(table: str, installed: Installed) -> str:
+    """Has packets dropped that would be refused, so that they come again. With a table its maps lose their
+    elements, but its sets do not: a packet on its way would be taken for one to an unused port."""
+    there = UNUSED in installed.chains
+    return f"flush chain {table} {UNUSED}\nadd rule {table} {UNUSED} drop\n" if there else ""
 
 
 def must_replace(options: TableOptions, wanted: Structure, installed: Installed) -> bool:
