@@ -67,4 +67,5 @@ def test_a_changed_file_is_served_without_being_asked(lab: Lab, daemon: Daemon) 
             f"  - {{address: 10.96.1.2, ports: [80/tcp], backends: ['{backend_text(backend)}']}}", "own.yaml"
         )
         daemon.wait_until(lambda: daemon.endpoints("10.96.1.2:80/tcp"), [backend_text(backend)])
+        daemon.wait_in_sync()
         assert set(lab.client.send("10.96.1.2", 80, count=5).all_answered().backends) == {backend.name}
