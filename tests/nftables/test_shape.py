@@ -112,6 +112,18 @@ def test_another_number_of_backends_is_no_other_kind() -> None:
     assert list(plan.partings()) == []
 
 
+def test_a_service_that_ends_ends_in_one_transaction() -> None:
+    made = table(numbered(7, "10.244.0.1"), numbered(8, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    (forwarding,) = choose(numbered(7, "10.244.0.1"), POLICY)
+    made.update(forwarding.key, None)
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    assert len(list(plan.transactions())) == 1
+    assert list(plan.partings()) == []
+
+
 def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:
     made, left = table(numbered(7, "10.244.0.1")), table(numbered(8, "10.244.0.1"))
     steps, _ = made.against({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))

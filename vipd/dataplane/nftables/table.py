@@ -211,8 +211,8 @@ class WantedTable:
         before = self._compile(committed) if committed else Fragment()
         after = self._fragments[key] if key in self._forwardings else Fragment()
         step = Step.between((key,), before.elements, after.elements)
-        others = step.deleted and before.kinds() != after.kinds()
-        return step.in_two() if others else step
+        goes_on = step.deleted and after.elements
+        return step.in_two() if goes_on and before.kinds() != after.kinds() else step
 
     def _elements(self, key: ForwardingKey) -> Elements:
         known = self._fragments.get(key)
