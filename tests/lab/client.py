@@ -36,8 +36,8 @@ KINDS = {
 LONGEST_LIFE = 280
 RESENT_AT = 100
 """tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
-_PORTS = range(10_000, 30_000)
-UNUSED_PORTS = itertools.cycle((*_PORTS[os.getpid() % len(_PORTS) :], *_PORTS[: os.getpid() % len(_PORTS)]))
+_FIRST_PORT = 10_000 + os.getpid() % 20_000
+FRESH_PORTS = itertools.cycle((*range(_FIRST_PORT, 30_000), *range(10_000, _FIRST_PORT)))
 """Beginning elsewhere in each process."""
 Outcome = dict[str, str]
 
@@ -56,7 +56,7 @@ def opened(arguments: argparse.Namespace, *, once: bool = False) -> socket.socke
     family = socket.AF_INET6 if ":" in arguments.to else socket.AF_INET
     made = socket.socket(family, *KINDS[arguments.protocol])
     if once and arguments.protocol == "udp" and not arguments.source_port:
-        bind_unused(made, arguments.source)
+        bind_fresh(made, arguments.source)
         return made
     if arguments.source_port:
         # Only then: sockets with this option are given the same port now and then when they leave it open.
@@ -69,10 +69,10 @@ def opened(arguments: argparse.Namespace, *, once: bool = False) -> socket.socke
     return made
 
 
-def bind_unused(made: socket.socket, source: str) -> None:
+def bind_fresh(made: socket.socket, source: str) -> None:
     """Give a socket a port that none had before: what was a flow a minute ago is one again with its port, and
     goes where that went. The kernel chooses from other ports, by chance."""
-    for port in UNUSED_PORTS:
+    for port in FRESH_PORTS:
         try:
             made.bind((source, port))
         except OSError as error:

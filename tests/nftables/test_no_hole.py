@@ -182,16 +182,17 @@ def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
     lab: Lab, programmed: Programmed, way: str
 ) -> None:
     """As a packet does that has met its frontend before a change, and looks for all else after it."""
-    for before, after in itertools.permutations(walk(lab, way), 2):
-        programmed.become(before)
-        programmed.declare([after])
-        changes = "".join(text for text, _ in programmed.plan().plans[Family.IPV4].transactions())
-        leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
-        kept = [line for line in changes.splitlines() if not line.startswith(leading)]
-        programmed.inside.nft("-f", "-", text="\n".join(kept))
-        lab.client.send(VIPS[4], 80, count=10).all_answered().at_once()
-        programmed.dataplane.forget()
-        programmed.step()
+    leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
+    with every_packet_let_through(lab):
+        for before, after in itertools.permutations(walk(lab, way), 2):
+            programmed.become(before)
+            programmed.declare([after])
+            changes = "".join(text for text, _ in programmed.plan().plans[Family.IPV4].transactions())
+            kept = [line for line in changes.splitlines() if not line.startswith(leading)]
+            programmed.inside.nft("-f", "-", text="\n".join(kept))
+            lab.client.send(VIPS[4], 80, count=10).all_answered()
+            programmed.dataplane.forget()
+            programmed.step()
 
 
 def transactions(programmed: Programmed, states: list[Service]) -> list[str]:
