@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from vipd.admission import AddressPolicy
+from vipd.checks import Check
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
 from vipd.selection import SelectionPolicy
@@ -149,6 +150,10 @@ class FakeSurroundings:
     def claims(self) -> AddressPolicy:
         """Any address."""
         return AddressPolicy()
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
+        """Every check can work here."""
+        return {}
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Know what is forwarded."""

@@ -123,3 +123,11 @@ class Check:
 
 
 UNCHECKED = Check()
+
+
+def asks_host(check: Check) -> bool:
+    """Whether only this host can tell if a check can work here: its program and user, or its certificates."""
+    probe = check.probe
+    if isinstance(probe, HttpProbe):
+        return probe.tls and probe.verify and bool(probe.ca)
+    return isinstance(probe, ExecProbe)

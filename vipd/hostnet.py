@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from vipd.admission import AddressPolicy
-from vipd.health.host_problems import host_problems
+from vipd.checks import Check
+from vipd.health.prerequisites import Prerequisites, Problems
 from vipd.host_checks import HostChecks
 from vipd.host_needs import HostNeeds
 from vipd.host_record import HostRecord
@@ -19,6 +21,8 @@ from vipd.vip_routes import VipRoutes
 
 log = logging.getLogger(__name__)
 
+READ_SECONDS = 5.0
+"""The kernel tells all addresses in milliseconds."""
 SYSCTLS = Path("/proc/sys")
 FORWARDING = {
     Family.IPV4: "net/ipv4/ip_forward",
@@ -41,6 +45,7 @@ class HostNet:
         self._policy: SelectionPolicy | None = None
         self._needs = HostNeeds()
         self._routes = VipRoutes(settings.vip_device, record)
+        self._prerequisites = Prerequisites()
         self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
         self._conntrack_absent = False
         """Connection tracking was not there yet when it was to be set."""
@@ -67,8 +72,11 @@ class HostNet:
             () if compatible else tuple(sorted(own)),
             self._settings.exec_sources,
             balances_of(self._checks.dataplane()),
-            host_problems,
         )
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
+        """What this host lacks for checks; one that it does not answer about soon has that as its problem."""
+        return await self._prerequisites.problems(checks)
 
     async def look(self) -> bool:
         """Look at this host again: whether its addresses (unless settings name them), the routes and kernel
@@ -81,7 +89,8 @@ class HostNet:
             return True  # nothing has been prepared yet
         routes = await self._routes.look()
         checks = await self._checks.look(self._needs)
-        return before != self._policy or routes or checks or self._conntrack_absent or self._switched()
+        changed = before != self._policy or routes or checks or self._conntrack_absent or self._switched()
+        return changed or self._prerequisites.answered_late
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
@@ -179,8 +188,12 @@ async def host_addresses() -> frozenset[str]:
     """Every address of this host in its network namespace, loopback included. Raises OSError."""
     # Imported on use: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
     from pyroute2 import AsyncIPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
-    async with AsyncIPRoute() as netlink:
-        found = [dict(message["attrs"]) async for message in await netlink.addr("dump")]
+    try:
+        async with asyncio.timeout(READ_SECONDS), AsyncIPRoute() as netlink:
+            found = [dict(message["attrs"]) async for message in await netlink.addr("dump")]
+    except NetlinkError as error:
+        raise OSError(error.code, f"the kernel does not tell the addresses of this host: {error}") from None
     addresses = (attributes.get("IFA_LOCAL") or attributes.get("IFA_ADDRESS") for attributes in found)
     return frozenset(str(ipaddress.ip_address(address)) for address in addresses if address)

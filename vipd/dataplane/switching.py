@@ -130,12 +130,14 @@ class SwitchableDataplane:
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
+        self.current.update(
+            changes
+        )  # first: one that it cannot take is not to be given to another one either
         for key, forwarding in changes.items():
             if forwarding is None:
                 self._forwardings.pop(key, None)
             else:
                 self._forwardings[key] = forwarding
-        self.current.update(changes)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""

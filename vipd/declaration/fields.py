@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 from vipd.declaration import nodes
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
-from vipd.declaration.problems import Note, Problem
+from vipd.declaration.problems import Note, Problem, internal_problem
 
 T = TypeVar("T")
 
@@ -50,6 +51,15 @@ class Report:
         """`node` is not what the language wants at `path`."""
         if not isinstance(node, Unreadable):
             self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint)
+
+    @contextmanager
+    def contained(self, line: int, doing: str) -> Iterator[None]:
+        """An unexpected exception in the block becomes a problem at `line`: "internal error while
+        {doing}"."""
+        try:
+            yield
+        except Exception as error:
+            self.problems.append(internal_problem(error, doing, self.file, line))
 
 
 def kind(node: Node) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vipd.model import Service
 
@@ -20,11 +21,34 @@ class Problem:
     """Where in the document: `services[2].backends[0].port`. May be empty."""
     what: str
     hint: str = ""
+    trace: str = field(default="", compare=False, repr=False)
+    """The traceback of an internal error; logged with the problem, shown nowhere else."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         text = ": ".join(part for part in (place, self.path, self.what) if part)
         return f"{text}; {self.hint}" if self.hint else text
+
+
+PLEASE_REPORT = "please report it"
+"""The hint of every internal error: no input may cause one, whatever it holds."""
+
+_LONGEST_MESSAGE = 300
+"""Characters of an unexpected exception's message that are shown: it may quote its input."""
+
+
+def internal_error(error: BaseException, doing: str) -> str:
+    """One line about an exception that nobody expected: `internal error while reading this service: ...`."""
+    message = " ".join(str(error).split())
+    more = "..." if len(message) > _LONGEST_MESSAGE else ""
+    told = f"{type(error).__name__}: {message[:_LONGEST_MESSAGE]}{more}" if message else type(error).__name__
+    return f"internal error while {doing}: {told}"
+
+
+def internal_problem(error: Exception, doing: str, file: str, line: int = 0) -> Problem:
+    """An unexpected exception as a problem of what was being worked on. Call it while handling `error`."""
+    trace = "".join(traceback.format_exception(error))
+    return Problem(file, line, "", internal_error(error, doing), PLEASE_REPORT, trace)
 
 
 @dataclass(frozen=True, slots=True, order=True)

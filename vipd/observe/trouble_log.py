@@ -11,6 +11,8 @@ from vipd.systemd.fields import Event, fields
 log = logging.getLogger(__name__)
 
 PROBLEMS_NAMED = 20
+TRACEBACKS_LOGGED = 3
+"""Of internal errors of one unit; most have the same cause."""
 
 Problems = Mapping[str, tuple[Problem, ...]]
 Faults = Mapping[str, tuple[str, ...]]
@@ -39,6 +41,7 @@ def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
     named = [str(problem) for problem in problems[:PROBLEMS_NAMED]]
     if more >= PROBLEMS_NAMED:
         named.append(f"{unit.removeprefix('file:')}: {more + 1 - PROBLEMS_NAMED} more problems")
+    named += [problem.trace.rstrip() for problem in problems if problem.trace][:TRACEBACKS_LOGGED]
     log.error("%s", "\n".join(named), extra=extra)
 
 

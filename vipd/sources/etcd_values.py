@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.fields import Report
-from vipd.declaration.native import API_VERSION, parse_declaration
+from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.notation import NotationError, parse_backend
 from vipd.declaration.policy_reader import Policy
@@ -100,7 +100,9 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
 
 def _read_alone(place: str, root: Mapping) -> Declaration:
     report = Report(place)
-    service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
+    service = None
+    with report.contained(root.line, READING_SERVICE):
+        service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
     problems = sorted(dict.fromkeys(report.problems), key=lambda problem: problem.line)
     return Declaration((service,) if service else (), tuple(problems), tuple(report.notes))
 

@@ -24,7 +24,7 @@ from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.problems import Declaration, Problem, internal_problem
 from vipd.durable import write_durably
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,14 @@ behind a link that leads elsewhere. A look costs one stat a file."""
 FRESH_NANOSECONDS = 100_000_000
 """A file changed so shortly ago is read again at the next look. Before Linux 6.13 times of files are those of
 the last tick, up to 10 ms ago: a second save within it, of the same size, shows in nothing but the text."""
+
+AGAIN_SECONDS = 10.0
+"""A file whose reading ended in an internal error is read again so often, although nothing of it has
+changed."""
+
+LARGEST_BYTES = 64 * 1024 * 1024
+"""A file of declarations holds at most this much: three times the text of 100,000 services with five backends
+each (docs/scale.md)."""
 
 LARGE_TEXT = 200_000
 """Characters above which parsing is a load: some thousand services."""
@@ -66,6 +74,8 @@ class FileSource:
         self._kept = kept
         self._read: dict[str, _Read] = {}
         self._signatures: dict[str, Signature] = {}
+        self._failed: dict[str, float] = {}
+        """Files whose reading ended in an internal error, and when, on the monotonic clock."""
         self._scanning = threading.Lock()
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
@@ -156,7 +166,8 @@ class FileSource:
         known = self._read.get(str(path))
         try:
             signature = _signature(path)
-            if known is not None and self._signatures.get(str(path)) == signature:
+            again = self._due_again(str(path))
+            if known is not None and self._signatures.get(str(path)) == signature and not again:
                 return known
             text = _read_regular(path)
         except OSError as error:
@@ -164,14 +175,35 @@ class FileSource:
             return _unreadable(path, f"cannot be read: {error.strerror or error}", known)
         except UnicodeDecodeError as error:
             return _unreadable(path, f"is not UTF-8 text (byte {error.start})", known)
+        except Exception as error:
+            self._signatures.pop(str(path), None)
+            problem = internal_problem(error, "reading this file", str(path))
+            return _unless_known(_Read(None, Declaration(problems=(problem,))), known)
         if time.time_ns() - signature[-1] > FRESH_NANOSECONDS:
             self._signatures[str(path)] = signature
         else:
             self._signatures.pop(str(path), None)
         for candidate in (known, self._accepted.get(str(path))):
-            if candidate is not None and candidate.text == text:
+            if candidate is not None and candidate.text == text and not (again and candidate is known):
                 return candidate
-        return _Read(text, _parsed(text, str(path), known))
+        return self._parse(text, str(path), known)
+
+    def _parse(self, text: str, path: str, known: _Read | None) -> _Read:
+        """A file's text as a declaration. An exception that nobody expected is a problem of this file
+        alone."""
+        try:
+            declaration = _parsed(text, path, known)
+        except Exception as error:
+            declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
+        if any(problem.trace for problem in declaration.problems):
+            self._failed[path] = time.monotonic()
+        else:
+            self._failed.pop(path, None)
+        return _unless_known(_Read(text, declaration), known)
+
+    def _due_again(self, path: str) -> bool:
+        """Whether a file is to be parsed again because the last time ended in an internal error."""
+        return path in self._failed and time.monotonic() - self._failed[path] >= AGAIN_SECONDS
 
     def _away(self, error: OSError) -> bool:
         """The directory cannot be read: what was accepted goes on serving."""
@@ -215,7 +247,10 @@ def _read_regular(path: Path) -> str:
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor, not a path)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "is not a regular file")
-        return file.read().decode("utf-8")
+        found = file.read(LARGEST_BYTES + 1)
+    if len(found) > LARGEST_BYTES:
+        raise OSError(0, f"is larger than {LARGEST_BYTES // 1024**2} MiB; split it into several files")
+    return found.decode("utf-8")
 
 
 def _signature(path: Path) -> Signature:
@@ -225,8 +260,12 @@ def _signature(path: Path) -> Signature:
 
 
 def _unreadable(path: Path, what: str, known: _Read | None) -> _Read:
-    read = _Read(None, Declaration(problems=(Problem(str(path), 0, "", what),)))
-    return known if known == read and known is not None else read
+    return _unless_known(_Read(None, Declaration(problems=(Problem(str(path), 0, "", what),))), known)
+
+
+def _unless_known(read: _Read, known: _Read | None) -> _Read:
+    """The known reading where it is equal: a unit that is the same object costs nothing."""
+    return known if known is not None and known == read else read
 
 
 def _copy_of(kept: Path, path: str) -> Path:
@@ -244,11 +283,14 @@ def _load_kept(kept: Path) -> dict[str, _Read]:
         if copy.name.startswith("."):
             continue
         path = unquote(copy.name)
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = copy.read_bytes().decode("utf-8")
+        try:
+            text = _read_regular(copy)
             declaration = parse_declaration(text, path)
-            if declaration.ok:
-                found[path] = _Read(text, declaration)
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("%s: the copy of %s cannot be read: %s", copy, path, error)
+            continue
+        if declaration.ok:
+            found[path] = _Read(text, declaration)
     return found
 
 
