@@ -176,7 +176,8 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
         monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
         world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
-        assert not await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.wake())
+        assert set(world.reconciler.progress.quarantined) == {"dns", "web"}
         monkeypatch.undo()
         world.source.candidate = declared(service("dns", "10.96.0.10"))
         await world.fulfilled(world.reconciler.wake())

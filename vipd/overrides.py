@@ -7,10 +7,10 @@ why, and may end by itself.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from vipd.model import MAX_WEIGHT, Backend, Service
 from vipd.standing import Admin
@@ -104,32 +104,6 @@ def next_lapse(overrides: Overrides) -> datetime | None:
     """When the next order changes by itself; None: no one will."""
     times = (time for o in overrides.values() for time in (o.until, o.pins_until) if time is not None)
     return min(times, default=None)
-
-
-class Lapsing(Protocol):
-    """Orders, some of which end by themselves."""
-
-    def due(self) -> datetime | None:
-        """When the next one ends."""
-
-    def tick(self) -> None:
-        """Let those end whose time has come."""
-
-
-class AllOrders:
-    """Several books, for whoever keeps the time for them."""
-
-    def __init__(self, books: Sequence[Lapsing]) -> None:
-        self._books = books
-
-    def due(self) -> datetime | None:
-        """When the next order of any book ends."""
-        return min((due for book in self._books if (due := book.due()) is not None), default=None)
-
-    def tick(self) -> None:
-        """Let orders end whose time has come. Raises what a book raises; those behind it then wait."""
-        for book in self._books:
-            book.tick()
 
 
 def merged(before: Override | None, order: Override) -> Override:

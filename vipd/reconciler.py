@@ -238,14 +238,15 @@ class Reconciler:
             return await work()
 
     async def sweep(self) -> None:
-        """Have the dataplane clear away what changes left behind; a failure means a look at the kernel."""
+        """Have the dataplane clear away what changes left behind. A failure means a look at the kernel, and
+        is raised: ApplyError, unless nobody expected it."""
         async with self._one_at_a_time:
             try:
                 await self._dataplane.sweep()
-            except ApplyError as error:
-                log.warning("old rules cannot be deleted: %s", error)
+            except Exception:
                 self._dataplane.forget()
                 self.wake()
+                raise
 
     def _tell(self, merged: Merged) -> None:
         """Have the log say what is wrong with declarations and sources, or is not any more."""

@@ -74,7 +74,7 @@ class Snapshot:
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
                 self._accept(source)
-        self._faults = {source.location: self._faults_of(source) for source in self._sources}
+        self._faults = self._faults_of_sources()
         return self._merged
 
     @property
@@ -112,10 +112,12 @@ class Snapshot:
         with self._containment.around(source.location, "keeping what was accepted"):
             source.accepted(self._merged.chosen)
 
-    def _faults_of(self, source: Source) -> tuple[str, ...]:
-        with self._containment.around(source.location, "asking for its faults"):
-            return source.faults()
-        return ()
+    def _faults_of_sources(self) -> Mapping[str, tuple[str, ...]]:
+        found = dict[str, tuple[str, ...]]()
+        for source in self._sources:
+            with self._containment.around(source.location, "asking for its faults"):
+                found[source.location] = source.faults()
+        return found
 
     def _registered(self) -> Registrations:
         """Who registered; while that cannot be read, who was known before."""

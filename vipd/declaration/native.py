@@ -62,7 +62,7 @@ def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[P
     return service, tuple(report.problems)
 
 
-def _read_documents(report: Report, documents: list[Node], origin: Origin) -> list[Service]:
+def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin) -> list[Service]:
     services: list[Service] = []
     objects = KubernetesObjects(report, origin)
     for document in documents:

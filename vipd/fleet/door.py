@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from random import Random
@@ -78,8 +78,8 @@ class Fleet:
         self._refused = sum(len(registrations[name]) - len(kept) for name, kept in found.items())
         return {**registrations, **found} if found else registrations
 
-    async def run(self, reconciler: Reconciler, report: bool = True) -> None:
-        """Follow etcd and, if told to, `report` to the others how this host does, for ever."""
+    def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
         self._beacon = HostBeacon(
             self._client,
             self._options.prefix,
@@ -87,14 +87,12 @@ class Fleet:
             self._clock,
             gather=self._report_interval,
         )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.source.run(), name="etcd")
-                tasks.create_task(self._follow(reconciler), name="take up what etcd says")
-                if report:
-                    tasks.create_task(self._beacon.run(), name="tell of this host")
-        finally:
-            await self._client.close()
+        loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
+        return {**loops, "reporting to etcd": self._beacon.run} if report else loops
+
+    async def close(self) -> None:
+        """Close every connection to etcd."""
+        await self._client.close()
 
     async def first_word(self) -> None:
         """Wait a little for etcd, if nothing is known of it from an earlier run; say so if it is silent."""

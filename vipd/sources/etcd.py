@@ -7,7 +7,7 @@ What is known stands on disk too, and serves at once after a start, whether etcd
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -78,11 +78,9 @@ class EtcdSource:
         """Take over what an earlier run has known."""
         self._keys.restore(self._snapshot.load())
 
-    async def run(self) -> None:
-        """Follow etcd and keep what it says on disk, for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._snapshot.run(), name="keep etcd's keys")
-            tasks.create_task(self._follower.run(), name="follow etcd")
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What follows etcd and keeps what it says on disk, for ever."""
+        return {"keeping etcd's keys": self._snapshot.run, "following etcd": self._follower.run}
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields whenever the units or the registrations are different. For one reader."""

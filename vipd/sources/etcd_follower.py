@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.etcd.client import EtcdClient, Listing
 from vipd.etcd.errors import CompactedError, EndpointError, EtcdError
 from vipd.etcd.messages import Found, Header, KeyRange, KeyValue
@@ -95,8 +96,8 @@ class Follower:
             except EtcdError as error:
                 self._lost(error)
             except Exception as error:
-                log.exception("etcd cannot be followed")
-                self._lost(EtcdError(f"{type(error).__name__}: {error}; hint: a fault in vipd, see the log"))
+                self.fault = f"{internal_error(error, 'following etcd')}; {PLEASE_REPORT}"
+                raise
             finally:
                 self.endpoint = ""
             failures = 0 if self.last_contact != contact else failures + 1

@@ -110,6 +110,8 @@ class Snapshot:
     async def run(self) -> None:
         """Write what is noted, for ever; when cancelled, the rest at once."""
         underway = False
+        if self._made and (self._lines or self._rewrite):  # as after a failure that nobody expected
+            self._noted.set()
         try:
             while True:
                 await self._noted.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,11 +158,9 @@ class Numbers:
         reconciler.after_step.append(table.moved)
         return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
 
-    async def run(self) -> None:
-        """Count for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.counting.run(), name="count flows")
-            tasks.create_task(self.traffic.run(), name="count traffic")
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What counts, for ever."""
+        return {"counting flows": self.counting.run, "counting traffic": self.traffic.run}
 
     async def refresh(self) -> None:
         """Have numbers of now, as far as that can be afforded."""
