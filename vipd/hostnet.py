@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -186,7 +187,8 @@ def restore_sysctls(record: HostRecord, root: Path = SYSCTLS, *, dry_run: bool =
 
 async def host_addresses() -> frozenset[str]:
     """Every address of this host in its network namespace, loopback included. Raises OSError."""
-    # Imported on use: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
+    # Imported on use, in a thread: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
+    await asyncio.to_thread(importlib.import_module, "pyroute2")
     from pyroute2 import AsyncIPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

@@ -210,7 +210,7 @@ class Reconciler:
         policy, host = await self._surroundings.policy(), self._surroundings
         if self._snapshot.internal_errors:
             self._snapshot.retry()
-        self._tell(await self._snapshot.look(host.claims(), host.check_problems))
+        await self._tell(await self._snapshot.look(host.claims(), host.check_problems))
         if len(self._snapshot.touched) > LARGE:
             work.enter_context(loading())
         selection = await self._select(policy)
@@ -248,12 +248,13 @@ class Reconciler:
                 self.wake()
                 raise
 
-    def _tell(self, merged: Merged) -> None:
+    async def _tell(self, merged: Merged) -> None:
         """Have the log say what is wrong with declarations and sources, or is not any more."""
         faults = self._snapshot.faults()
-        tell_problems(self.problems, merged.problems)
+        before, self.problems = self.problems, merged.problems
+        await tell_problems(before, merged.problems)
         tell_faults(self._source_faults, faults)
-        self.problems, self._source_faults = merged.problems, faults
+        self._source_faults = faults
 
     async def _select(self, policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Changes nothing here yet, so that a failure loses nothing."""

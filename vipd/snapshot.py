@@ -70,6 +70,7 @@ class Snapshot:
                 await asyncio.to_thread(self._merge, changed, answers)
         else:
             self._merge(changed, answers)
+            await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
         self._touched.update(dict.fromkeys(self._registrar.take(self._registered())))
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:

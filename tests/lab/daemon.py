@@ -46,6 +46,9 @@ class UnixConnection(http.client.HTTPConnection):
 class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
+    module = "vipd"
+    """What is started."""
+
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host
         # Not the test's own directory: a socket's path must be shorter than 108 bytes.
@@ -90,7 +93,7 @@ class Daemon:
         assert self._process is None, "the daemon runs already"
         self._log = (self.directory / "log").open("a")
         self._process = self.host.start(
-            sys.executable, "-m", "vipd", "--config", str(self.config), stderr=self._log
+            sys.executable, "-m", self.module, "--config", str(self.config), stderr=self._log
         )
         self.wait_in_sync(timeout)
 
