@@ -214,14 +214,21 @@ class Reconciler:
         if len(self._snapshot.touched) > LARGE:
             work.enter_context(loading())
         selection = await self._select(policy)
+        await self._turn()
         await self._hand_over(selection)
-        self.pulse.beat()  # each of these takes seconds with a hundred thousand services
+        await self._turn()
         with self.containment.around("host", "preparing it"):
             self._host_warnings = await host.prepare()
-        self.pulse.beat()
+        await self._turn()
         wrote = await self._programming.write()
         self._quarantine.settle(selection.tried)
         self._succeeded(wish, began, wrote)
+
+    async def _turn(self) -> None:
+        """A part of a step is done, which takes seconds with a hundred thousand services: the event loop
+        gets its turn, and that is a sign of life."""
+        self.pulse.beat()
+        await asyncio.sleep(0)
 
     async def difference(self) -> str:
         """What a step would write now, having looked at the kernel afresh; empty when in sync."""

@@ -22,8 +22,9 @@ from vipd.sources.base import Source
 AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
 """What this host lacks for each of some checks."""
 
-IN_THREAD_ABOVE = 2000
-"""Services in changed units above which the work is done beside the event loop: it takes seconds then."""
+IN_THREAD_ABOVE = 200
+"""Services in changed units above which the work is done beside the event loop: it takes 10 ms and more
+then."""
 
 
 class Snapshot:
