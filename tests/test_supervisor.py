@@ -89,6 +89,17 @@ def test_a_loop_that_works_again_is_said_to(returns: bool, caplog: pytest.LogCap
     assert "counting flows works again" in caplog.text
 
 
+def test_a_loop_that_waits_before_it_fails_has_not_recovered(caplog: pytest.LogCaptureFixture) -> None:
+    async def round_of_a_loop() -> None:
+        await asyncio.sleep(5.0)
+        raise OSError("the disk is gone")
+
+    supervisor = after(3600.0, lambda _: round_of_a_loop)
+    assert len(caplog.records) == 1
+    assert supervisor.tasks["counting flows"].in_row > 10
+    assert supervisor.warnings
+
+
 def test_work_that_returns_at_once_leaves_others_their_turn() -> None:
     async def story() -> int:
         turns = 0

@@ -84,7 +84,9 @@ class HostNet:
         settings that are needed, or what is to be warned of have changed. Raises OSError when the addresses
         cannot be read."""
         named = self._settings.host_addresses
-        addresses = await host_addresses() if named is None else named
+        found = await host_addresses() if named is None else named
+        # What is no address is found out here, where it is a fault of this look, and not in each step.
+        addresses = frozenset(str(ipaddress.ip_address(address)) for address in found)
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
         if before is None:
             return True  # nothing has been prepared yet

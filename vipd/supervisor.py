@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 1.0
-"""What runs on for so long, or for as long as the last pause, has recovered."""
+"""What runs on for so long has recovered, if that is also longer than the last pause, and twice as long as
+it ran before it failed: a loop may wait for a while before it does what fails."""
 
 Work = Callable[[], Awaitable[object]]
 Now = Callable[[], datetime]
@@ -35,6 +36,8 @@ class Task:
     """How often since it last ran well."""
     fault: str = ""
     """Why it failed last; empty while it runs well."""
+    lasted: float = 0.0
+    """Seconds that it ran before it failed last."""
     since: datetime | None = None
     """When the first of the failures in a row was."""
 
@@ -74,10 +77,13 @@ class Supervisor:
         """Run `work` again and again, for ever. It may be one round of a loop, or a loop of its own that
         never returns; it must let go of what it holds when it raises or is cancelled."""
         task = self._tasks.setdefault(name, Task())
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             try:
                 await self._watched(name, task, work)
             except Exception as error:
+                task.lasted = clock() - began
                 self._failed(name, task, error)
                 await asyncio.sleep(task.pause)
             else:
@@ -89,9 +95,8 @@ class Supervisor:
         if not task.fault:
             await work()
             return
-        steady = asyncio.get_running_loop().call_later(
-            max(STEADY_SECONDS, task.pause), self._recovered, name, task
-        )
+        enough = max(STEADY_SECONDS, task.pause, 2 * task.lasted)
+        steady = asyncio.get_running_loop().call_later(enough, self._recovered, name, task)
         try:
             await work()
         finally:
