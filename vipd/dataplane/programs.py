@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -100,11 +99,6 @@ def usable(found: T | ApplyError) -> T:
     return found
 
 
-def unusable_errno(number: int) -> str:
-    """The hint for an error number of this process's own; empty when there is none."""
+def own_limit(number: int) -> str:
+    """The hint for an error number that is a limit of this process or host; empty for others."""
     return _HINTS[number] if number in (errno.EMFILE, errno.ENFILE) else ""
-
-
-def reason(error: OSError) -> str:
-    """Why something failed, in words."""
-    return error.strerror or os.strerror(error.errno or 0)

@@ -18,7 +18,7 @@ from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ChosenDataplane:
     def write(self, chosen: str) -> None:
         """Make it last; empty: the settings count again. Raises OSError."""
         if chosen:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, f"{chosen}\n".encode())
         else:
             self._path.unlink(missing_ok=True)

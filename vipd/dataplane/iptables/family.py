@@ -255,7 +255,8 @@ class FamilyRules:
                 self._record.rules(self._settings.chain_prefix, self._missing_tables)
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
-                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+                why = error.strerror or str(error)
+                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
             self._missing_tables = []
         if self._abilities is None:
             await self._probe(tools)

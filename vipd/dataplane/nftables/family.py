@@ -251,7 +251,8 @@ class FamilyTable:
                 self._record.rules(self._settings.chain_prefix, [])
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
-                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+                why = error.strerror or str(error)
+                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
             self._recorded = True
         if self._abilities is None:
             self._abilities = able = await probe(nft, self.table.options, self._run)
