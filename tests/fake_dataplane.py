@@ -47,6 +47,8 @@ class FakeDataplane:
     """While given and not set, `apply` waits for it."""
     surveying: asyncio.Event | None = None
     """While given and not set, `survey` waits for it."""
+    surveyed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever `survey` is called."""
     applying: bool = False
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever `apply` is called."""
@@ -82,6 +84,7 @@ class FakeDataplane:
     async def survey(self) -> Rules:
         """What is there. May come at any time, so never misuse."""
         self.events.append("survey")
+        self.surveyed.set()
         await asyncio.sleep(0)
         if self.surveying is not None:
             await self.surveying.wait()

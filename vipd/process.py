@@ -161,3 +161,5 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_KILLED_SECONDS):
             await process.wait()
+    process._transport.close()  # its pipes may be held by what has left the group
+    await asyncio.sleep(0)

@@ -53,13 +53,13 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
                 datagram = opened.recv(_RECEIVE_BYTES)
                 try:
                     counts.extend(messages.listed(datagram))
-                    done = _is_end(datagram)
+                    done = is_end(datagram)
                 except (ValueError, struct.error) as error:
                     raise OSError(errno.EBADMSG, f"the kernel's rules: {error}") from error
     return counts
 
 
-def _is_end(datagram: bytes) -> bool:
+def is_end(datagram: bytes) -> bool:
     """Whether a part of a listing is the last one: the end may come by itself, or after the last rules.
     Raises OSError."""
     at = 0
