@@ -52,9 +52,7 @@ def test_nft_that_is_missing_at_the_start_is_found_when_it_is_there(tools: Tools
     programmed = Programmed(tools.inside, tmp_path, tools.run)
     assert not programmed.step(), "nothing is wanted"
     for _ in range(2):
-        with pytest.raises(
-            ApplyError, match=r"nft cannot be run: there is no such program; hint: apt"
-        ):
+        with pytest.raises(ApplyError, match=r"nft cannot be run: there is no such program; hint: apt"):
             programmed.become(ONE)
     assert "no such program" in programmed.dataplane.versions()["ipv4"]
     tools.error = None
