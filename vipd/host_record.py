@@ -140,7 +140,7 @@ def _parsed(text: str) -> Changes:
     if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
         raise ValueError("it is no record")
     # A record of an earlier version has no devices.
-    changes = Changes(*(found[name] for name in REQUIRED), found.get("devices", {}))
+    changes = Changes(found["sysctls"], found["tables"], found["prefixes"], found.get("devices", {}))
     sound = (
         _is_mapping(changes.sysctls, dict)
         and all({"was", "set"} <= each.keys() for each in changes.sysctls.values())

@@ -161,5 +161,6 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_KILLED_SECONDS):
             await process.wait()
-    process._transport.close()  # its pipes may be held by what has left the group
+    # Its pipes may be held by what has left the group, and asyncio has no other way to close them.
+    process._transport.close()  # type: ignore[attr-defined]  # of CPython's
     await asyncio.sleep(0)
