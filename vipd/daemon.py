@@ -215,7 +215,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     name = await dataplane_meant(wanted, settings, runner)
     dataplane = await SwitchableDataplane.start(name, HostDataplanes(settings, record, runner))
     surroundings = HostNet(settings, record)
-    surroundings.served_by(lambda: dataplane.name)
+    surroundings.served_by(lambda: dataplane.name, dataplane.forget)
     overrides = OverrideStore(settings.state_dir / "overrides.json", now)
     overrides.load()
     for fault in overrides.faults():

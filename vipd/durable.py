@@ -21,6 +21,18 @@ def write_durably(path: Path, data: bytes, mode: int = 0o640) -> None:
     sync_directory(path.parent)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory of vipd's own where it is not there. Raises OSError, whose text says so when it was
+    removed while vipd ran: a unit of systemd cannot make it again, and the system's words would mislead."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+    except OSError as error:
+        if path.exists():
+            raise
+        why = f"the directory {path} is gone and cannot be made again ({error.strerror})"
+        raise OSError(error.errno, f"{why}; hint: systemctl restart vipd makes it") from None
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and removals in a directory last through a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

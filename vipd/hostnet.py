@@ -53,9 +53,11 @@ class HostNet:
         self._seen_on: set[str] = set()
         """Kernel settings that were on when this host was last prepared."""
 
-    def served_by(self, dataplane: Callable[[], str]) -> None:
-        """Which dataplane is in use is asked here from now on."""
+    def served_by(self, dataplane: Callable[[], str], distrust: Callable[[], None] = lambda: None) -> None:
+        """Which dataplane is in use is asked here from now on. `distrust`: have it read all its rules, and
+        remove those of another iptables variant that are found then."""
         self._checks.dataplane = dataplane
+        self._checks.tell_own(distrust)
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -108,6 +110,7 @@ class HostNet:
             *self._prepare_sysctls(self._needs.families),
             *await self._routes.ensure(self._needs.vips),
             *self._checks.warnings(self._needs),
+            *self._record.warnings(),
         )
 
     def _switched(self) -> bool:

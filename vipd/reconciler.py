@@ -39,6 +39,7 @@ from vipd.reconciler_partners import Follower, Judges, Surroundings, Undisputed
 from vipd.registrations import Registrations
 from vipd.selection import SelectionPolicy, choose
 from vipd.service_quarantine import ServiceQuarantine
+from vipd.shared_run import SharedRun
 from vipd.snapshot import Snapshot
 from vipd.sources.base import Source
 from vipd.standing import Standings
@@ -52,6 +53,8 @@ LONGEST_RETRY_SECONDS = 30.0
 RETRY_UNITS_SECONDS = 30.0
 """A unit that cannot be merged is tried again so often: that may cost a merge of all units, some times
 over."""
+UNDISTURBED_TRIES = 3
+"""How often a difference is looked for beside the steps. The last time they wait for it."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -104,6 +107,9 @@ class Reconciler:
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
+        self._turns = 0
+        """Counts those who had the lock in order to write."""
+        self._differences = SharedRun(self._find_difference)
         self.followers: list[Follower] = []
         self.after_step: list[Callable[[], None]] = []
         """Called after each step, good or bad. They only look."""
@@ -188,6 +194,7 @@ class Reconciler:
     async def step(self) -> bool:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
         async with self._one_at_a_time:
+            self._turns += 1
             self._woken.clear()
             wish, began = self.progress.take_up(), self.clock()
             try:
@@ -214,40 +221,52 @@ class Reconciler:
         if len(self._snapshot.touched) > LARGE:
             work.enter_context(loading())
         selection = await self._select(policy)
-        await self._turn()
+        await self._yield_to_loop()
         await self._hand_over(selection)
-        await self._turn()
+        await self._yield_to_loop()
         with self.containment.around("host", "preparing it"):
             self._host_warnings = await host.prepare()
-        await self._turn()
+        await self._yield_to_loop()
         wrote = await self._programming.write()
         self._quarantine.settle(selection.tried)
         self._succeeded(wish, began, wrote)
 
-    async def _turn(self) -> None:
+    async def _yield_to_loop(self) -> None:
         """A part of a step is done, which takes seconds with a hundred thousand services: the event loop
         gets its turn, and that is a sign of life."""
         self.pulse.beat()
         await asyncio.sleep(0)
 
     async def difference(self) -> str:
-        """What a step would write now, having looked at the kernel afresh; empty when in sync."""
+        """What a step would write now, by a reading of the kernel that disturbs nothing; empty when in sync.
+        Those who ask at the same time share a run."""
+        return await self._differences.result()
+
+    async def _find_difference(self) -> str:
+        for _ in range(UNDISTURBED_TRIES):
+            async with self._one_at_a_time:
+                turn = self._turns
+            surveyed = await self._dataplane.survey()  # seconds, if there are many rules: steps go on
+            async with self._one_at_a_time:
+                if turn == self._turns:
+                    return await self._told(surveyed)
         async with self._one_at_a_time:
-            self._dataplane.forget()
-            try:
-                return str(await self._dataplane.plan())
-            finally:
-                self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
+            return await self._told(await self._dataplane.survey())
+
+    async def _told(self, surveyed: object) -> str:
+        return await asyncio.to_thread(str, await self._dataplane.difference(surveyed))
 
     async def between_steps(self, work: Callable[[], Awaitable[bool]]) -> bool:
         """Do something to the dataplane while no step does; returns what it returned."""
         async with self._one_at_a_time:
+            self._turns += 1
             return await work()
 
     async def sweep(self) -> None:
         """Have the dataplane clear away what changes left behind. A failure means a look at the kernel, and
         is raised: ApplyError, unless nobody expected it."""
         async with self._one_at_a_time:
+            self._turns += 1
             try:
                 await self._dataplane.sweep()
             except Exception:

@@ -74,6 +74,8 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     async for undone in _undo(record):
         print(undone)
         found = True
+    for warning in record.warnings():
+        print(f"vipctl: {warning}", file=sys.stderr)
     record.clear()
     if await find_leftovers(prefixes, run) or await nftables.find_leftovers(prefixes):
         print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.counting import FlowCounter, Place
 from vipd.dataplane.iptables import removal as iptables_removal
 from vipd.dataplane.iptables.driver import IptablesDataplane
@@ -26,6 +27,8 @@ from vipd.host_record import HostRecord
 from vipd.model import Family
 from vipd.process import Runner
 from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
 
 RuleWatch: TypeAlias = Watch | TableWatch
 
@@ -115,7 +118,8 @@ def _counter_of(dataplane: Doubted) -> FlowCounter:
 
 async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:
     """The dataplane that a setting means. `auto` is nftables where nft and kernel have all that it may need,
-    and where no other table drops forwarded packets, which ours could not prevent; else iptables.
+    and where no other table drops forwarded packets, which ours could not prevent; else iptables. An nft that
+    is there and fails decides nothing while a table of ours stands: it may work again in a moment.
     """
     if setting != "auto":
         return "nftables" if setting == "nftables" else "iptables"
@@ -124,6 +128,17 @@ async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> Data
         able = [await probe(nft, TableOptions.of(settings, family), run) for family in Family]
         if any(abilities != Abilities() for abilities in able) or await dropping_chains():
             return "iptables"
-    except (ApplyError, OSError):
+    except MissingProgramError:
         return "iptables"
+    except (ApplyError, OSError) as error:
+        chosen: DataplaneName = "nftables" if await _has_table(settings) else "iptables"
+        log.warning("dataplane auto: %s, for nftables cannot be tried: %s", chosen, error)
+        return chosen
     return "nftables"
+
+
+async def _has_table(settings: Settings) -> bool:
+    try:
+        return bool(await nftables_removal.find_leftovers((settings.chain_prefix,)))
+    except ApplyError:
+        return False

@@ -7,6 +7,8 @@ what the other dataplane has left behind is removed once this one has written it
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class ChosenDataplane:
     def write(self, chosen: str) -> None:
         """Make it last; empty: the settings count again. Raises OSError."""
         if chosen:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, f"{chosen}\n".encode())
         else:
             self._path.unlink(missing_ok=True)
@@ -86,7 +88,8 @@ class SwitchableDataplane:
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
         self.switched: list[Callable[[], None]] = []
-        """Called after another dataplane has taken over, before the old one is removed."""
+        """Called after another dataplane has taken over, before the old one is removed; and when the one in
+        use has found other tools, before it writes with them."""
 
     @property
     def name(self) -> DataplaneName:
@@ -110,23 +113,35 @@ class SwitchableDataplane:
         new = await self._opening.open(name)
         new.host_changed(self._host_addresses)
         new.update(dict(self._forwardings))
-        try:
-            await new.apply(await new.plan())
-            if refused := new.quarantined():
-                key, why = next(iter(refused.items()))
-                raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
-        except ApplyError:
-            await self._opening.remove(name)
-            raise
 
         async def hand_over() -> None:
             await before_removal()
             self._take_over(name, new)
 
-        await self._remove_others(name, hand_over)
-        if self.current is not new:  # what the old one has could not even be read
-            await hand_over()
+        try:
+            await new.apply(await new.plan())
+            if refused := new.quarantined():
+                key, why = next(iter(refused.items()))
+                raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
+            await self._remove_others(name, hand_over)
+            if self.current is not new:  # what the old one has could not even be read
+                await hand_over()
+        except BaseException:
+            if self.current is not new:
+                await self._undo()
+            raise
         return True
+
+    async def _undo(self) -> None:
+        """Remove what a dataplane has written that did not take over: also when the request was cancelled.
+        `sweep` tries again to remove what cannot be removed now."""
+        self._others_gone = False
+        removing = asyncio.create_task(self._remove_others(self.name))
+        while not removing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(removing)
+        if error := removing.exception():
+            log.error("what a failed switch has written cannot be removed", exc_info=error)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
@@ -146,9 +161,20 @@ class SwitchableDataplane:
 
     async def plan(self) -> DataplanePlan:
         """What has to be written now. Raises ApplyError."""
+        tools = self.current.versions()
         plan = await self.current.plan()
         self._written = self._written or not plan
+        if self.current.versions() != tools:
+            self._announce()
         return plan
+
+    async def survey(self) -> object:
+        """The rules that the kernel holds now. Raises ApplyError."""
+        return await self.current.survey()
+
+    async def difference(self, surveyed: object) -> DataplanePlan:
+        """What would have to be written if the kernel were as surveyed."""
+        return await self.current.difference(surveyed)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError."""
@@ -195,6 +221,9 @@ class SwitchableDataplane:
 
     def _take_over(self, name: DataplaneName, new: Doubted) -> None:
         self._name, self.current, self._written = name, new, True
+        self._announce()
+
+    def _announce(self) -> None:
         for tell in self.switched:
             tell()
 

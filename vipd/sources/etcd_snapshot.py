@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Snapshot:
     def _write(self, state: State) -> None:
         whole = change_record(state.cluster, state.revision, state.keys.items(), ())
         data = _line({"format": FORMAT, "prefix": self._prefix}) + _line(whole)
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_directory(self._path.parent)
         write_durably(self._path, data)
         self._size, self._grown = len(data), 0
 

@@ -25,7 +25,7 @@ from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Problem, internal_problem
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class FileSource:
     def _keep(self, path: str, read: _Read) -> None:
         self._accepted[path], self._stale = read, True
         try:
-            self._kept.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._kept)
             write_durably(_copy_of(self._kept, path), (read.text or "").encode())
             self._keeping_faults.pop(path, None)
         except OSError as error:

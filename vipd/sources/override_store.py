@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 from vipd.overrides import (
     MalformedError,
     Override,
@@ -116,7 +116,7 @@ class OverrideStore:
             raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
         text = json.dumps({"overrides": [to_json(o) for o in wanted.values()]}, indent=1)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, (text + "\n").encode())
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
 from vipd.model import Service
 
 UNIT = "cli"
@@ -77,7 +77,7 @@ class StoreSource:
         lines = [_HEAD if blocks else f"{_HEAD} []", *texts, ""]
         text = "\n".join(lines).encode()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, text)
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None

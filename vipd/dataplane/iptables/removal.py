@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import MissingProgramError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Batches, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
+from vipd.dataplane.programs import finish
 from vipd.model import Family
 from vipd.process import Runner
 
@@ -37,11 +38,11 @@ async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]
         for family in Family:
             try:
                 tools = await find_tools(family, variant, run)
-            except ApplyError:
-                continue  # a variant that is not installed has written nothing
+            except MissingProgramError:
+                continue  # it has written nothing
             text = await save(tools, run)
             for prefix in prefixes:
-                if plan := _removal(text, prefix, family, Batches.of(legacy=tools.legacy)):
+                if plan := removal_plan(text, Names(prefix), family, tools):
                     found.append(Leftover(tools, family, plan))
     return found
 
@@ -60,28 +61,29 @@ async def remove_empty_tables(
 
     Without the nft program they stay: empty base chains that do nothing. Returns those deleted. Given the
     chain prefixes that are still to be removed, deletes nothing: returns those that will be empty then.
+    Raises ApplyError.
     """
     deleted: list[str] = []
     for name in tables:
         family, table = name.split()
         kind = "ip" if family == str(Family.IPV4) else "ip6"
         try:
-            listed = await run(["nft", "list", "table", kind, table], "")
-        except FileNotFoundError:
+            listed = await finish(["nft", "list", "table", kind, table], "", run)
+        except MissingProgramError:
             return deleted
         if listed.code != 0 or not _only_empty_base_chains(listed.output, foretold or ()):
             continue
-        if foretold is None and (await run(["nft", "delete", "table", kind, table], "")).code != 0:
+        if foretold is None and (await finish(["nft", "delete", "table", kind, table], "", run)).code:
             continue
         deleted.append(f"{kind} {table}")
     return deleted
 
 
-def _removal(saved: str, prefix: str, family: Family, batches: Batches) -> Plan:
-    names = Names(prefix)
+def removal_plan(saved: str, names: Names, family: Family, tools: Tools) -> Plan:
+    """What removes everything of ours, by what iptables-save has printed."""
     installed = read_saved(saved, names)
-    wanted = Ruleset(RuleOptions(family, prefix)).whole(installed.chains)
-    return make_plan(wanted, installed, names, batches)
+    wanted = Ruleset(RuleOptions(family, names.prefix)).whole(installed.chains)
+    return make_plan(wanted, installed, names, Batches.of(legacy=tools.legacy))
 
 
 def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:

@@ -14,6 +14,7 @@ from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import FoundChain, Installed
+from vipd.dataplane.programs import own_limit
 from vipd.model import Family
 
 NETLINK_NETFILTER = 12
@@ -176,7 +177,9 @@ class TableReader:
         return f"cannot read the {self._family} table {self._table}" if self._table else "cannot read chains"
 
     def _failed(self, number: int, why: str = "") -> ApplyError:
-        hint = "vipd needs root, or CAP_NET_ADMIN" if number in (errno.EPERM, errno.EACCES) else ""
+        hint = own_limit(number)
+        if number in (errno.EPERM, errno.EACCES):
+            hint = "vipd needs root, or CAP_NET_ADMIN"
         if number in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL):
             hint = "the kernel may lack nf_tables; load it: modprobe nf_tables"
         return ApplyError(self._what, why or os.strerror(number), hint)

@@ -12,6 +12,7 @@ from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.programs import finish
 from vipd.model import Family
 from vipd.observe.rules.nftables_table import LIMITS, TableReading, read_chains
 from vipd.observe.rules.tree import Count
@@ -104,10 +105,7 @@ def _counter(element: dict[int, bytes]) -> Count:
 
 async def _list(table: str, run: Runner) -> str:
     """The chains as nft prints them; `-t` leaves out the elements."""
-    try:
-        finished = await run(["nft", "-t", "list", "table", *table.split()], "")
-    except FileNotFoundError:
-        raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
+    finished = await finish(["nft", "-t", "list", "table", *table.split()], "", run)
     if finished.code:
         why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
         raise ApplyError(f"cannot list table {table}", why)

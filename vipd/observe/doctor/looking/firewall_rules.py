@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.model import Family
@@ -29,10 +29,9 @@ async def read_rulesets(proc: Path, run: Runner) -> tuple[tuple[Ruleset, ...], s
                 continue
             try:
                 tools = await find_tools(family, variant, run)
-            except ApplyError:
-                continue  # a variant that is not installed has written nothing
-            try:
                 found.append(Ruleset.of(family, variant, await save(tools, run)))
+            except MissingProgramError:
+                continue  # it has written nothing
             except ApplyError as error:
                 faults.append(f"{error.what}: {error.why}")
     return tuple(found), "; ".join(faults)
@@ -68,7 +67,7 @@ async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]] | None:
     """The objects that nft prints; None when it cannot."""
     try:
         said = await run(["nft", "-j", *words], "")
-    except (FileNotFoundError, ProgramTimeoutError):
+    except (OSError, ProgramTimeoutError):
         return None
     try:
         return list(json.loads(said.output)["nftables"]) if said.code == 0 else None

@@ -82,7 +82,7 @@ async def _cannot_go_apart(run: Runner) -> str:
     """Why no other network namespace can be made; empty when it can."""
     try:
         tried = await run([*APART, "true"], "")
-    except (FileNotFoundError, ProgramTimeoutError) as error:
+    except (OSError, ProgramTimeoutError) as error:
         return f"unshare cannot be run: {error}"
     return "" if tried.code == 0 else " ".join(tried.errors.split()) or f"unshare: exit code {tried.code}"
 
@@ -90,7 +90,7 @@ async def _cannot_go_apart(run: Runner) -> str:
 async def _nft(run: Runner) -> str:
     try:
         said = await run(["nft", "--version"], "")
-    except (FileNotFoundError, ProgramTimeoutError):
+    except (OSError, ProgramTimeoutError):
         return ""
     return said.output.strip()
 
