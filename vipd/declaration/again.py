@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vipd.declaration.conflicts import find_conflicts
+from vipd.declaration.conflicts import address_uses, find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.model import Service
@@ -128,7 +128,8 @@ def _moved(service: Service, lines: int) -> Service:
 
 
 def _claims(services: Sequence[Service]) -> set[object]:
-    return {claim for service in services for claim in (service.name, *service.frontends())}
+    found: set[object] = {claim for service in services for claim in (service.name, *service.frontends())}
+    return found.union(use for service in services for use in address_uses(service))
 
 
 def _common_prefix(one: str, other: str) -> int:

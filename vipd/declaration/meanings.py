@@ -141,7 +141,7 @@ BACKEND = {
     "address": Key(
         "an IPv4 or IPv6 address",
         "",
-        "Required. Of a family that the service has an address of; not loopback.",
+        "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
     ),
     "port": Key("1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."),
     "ports": Key(
