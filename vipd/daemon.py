@@ -23,6 +23,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.views import time_text
 from vipd.catalog import merge
+from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
@@ -315,7 +316,7 @@ def _after_step(parts: Parts) -> asyncio.Event:
 
 def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
     """What cleans flows after each change, and the event that tells it to look."""
-    keeper = ConntrackKeeper(time.monotonic)
+    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(parts.settings.state_dir))
     parts.reconciler.followers.append(keeper)
     return keeper, _after_step(parts)
 
