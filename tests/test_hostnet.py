@@ -212,3 +212,18 @@ def test_a_record_that_is_damaged_counts_as_none(tmp_path: Path, text: str) -> N
     assert HostRecord(tmp_path).read().sysctls == {}
     HostRecord(tmp_path).rules("VIPD", [])
     assert HostRecord(tmp_path).read().prefixes == ["VIPD"]
+
+
+def test_ipv6_that_is_disabled_is_told_while_services_need_it(proc: Path, record: HostRecord) -> None:
+    for device, off in (("all", 1), ("lo", 0), ("eth0", 1)):
+        (proc / f"net/ipv6/conf/{device}").mkdir(exist_ok=True)
+        (proc / f"net/ipv6/conf/{device}/disable_ipv6").write_text(f"{off}\n")
+    for managed in (True, False):
+        host = HostNet(SETTINGS.model_copy(update={"manage_sysctls": managed}), record, proc)
+        assert not any("disabled" in warning for warning in prepare(host, [Family.IPV4]))
+        (warning,) = (each for each in prepare(host, [Family.IPV6]) if "disabled" in each)
+        assert "net.ipv6.conf.all.disable_ipv6 is 1" in warning
+        assert "hint: sysctl -w net.ipv6.conf.all.disable_ipv6=0" in warning
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("0\n")
+        assert prepare(host, [Family.IPV6]) == ()
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("1\n")
