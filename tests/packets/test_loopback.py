@@ -42,8 +42,10 @@ def compat(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, dataplane: str, compat: str) -> Iterator[Daemon]:
-    named = {"compat": compat, "cluster_cidrs": list(CLUSTER_CIDRS)}
-    with Daemon(lab.host, dataplane=dataplane, localhost_node_ports=True, **named) as running:
+    cidrs = list(CLUSTER_CIDRS)
+    with Daemon(
+        lab.host, dataplane=dataplane, compat=compat, localhost_node_ports=True, cluster_cidrs=cidrs
+    ) as running:
         yield running
     lab.host.run("conntrack", "-F", check=False)
 
