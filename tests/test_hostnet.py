@@ -249,3 +249,18 @@ def test_a_directory_that_is_gone_for_good_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()  # as with a file system that cannot be written, nothing can be made below
     with pytest.raises(OSError, match=r"state is gone and cannot be made again .*; hint: systemctl restart"):
         HostRecord(tmp_path / "file" / "state").rules("VIPD", [])
+
+
+def test_ipv6_that_is_disabled_is_told_while_services_need_it(proc: Path, record: HostRecord) -> None:
+    for device, off in (("all", 1), ("lo", 0), ("eth0", 1)):
+        (proc / f"net/ipv6/conf/{device}").mkdir(exist_ok=True)
+        (proc / f"net/ipv6/conf/{device}/disable_ipv6").write_text(f"{off}\n")
+    for managed in (True, False):
+        host = HostNet(SETTINGS.model_copy(update={"manage_sysctls": managed}), record, proc)
+        assert not any("disabled" in warning for warning in prepare(host, [Family.IPV4]))
+        (warning,) = (each for each in prepare(host, [Family.IPV6]) if "disabled" in each)
+        assert "net.ipv6.conf.all.disable_ipv6 is 1" in warning
+        assert "hint: sysctl -w net.ipv6.conf.all.disable_ipv6=0" in warning
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("0\n")
+        assert prepare(host, [Family.IPV6]) == ()
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("1\n")

@@ -154,4 +154,7 @@ def test_masquerade_auto_depends_on_the_cluster_networks_of_the_family() -> None
     settings = load_settings(flags={"cluster_cidrs": ["10.0.0.0/8"]})
     assert settings.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
     assert settings.masquerade_for(Family.IPV6) is Masquerade.FORWARDED
+    compatible = load_settings(flags={"compat": "kube-proxy", "cluster_cidrs": ["10.244.0.0/16"]})
+    assert compatible.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
+    assert compatible.masquerade_for(Family.IPV6) is Masquerade.HAIRPIN
     assert load_settings(flags={"masquerade": "always"}).masquerade_for(Family.IPV6) is Masquerade.ALWAYS

@@ -25,6 +25,7 @@ from vipd.api.server import Served, application
 from vipd.api.views import time_text
 from vipd.catalog import merge
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.iptables.watch.events import pids_are_global
@@ -354,7 +355,7 @@ def _after_step(parts: Parts) -> asyncio.Event:
 
 def _conntrack(parts: Parts) -> ConntrackKeeper:
     """What cleans flows after each change."""
-    keeper = ConntrackKeeper(time.monotonic)
+    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(parts.settings.state_dir))
     parts.reconciler.followers.append(keeper)
     return keeper
 

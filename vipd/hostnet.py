@@ -30,6 +30,7 @@ FORWARDING = {
     # Turning this on makes the kernel ignore router advertisements on interfaces with accept_ra=1.
     Family.IPV6: "net/ipv6/conf/all/forwarding",
 }
+IPV6_DISABLED = "net/ipv6/conf/all/disable_ipv6"
 LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 """Without it a packet outside of the TCP window counts as INVALID and is not translated, so that somebody
 resets the connection (contract 7.6). kube-proxy drops every INVALID packet that is forwarded, also other
@@ -118,11 +119,12 @@ class HostNet:
         return self._on() != self._seen_on
 
     def _on(self) -> set[str]:
-        """The kernel settings that are needed and on."""
+        """The kernel settings that services need, or need to be off, and that are on."""
         families = self._needs.families
         names = [FORWARDING[family] for family in families]
         if families and self._settings.manage_sysctls and self._settings.compat != "kube-proxy":
             names.append(LIBERAL)
+        names += [IPV6_DISABLED] if Family.IPV6 in families else []
         return {name for name in names if self._value(name) not in ("", "0")}
 
     def _value(self, name: str) -> str:
@@ -139,8 +141,28 @@ class HostNet:
             warnings.append(self._be_liberal())
         else:
             warnings = [self._unforwarded(FORWARDING[family]) for family in sorted(families)]
+        warnings.append(self._without_ipv6(families))
         self._seen_on = self._on()
         return tuple(filter(None, warnings))
+
+    def _without_ipv6(self, families: Collection[Family]) -> str:
+        """What to tell of IPv6 that is disabled on every device, where services need it."""
+        if Family.IPV6 not in families or self._value(IPV6_DISABLED) != "1":
+            return ""
+        # One that was enabled by itself works all the same.
+        others = (self._root / "net/ipv6/conf").glob("*/disable_ipv6")
+        known = {"all", "default", "lo", self._settings.vip_device}
+        if any(
+            path.parent.name not in known and self._value(str(path.relative_to(self._root))) == "0"
+            for path in others
+        ):
+            return ""
+        setting = IPV6_DISABLED.replace("/", ".")
+        return (
+            f"IPv6 is disabled on this host ({setting} is 1): no client reaches an IPv6 address of a "
+            f"service; hint: sysctl -w {setting}=0, then give this host its IPv6 addresses again; or declare "
+            "no IPv6"
+        )
 
     def _unforwarded(self, name: str) -> str:
         """What to tell of forwarding that is off, where it is not vipd's to turn on."""

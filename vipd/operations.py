@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, use_problem
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
@@ -79,6 +80,7 @@ def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI
             "conflict", f"service {known.name} is there already and differs", _owner(known), hint
         )
     _check_frontends(snapshot, service)
+    _check_addresses(snapshot, [service])
     return Outcome({**stored, service.name: service}, {service.name: "created"})
 
 
@@ -94,6 +96,7 @@ def change(
     spec = {**spec_of(service), **fields}
     changed = _parse({key: value for key, value in spec.items() if value is not None}, source)
     _check_frontends(snapshot, changed)
+    _check_addresses(snapshot, [changed])
     return _replaced(stored, service, changed)
 
 
@@ -166,6 +169,7 @@ def apply(snapshot: Services, stored: Services, specs: object, prune: bool, *, s
             _owned(others[service.name], source)
         _check_frontends(others, service)
         others[service.name] = service
+    _check_addresses(others, list(wanted.values()))
     results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in wanted.items()}
     results.update({name: "removed" for name in stored if name not in wanted and name not in kept})
     return Outcome({**kept, **wanted}, results)
@@ -183,7 +187,10 @@ def _change_backends(
     declared = tuple(backend for backend in service.backends if not backend.registered)
     edited = replace(service, backends=edit(declared))
     # Through the parser again, so that what the store will read at the next start is what was checked.
-    return _replaced(stored, service, _parse(spec_of(edited), source))
+    parsed = _parse(spec_of(edited), source)
+    if not backend_addresses(parsed) <= backend_addresses(service):
+        _check_addresses(snapshot, [parsed])
+    return _replaced(stored, service, parsed)
 
 
 def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
@@ -268,3 +275,32 @@ def _check_frontends(snapshot: Services, service: Service) -> None:
         for frontend in claimed.intersection(other.frontends()):
             hint = f"vipctl describe {other.name}"
             raise RefusedError("conflict", f"{frontend} already belongs to {other.name}", _owner(other), hint)
+
+
+def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
+    """Raises RefusedError if one of these services has a backend at the address of another, or its address is
+    that of a backend. All others are looked through once."""
+    uses: dict[AddressUse, Service] = {}
+    for service in changed:
+        for use in address_uses(service):
+            _refuse_use(service, use, uses.get(use.opposite()))
+            uses.setdefault(use, service)
+    names = {service.name for service in changed}
+    vips = {use.address for use in uses if not use.as_backend}
+    backends = {use.address for use in uses if use.as_backend}
+    for other in snapshot.values():
+        if other.name in names:
+            continue
+        for address in backends.intersection(other.addresses):
+            use = AddressUse(address, True)
+            _refuse_use(uses[use], use, other)
+        for backend in (*other.backends, *other.fallback):
+            if backend.address in vips:
+                use = AddressUse(backend.address, False)
+                _refuse_use(uses[use], use, other)
+
+
+def _refuse_use(service: Service, use: AddressUse, other: Service | None) -> None:
+    if other is not None:
+        what, hint = use_problem(use, other.name, other)
+        raise RefusedError("conflict", f"{service.name}: {what}", _owner(other), hint)

@@ -132,7 +132,9 @@ class Settings(BaseSettings):
     cluster_cidrs: Networks = ()
     """Networks whose hosts get replies back without masquerade."""
     masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
-    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`."""
+    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`; `auto` is `off-cluster` where
+    these name a network of the family, else `forwarded`, or `hairpin` with `compat: kube-proxy`.
+    """
     random_fully: bool | None = None
     """Whether masquerading picks source ports at random; unset: if iptables and kernel can."""
     node_name: str = Field(default_factory=gethostname)
@@ -154,8 +156,9 @@ class Settings(BaseSettings):
     members of `admin_group` add.
     """
     localhost_node_ports: bool | None = None
-    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`.
-    route_localnet is never set.
+    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`. To
+    backends on other hosts that takes route_localnet, which vipd never sets; the flows are masqueraded in
+    every mode.
     """
     reject_unused_ports: bool = True
     """Refuse at once what is for a service's `address` and none of its ports. Never with the prefix KUBE or
@@ -222,7 +225,9 @@ class Settings(BaseSettings):
         """What `masquerade` means for one family: auto is off-cluster where that family has cluster CIDRs."""
         if self.masquerade != "auto":
             return Masquerade(self.masquerade)
-        return Masquerade.OFF_CLUSTER if self.cluster_cidrs_of(family) else Masquerade.FORWARDED
+        if self.cluster_cidrs_of(family):
+            return Masquerade.OFF_CLUSTER
+        return Masquerade.HAIRPIN if self.compat == "kube-proxy" else Masquerade.FORWARDED
 
     def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
         """The cluster networks of one family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
+from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
+from tests.lab.topology import Lab
 from vipd.observe.doctor.looking.services import from_daemon, from_files
 from vipd.settings import load_settings
 
@@ -402,3 +405,20 @@ def listening(patient: Patient, address: str, port: int = 0) -> Iterator[None]:
         yield
     finally:
         finish(process)
+
+
+@pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
+def test_disabled_ipv6_is_told_by_status_and_by_doctor(dataplane: str) -> None:
+    declared = "- {name: six, address: 'fd00:96::1', ports: [80/tcp], backends: ['fd00:244::11']}\n"
+    with Lab() as lab, Daemon(lab.host, declared, dataplane=dataplane) as daemon:
+
+        def warnings() -> list[str]:
+            return [word for word in daemon.status()["warnings"] if "disable_ipv6 is 1" in word]
+
+        assert warnings() == []
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
+        daemon.wait_until(lambda: len(warnings()), 1)
+        told = json.loads(daemon.vipctl("doctor", "-o", "json", check=False).stdout)["diagnosis"]["findings"]
+        assert [each["id"] for each in told if each["severity"] == "problem"] == ["ipv6-disabled"]
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 0)
+        daemon.wait_until(warnings, [])

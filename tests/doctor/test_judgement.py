@@ -55,6 +55,13 @@ def status(**different: Any) -> Daemon:
     return Daemon(STATUS | different, holder=True, vipctl=__version__)
 
 
+WEB6 = replace(
+    WEB, family=Family.IPV6, node_port=None, addresses=("fd00:96::10",), backends=(("fd00:244::11", 8080),)
+)
+NETWORK6 = replace(NETWORK, ways={**NETWORK.ways, "fd00:96::10": Way(), "fd00:244::11": Way()})
+KERNEL6 = kernel(net__ipv6__conf__all__disable_ipv6=1, net__ipv6__conf__all__forwarding=1)
+
+
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "all is well": (well(), {}),
     "a table that is 80% full": (
@@ -229,6 +236,18 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "no forwarding, and vipd is not to set it": (
         well(settings=Settings(manage_sysctls=False), kernel=kernel(net__ipv4__ip_forward=0)),
         {"ip-forward": "problem"},
+    ),
+    "no IPv6 at all": (
+        well(services=(WEB, WEB6), kernel=KERNEL6, network=NETWORK6),
+        {"ipv6-disabled": "problem"},
+    ),
+    "IPv6 on one device alone": (
+        well(
+            services=(WEB, WEB6),
+            network=NETWORK6,
+            kernel=replace(KERNEL6, settings={**KERNEL6.settings, "net/ipv6/conf/eth1/disable_ipv6": "0"}),
+        ),
+        {"backend-route": "problem"},
     ),
     "a socket for all": (
         well(socket=SocketFile("/s", 0o666, "vipd", "vipd")),

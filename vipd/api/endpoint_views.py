@@ -99,7 +99,7 @@ def _endpoint_view(endpoint: Endpoint, standing: Standing, share: float = 0.0, c
         "endpoint": str(endpoint),
         "address": endpoint.address,
         "port": endpoint.port,
-        "weight": endpoint.weight,
+        "weight": endpoint.weight if standing.shown_weight is None else standing.shown_weight,
         "share": round(share, 6),
         "ready": True,
         "reason": standing.reason,

@@ -34,8 +34,10 @@ class Placed(NamedTuple, Generic[T]):
 class Report:
     """Collects the problems and notes of one file."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, accepted: bool = False) -> None:
         self.file = file
+        self.accepted = accepted
+        """What is read was accepted once: a rule that came later does not take it away."""
         self.problems: list[Problem] = []
         self.notes: list[Note] = []
 

@@ -141,7 +141,7 @@ BACKEND = {
     "address": Key(
         "an IPv4 or IPv6 address",
         "",
-        "Required. Of a family that the service has an address of; not loopback.",
+        "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
     ),
     "port": Key("1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."),
     "ports": Key(
@@ -237,7 +237,7 @@ CHECK = {
 MASQUERADE_MODES = {
     "auto": Mode(
         "as the setting `masquerade` says; if that is `auto` too: `off-cluster` where `cluster_cidrs` names "
-        "a network of the family, else `forwarded`",
+        "a network of the family, else `forwarded` (with `compat: kube-proxy`: no flow to `address`)",
         "you have no reason for another",
     ),
     "always": Mode("all", "programs of this host, too, use a source address that backends have no route to"),

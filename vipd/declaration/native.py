@@ -30,16 +30,17 @@ READING_SERVICE = "reading this service"
 _READ = Unreadable(0)
 
 
-def parse_declaration(text: str, path: str, source: str = "file") -> Declaration:
+def parse_declaration(text: str, path: str, source: str = "file", *, accepted: bool = False) -> Declaration:
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
     No text, or only comments, declares no service. `path` names the file in problems and origins, `source`
     the kind of origin. Problems and notes come in line order. A Kubernetes Service and its endpoints belong
     together wherever they stand in the file; what stands in another file is not seen.
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
-    An exception that nobody expected is a problem of the service or document that caused it.
+    An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
+    text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
     """
-    report = Report(path)
+    report = Report(path, accepted)
     services: list[Service] = []
     with report.contained(0, "reading this file"):
         tree = read_tree(text, path)
@@ -73,7 +74,7 @@ def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin)
                 services += _read_document(report, document, origin)
     services += objects.finish()
     services.sort(key=lambda service: service.origin.line)
-    report.problems += find_conflicts(services)
+    report.problems += find_conflicts(services, addresses=not report.accepted)
     return services
 
 

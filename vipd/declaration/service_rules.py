@@ -208,11 +208,12 @@ def _check_loops(
             continue
         reached = [Frontend(backend.value.address, backend.value.port_for(p) or 0, p.protocol) for p in ports]
         looping = [frontend for frontend in reached if frontend[1:] in frontends]
+        what = f"{backend.value.address} is the service's own virtual IP: a packet is translated only once"
         if looping:
             what = f"{looping[0]} is the service itself: a loop"
-            report.add(
-                backend.line, backend.path, what, "name the address and port that the server listens on"
-            )
+        elif report.accepted:
+            continue
+        report.add(backend.line, backend.path, what, "name the address and port that the server listens on")
 
 
 def needs_protocol(check: Check) -> Protocol | None:

@@ -285,7 +285,7 @@ def _load_kept(kept: Path) -> dict[str, _Read]:
         path = unquote(copy.name)
         try:
             text = _read_regular(copy)
-            declaration = parse_declaration(text, path)
+            declaration = parse_declaration(text, path, accepted=True)
         except (OSError, UnicodeDecodeError) as error:
             log.warning("%s: the copy of %s cannot be read: %s", copy, path, error)
             continue

@@ -119,5 +119,5 @@ def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
         return Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
         return Declaration(), (f"{path}: cannot be read: {error}",)
-    found = parse_declaration(text, str(path), source="cli")
+    found = parse_declaration(text, str(path), source="cli", accepted=True)
     return (found, ()) if found.ok else (Declaration(), tuple(map(str, found.problems)))

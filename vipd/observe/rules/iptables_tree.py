@@ -199,7 +199,7 @@ class _TreeOfService:
         fault = self._wrong_target(chain, told)
         return Node(
             kind, text, name, rule.text, rule.counted, None if kind is Kind.RULE else share, fault,
-            children=children,
+            children=children, leads_to=rule.target if told.role is Role.PIN and not follows else "",
         )  # fmt: skip
 
     def _endpoint(self, chain: str) -> str:

@@ -17,6 +17,7 @@ _TOLD_BY_CHECKS = (
     "holds rules of other programs",
     "no route leads to ",
     "manage_sysctls is false",
+    "IPv6 is disabled on this host",
 )
 """Warnings of the daemon that checks of ours tell in more detail."""
 

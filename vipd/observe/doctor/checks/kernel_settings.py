@@ -16,6 +16,8 @@ BRIDGE = {
     Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 STRICT = 1
+IPV6_DISABLED = "net/ipv6/conf/{}/disable_ipv6"
+"""Of a device; `all` sets it for every one, each of which may be enabled again."""
 
 
 def reverse_path(device: str) -> str:
@@ -33,6 +35,24 @@ def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
                 cause += "; vipd turns it on within seconds, unless somebody keeps turning it off"
             hint = _keep(name)
             yield problem(f"{family} forwarding is off", cause, _set(name, 1), hint=hint)
+
+
+def ipv6_is_disabled(facts: Facts) -> bool:
+    """Whether no device of this host takes IPv6 packets; vipd's own and loopback lead nowhere."""
+    devices = (
+        link.name for link in facts.network.links if link.name not in ("lo", facts.settings.vip_device)
+    )
+    off = facts.kernel.number(IPV6_DISABLED.format("all")) == 1
+    return off and all(facts.kernel.number(IPV6_DISABLED.format(name)) != 0 for name in devices)
+
+
+def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
+    """Addresses and routes of the family are gone with it, so nothing else of IPv6 is told then."""
+    if Family.IPV6 in facts.families() and ipv6_is_disabled(facts):
+        name = IPV6_DISABLED.format("all")
+        cause = f"{_dotted(name)} is 1: no client reaches an IPv6 address of a service"
+        hint = "then give this host its IPv6 addresses again; or declare no IPv6"
+        yield problem("IPv6 is disabled on this host", cause, _set(name, 0), hint=f"{hint}. {_keep(name)}")
 
 
 def judge_liberal(facts: Facts) -> Iterator[Judgement]:
@@ -123,6 +143,7 @@ def _keep(name: str) -> str:
 
 CHECKS = (
     Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding),
+    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6),
     Check(
         "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, Facts.blind_to_rules
     ),

@@ -14,7 +14,7 @@ from vipd.observe.doctor.checks.kernel_settings import BRIDGE, FORWARDING, LIBER
 from vipd.observe.doctor.facts import Kernel
 
 SETTINGS = (*FORWARDING.values(), LIBERAL, COUNT, MAXIMUM, *BRIDGE.values())
-REVERSE_PATH = "net/ipv4/conf/*/rp_filter"
+OF_DEVICES = ("net/ipv4/conf/*/rp_filter", "net/ipv6/conf/*/disable_ipv6")
 TIMEX_BYTES = 1024
 """Larger than struct timex of any machine. All zero, it asks and sets nothing."""
 TIME_ERROR = 5
@@ -24,7 +24,8 @@ TIME_ERROR = 5
 def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
     """What the kernel says; it is asked over netlink and for the clock only if told so."""
     settings = {}
-    for path in (*(root / "proc/sys" / name for name in SETTINGS), *(root / "proc/sys").glob(REVERSE_PATH)):
+    found = (path for pattern in OF_DEVICES for path in (root / "proc/sys").glob(pattern))
+    for path in (*(root / "proc/sys" / name for name in SETTINGS), *found):
         with contextlib.suppress(OSError):
             settings[str(path.relative_to(root / "proc/sys"))] = path.read_text().strip()
     return Kernel(
