@@ -370,6 +370,8 @@ async def _listening(
         ],
         choose=ChosenDataplane(settings.state_dir).write,
         claims=parts.surroundings.claims,
+        look_at_claims=parts.surroundings.look_at_claims,
+        warnings_of=parts.surroundings.warnings_of,
         events=recorder,
         numbers=parts.numbers,
         fleet=parts.fleet,
