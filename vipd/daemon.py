@@ -106,6 +106,8 @@ def check(settings: Settings) -> int:
     files, store = sources(settings)
     files.scan()
     surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
+    surroundings.served_by(lambda: dataplane)
     asyncio.run(surroundings.look())
     policy = surroundings.claims()
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
