@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 
 _VARIABLE = "SSH_CONNECTION"
 _MOST_ANCESTORS = 32
@@ -40,7 +41,11 @@ def _of_process(directory: str) -> tuple[str, int]:
 def _address_in(value: str) -> str:
     """The end on this host of `CLIENT PORT SERVER PORT`."""
     words = value.split()
-    if len(words) != 4 or not words[3].isdecimal():
+    try:
+        address = ip_address(words[2].partition("%")[0].removeprefix("::ffff:"))
+        port = int(words[3])
+    except (ValueError, IndexError):
+        return ""  # not by sshd
+    if not 0 < port < 65536:
         return ""
-    address = words[2].partition("%")[0].removeprefix("::ffff:")
-    return f"[{address}]:{words[3]}" if ":" in address else f"{address}:{words[3]}"
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
