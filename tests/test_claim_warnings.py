@@ -49,6 +49,12 @@ def test_all_ports_and_addresses_of_a_service_make_one_line_and_all_services_a_f
     assert claims.warnings(GATEWAY, 1.0) == lines
 
 
+def test_an_address_of_a_subnet_for_which_this_host_answers_is_fine() -> None:
+    web = service("web", "10.0.1.5")
+    assert warnings_of([web], GATEWAY)
+    assert warnings_of([web], replace(GATEWAY, proxied=frozenset({"10.0.1.5"}))) == ()
+
+
 def test_what_ends_is_told_no_more() -> None:
     claims, one = Claims(), forwarding("web", "10.0.1.5")
     claims.put(one.key, Claim.of(one))

@@ -132,7 +132,11 @@ class Claims:
     def _of_addresses(self, facts: HostFacts) -> Iterator[Finding]:
         """What is to be said of addresses: of each one thing, the weightiest."""
         told = {
-            **{each: _CONNECTED % (subnet, _asked(each)) for each, subnet in self._connected.items()},
+            **{
+                each: _CONNECTED % (subnet, _asked(each))
+                for each, subnet in self._connected.items()
+                if each not in facts.proxied
+            },
             **{each: _LIVE % where for each, (where, _) in self._live.items()},
             **{each: _KNOWN % f"a gateway of this host, on {on}" for each, on in self._here(facts.gateways)},
             **{each: _KNOWN % what for each, what in self._here(facts.edges)},

@@ -73,6 +73,8 @@ class HostFacts:
     sockets: tuple[LocalSocket, ...] = field(default=(), compare=False)
     """All, guarded ones included."""
     own: frozenset[str] = field(default=frozenset(), compare=False)
+    proxied: frozenset[str] = field(default=frozenset(), compare=False)
+    """Addresses for which this host answers its neighbours though it does not have them."""
 
     def asked_over(self, address: str, port: int) -> HostFacts:
         """With the socket guarded that carries the session of whoever asks."""

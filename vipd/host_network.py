@@ -99,10 +99,20 @@ def read_neighbours(devices: Mapping[int, str]) -> dict[str, str]:
     return found
 
 
-def _of_families(kind: int, most: int) -> Iterator[Message]:
+def read_proxied() -> frozenset[str]:
+    """Addresses for which this host answers its neighbours though it does not have them. Raises OSError."""
+    found = _of_families(NEW_NEIGHBOUR, MOST_NEIGHBOURS, proxies=True)
+    return frozenset(
+        str(ip_address(m.attributes[_DESTINATION])) for m in found if _DESTINATION in m.attributes
+    )
+
+
+def _of_families(kind: int, most: int, *, proxies: bool = False) -> Iterator[Message]:
     """A listing of both families. A kernel without one of them may answer with all that it has."""
     for family in FAMILIES:
-        yield from (message for message in listing(kind, family, most) if message.body[0] == family)
+        for message in listing(kind, family, most, proxies=proxies):
+            if message.body[0] == family:
+                yield message
 
 
 def _links(messages: Iterable[Message]) -> dict[int, _Link]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vipd.host_facts import HostFacts, LocalSocket
-from vipd.host_network import HostNetwork, read_neighbours, read_network
+from vipd.host_network import HostNetwork, read_neighbours, read_network, read_proxied
 from vipd.local_sockets import LocalSockets
 from vipd.model import Family, Protocol
 from vipd.settings import Settings
@@ -30,6 +30,7 @@ class HostReader:
         self._stale = True
         self._network = HostNetwork()
         self._neighbours: dict[str, str] = {}
+        self._proxied = frozenset[str]()
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
         self._faults: set[str] = set()
@@ -48,6 +49,7 @@ class HostReader:
             self._network = self._tried("its routes", lambda: read_network(device), self._network)
         devices = self._network.devices
         self._neighbours = self._tried("its neighbours", lambda: read_neighbours(devices), self._neighbours)
+        self._proxied = self._tried("its proxies", read_proxied, self._proxied)
         self._listening = self._tried("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
 
@@ -77,6 +79,7 @@ class HostReader:
             {**self._neighbours, **network.peers},
             sockets,
             own,
+            self._proxied,
         )
 
 

@@ -19,8 +19,7 @@ _REQUEST_DUMP = 0x1 | 0x300
 _HEAD = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _TYPE_MASK = 0x3FFF
-_BODY_BYTES = 16
-"""The largest of the fixed parts; all begin with the address family."""
+_PROXY = 0x08
 _RECEIVE_BYTES = 1 << 16
 SILENCE_SECONDS = 5.0
 
@@ -35,13 +34,16 @@ class Message(NamedTuple):
     attributes: dict[int, bytes]
 
 
-def listing(kind: int, family: int, most: int) -> Iterator[Message]:
-    """The items of a kind and address family, `most` of them at the utmost. Raises OSError."""
+def listing(kind: int, family: int, most: int, *, proxies: bool = False) -> Iterator[Message]:
+    """The items of a kind and address family, `most` of them at the utmost. Raises OSError.
+
+    `proxies`: of neighbours those that this host answers for.
+    """
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     with opened:
         opened.settimeout(SILENCE_SECONDS)
         opened.bind((0, 0))
-        body = bytes([family]) + bytes(_BODY_BYTES - 1)
+        body = bytes([family]) + bytes(9) + bytes([_PROXY if proxies else 0]) + bytes(5)
         opened.sendto(_HEAD.pack(_HEAD.size + len(body), kind + _LISTING, _REQUEST_DUMP, 1, 0) + body, (0, 0))
         number = 0
         while True:

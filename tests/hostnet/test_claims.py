@@ -186,7 +186,7 @@ def test_what_vipctl_added_can_be_relieved_of_a_backend_whatever_the_host_has_be
     ],
 )
 def test_an_address_of_a_connected_subnet_is_warned_of_at_once(
-    daemon: Daemon, address: str, subnet: str, asked: str
+    lab: Lab, daemon: Daemon, address: str, subnet: str, asked: str
 ) -> None:
     done = add(daemon, address)
     assert done.returncode == 0
@@ -197,6 +197,11 @@ def test_an_address_of_a_connected_subnet_is_warned_of_at_once(
     assert add(daemon, address).stderr == done.stderr, "the same again is warned of again"
     assert daemon.vipctl("set", "web", "--affinity", "10m").stderr == done.stderr
     assert daemon.vipctl("set", "web", "--affinity", "none", "-q").stderr == ""
+    proxy = ("neighbour", "add", "proxy", address, "dev", "cluster")
+    ip("-n", lab.host.namespace, *proxy)
+    assert add(daemon, address).stderr == "", "this host answers for it"
+    daemon.wait_until(lambda: warnings(daemon), [])
+    ip("-n", lab.host.namespace, *(word.replace("add", "del") for word in proxy))
 
 
 def test_external_addresses_of_a_connected_subnet_are_meant_to_be_there(daemon: Daemon) -> None:

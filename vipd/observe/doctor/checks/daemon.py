@@ -17,6 +17,8 @@ _TOLD_BY_CHECKS = (
     "holds rules of other programs",
     "no route leads to ",
     "manage_sysctls is false",
+    "which vipd does not answer",
+    "and gets no connections any more",
 )
 """Warnings of the daemon that checks of ours tell in more detail."""
 
