@@ -14,6 +14,7 @@ from ipaddress import ip_address, ip_network
 from vipd.catalog import Unit
 from vipd.checks import Check, ExecProbe, asks_host
 from vipd.declaration.problems import Declaration, Problem, internal_problem
+from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Service, family_of
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
@@ -42,6 +43,8 @@ class AddressPolicy:
     """Those that the dataplane can do."""
     check_problems: CheckProblems = field(default=_no_problems, compare=False)
     """What this host lacks for a check."""
+    host: HostFacts = NO_FACTS
+    """What of this host no service may take."""
     _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -279,6 +282,8 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
     if service.balance not in policy.balances:
         what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
         hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
+        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    for what, hint in policy.host.refusals(service):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -41,6 +41,7 @@ from vipd.dataplane.opening import (
 from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.fitness import Fitness
 from vipd.health.door import Health
+from vipd.health.host_problems import host_problems
 from vipd.health.targets import Target
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
@@ -113,8 +114,10 @@ def check(settings: Settings) -> int:
     files, store = sources(settings)
     files.scan()
     surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
+    surroundings.served_by(lambda: dataplane)
     asyncio.run(surroundings.look())
-    policy = surroundings.claims()
+    policy = replace(surroundings.claims(), check_problems=host_problems)
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
@@ -406,6 +409,7 @@ async def _listening(
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
+            *parts.surroundings.faults(),
             *parts.supervisor.warnings,
             *parts.reconciler.containment.warnings,
             *parts.reconciler.pulse.warnings,
@@ -414,6 +418,9 @@ async def _listening(
         ],
         choose=ChosenDataplane(settings.state_dir).write,
         claims=parts.surroundings.claims,
+        check_problems=parts.surroundings.check_problems,
+        look_at_claims=parts.surroundings.look_at_claims,
+        warnings_of=parts.surroundings.warnings_of,
         events=recorder,
         numbers=parts.numbers,
         fleet=parts.fleet,

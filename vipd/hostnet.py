@@ -8,14 +8,18 @@ import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from time import monotonic
 
 from vipd.admission import AddressPolicy
 from vipd.checks import Check
+from vipd.claim_warnings import Claim, Claims, warnings_of
 from vipd.health.prerequisites import Prerequisites, Problems
 from vipd.host_checks import HostChecks
+from vipd.host_facts import NO_FACTS
 from vipd.host_needs import HostNeeds
+from vipd.host_reader import HostReader
 from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, ForwardingKey
+from vipd.model import Family, Forwarding, ForwardingKey, Service
 from vipd.selection import SelectionPolicy
 from vipd.settings import Settings, balances_of
 from vipd.vip_routes import VipRoutes
@@ -37,6 +41,10 @@ resets the connection (contract 7.6). kube-proxy drops every INVALID packet that
 people's; this mends the flows instead, also those that end on this host."""
 
 
+MOST_REMEMBERED = 200
+"""Warnings that are not logged again when they come again."""
+
+
 class HostNet:
     """This host's addresses, and the kernel settings that the families in use need."""
 
@@ -49,6 +57,13 @@ class HostNet:
         self._routes = VipRoutes(settings.vip_device, record)
         self._prerequisites = Prerequisites()
         self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
+        self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
+        self._admitted_by = NO_FACTS
+        """What was known of this host at the last step, or first of all."""
+        self._claim_warnings: tuple[str, ...] | None = ()
+        """None: claims have changed."""
+        self._told: dict[str, None] = {}
+        """Warnings of claims that were logged, or are given now."""
         self._conntrack_absent = False
         """Connection tracking was not there yet when it was to be set."""
         self._seen_on: set[str] = set()
@@ -65,6 +80,7 @@ class HostNet:
         if self._policy is None:
             await self.look()
         assert self._policy is not None  # noqa: S101 (look sets it)
+        self._admitted_by = self._facts
         return self._policy
 
     def claims(self) -> AddressPolicy:
@@ -76,11 +92,29 @@ class HostNet:
             () if compatible else tuple(sorted(own)),
             self._settings.exec_sources,
             balances_of(self._checks.dataplane()),
+            host=self._facts.without_addresses() if compatible else self._facts,
         )
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
         """What this host lacks for checks; one that it does not answer about soon has that as its problem."""
         return await self._prerequisites.problems(checks)
+
+    async def look_at_claims(self) -> bool:
+        """Look at what services must not, or had better not, claim; whether that asks for another step."""
+        own = self._policy.host.addresses if self._policy else frozenset[str]()
+        self._facts = await self._reader.read(own)
+        warnings = self._claims.warnings(self._facts, monotonic())
+        differs = self._facts != self._admitted_by or warnings != self._claim_warnings
+        self._claim_warnings = None if differs else self._claim_warnings
+        return differs
+
+    def faults(self) -> tuple[str, ...]:
+        """What of this host cannot be read; what was known of it still counts."""
+        return self._reader.faults()
+
+    def warnings_of(self, services: Collection[Service]) -> tuple[str, ...]:
+        """What is to be told of the claims of these services, as of the last look."""
+        return warnings_of(services, self._facts)
 
     async def look(self) -> bool:
         """Look at this host again: whether its addresses (unless settings name them), the routes and kernel
@@ -91,16 +125,21 @@ class HostNet:
         # What is no address is found out here, where it is a fault of this look, and not in each step.
         addresses = frozenset(str(ipaddress.ip_address(address)) for address in found)
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
+        claims = await self.look_at_claims()
         if before is None:
+            self._admitted_by = self._facts
             return True  # nothing has been prepared yet
         routes = await self._routes.look()
         checks = await self._checks.look(self._needs)
-        changed = before != self._policy or routes or checks or self._conntrack_absent or self._switched()
-        return changed or self._prerequisites.answered_late
+        host = routes or checks or claims or self._conntrack_absent or self._switched()
+        return host or before != self._policy or self._prerequisites.answered_late
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
         self._routes.moved(self._needs.update(changes))
+        for key, forwarding in changes.items():
+            self._claims.put(key, Claim.of(forwarding) if forwarding else None)
+        self._claim_warnings = None
 
     async def prepare(self) -> tuple[str, ...]:
         """Make sure that the host forwards the families in use and has routes to their VIPs.
@@ -112,7 +151,19 @@ class HostNet:
             *await self._routes.ensure(self._needs.vips),
             *self._checks.warnings(self._needs),
             *self._record.warnings(),
+            *self._warn_of_claims(),
         )
+
+    def _warn_of_claims(self) -> tuple[str, ...]:
+        """What is to be told of claims now; logged what was not before."""
+        if self._claim_warnings is None:
+            self._claim_warnings = self._claims.warnings(self._facts, monotonic())
+            for warning in self._claim_warnings:
+                if warning not in self._told:
+                    log.warning("%s", warning)
+            known = (*self._claim_warnings, *self._told)
+            self._told = dict.fromkeys(known[:MOST_REMEMBERED])
+        return self._claim_warnings
 
     def _switched(self) -> bool:
         """Whether somebody has turned a kernel setting off or on since this host was last prepared."""

@@ -21,6 +21,17 @@ def test_add_as_in_the_manual(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     assert daemon.last.query == ""
 
 
+def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    warned = {"warnings": ["service web: one", "service web: two"]}
+    daemon.answer("POST /v1/services", changed(("created", "web")) | warned)
+    words = ("add", "10.96.0.10:53/udp", "--name", "web")
+    ended = vipctl(*words)
+    assert (ended.code, ended.err) == (0, "warning: service web: one\nwarning: service web: two\n")
+    assert vipctl(*words, "-q") == (0, "", "")
+    ended = vipctl(*words, "-o", "json")
+    assert (json.loads(ended.out)["warnings"], ended.err) == (warned["warnings"], "")
+
+
 @pytest.mark.parametrize(
     ("words", "spec"),
     [

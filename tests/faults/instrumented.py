@@ -42,7 +42,7 @@ def measure(file: Path) -> None:
             with file.open("a") as lines:
                 lines.write(f"{took:.4f} {yardstick():.5f} {_described(handle)}\n")
 
-    events.Handle._run = measured  # type: ignore[method-assign]
+    events.Handle._run = measured  # type: ignore[method-assign, assignment]
 
 
 def _described(handle: Any) -> str:

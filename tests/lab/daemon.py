@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 from urllib.parse import quote
 
 import yaml
@@ -178,7 +178,7 @@ class Daemon:
             self._log.close()
         return code
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

@@ -6,11 +6,13 @@ import json
 
 from aiohttp import web
 
+from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.operations import RefusedError
 
 Json = dict[str, object]
 
 API_VERSION = "vipd/v1"
+SESSION_HEADER = "Vipd-Session"
 
 
 async def body_of(request: web.Request) -> Json:
@@ -30,6 +32,19 @@ def flag_of(request: web.Request, name: str) -> bool:
     if value not in ("0", "1"):
         raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
     return value == "1"
+
+
+def session_of(request: web.Request) -> tuple[str, int] | None:
+    """The address and TCP port of this host over which whoever asks is logged in; None when that is not said.
+
+    Raises RefusedError.
+    """
+    said = request.headers.get(SESSION_HEADER)
+    try:
+        return parse_frontend(said)[:2] if said else None
+    except NotationError as error:
+        hint = f"{SESSION_HEADER}: 192.0.2.1:22, or leave it out"
+        raise RefusedError("malformed", f"{SESSION_HEADER}: {said}", str(error), hint) from None
 
 
 def answer(value: Json, status: int = 200) -> web.Response:

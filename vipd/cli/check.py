@@ -10,7 +10,7 @@ import click
 from vipd.cli.completion import DIRECTORY, FILE
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
-from vipd.cli.offline import admitted, host_addresses, read_settings
+from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import counted, document, output_option, prose, screen
 from vipd.cli.settings_options import settings_options
 
@@ -46,7 +46,8 @@ def check(
     vipctl check dns.yaml --set allowed_addresses=10.96.0.0/16
     """
     settings = read_settings(settings_file, assignments)
-    inputs = admitted(read_inputs(files or (services_dir,)), settings, host_addresses(settings))
+    own = host_addresses(settings)
+    inputs = admitted(read_inputs(files or (services_dir,)), settings, own, host_facts(settings, own))
     if not quiet:
         inputs.tell_notes()
     if form != "text":
