@@ -20,7 +20,7 @@ from vipd.model import Backend
 from vipd.sources.etcd_follower import Follower, Times
 from vipd.sources.etcd_keys import EtcdKeys
 from vipd.sources.etcd_snapshot import Snapshot, State
-from vipd.sources.etcd_values import Layout
+from vipd.sources.etcd_values import Layout, shown_key
 from vipd.sources.removal_guard import RemovalGuard
 
 SNAPSHOT = Path("etcd") / "snapshot"
@@ -170,8 +170,8 @@ class EtcdSource:
             self.last_change,
             self.lag,
             len(self._keys.kept),
-            tuple(sorted(self._keys.rejected)),
-            tuple(sorted(self._keys.held)),
+            tuple(map(shown_key, sorted(self._keys.rejected))),
+            tuple(map(shown_key, sorted(self._keys.held))),
             self._follower.fault,
         )
 
@@ -179,7 +179,7 @@ class EtcdSource:
         held = sorted(self._keys.held)
         if not held:
             return ""
-        names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+        names = ", ".join(map(shown_key, held[:3])) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services at once"
         if self._keys.set_back:
             why = "the store is another one than before, or an older state of it"
