@@ -61,6 +61,8 @@ class Fleet:
 
     def load(self) -> None:
         """Take over what an earlier run has known."""
+        for warning in self._options.warnings():
+            log.warning("%s", warning)
         self.source.load()
         self.orders.refresh()
         self._known = self._declared()
@@ -121,7 +123,7 @@ class Fleet:
             if self._refused
             else ""
         )
-        return [*self.orders.faults(), *filter(None, (beacon, refused))]
+        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon, refused))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name. Raises RefusedError."""
