@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vipd.model import Service
+
+
+def printable(name: str) -> str:
+    """The name of a file or a key as people see it: one line that can be printed, and no two names alike.
+
+    Bytes that are no UTF-8 stand in `name` as lone surrogates.
+    """
+    return name if name.isprintable() and "\\" not in name else json.dumps(name)[1:-1]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,6 +34,14 @@ class Problem:
         place = f"{self.file}:{self.line}" if self.line else self.file
         text = ": ".join(part for part in (place, self.path, self.what) if part)
         return f"{text}; {self.hint}" if self.hint else text
+
+
+def unreadable(file: str, error: OSError) -> Problem:
+    """A file that cannot be read, the same by `vipctl check` and by vipd."""
+    if isinstance(error, IsADirectoryError):
+        return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")
+    hint = "check the spelling" if isinstance(error, FileNotFoundError) else ""
+    return Problem(file, 0, "", f"cannot be read: {error.strerror or error}", hint)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from vipd.durable import read_regular, why
 from vipd.etcd.endpoints import Endpoints
 from vipd.etcd.errors import (
     AuthFailedError,
@@ -42,6 +43,7 @@ UNACKNOWLEDGED_MILLISECONDS = 25_000
 """A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
 
 _FAILED_PRECONDITION = 9
+_LONGEST_PASSWORD_FILE = 2**20
 _LONGEST_TOKEN = 8000
 """Of what goes into a header; Go's server takes far more."""
 
@@ -300,10 +302,10 @@ def _token(answer: Message) -> str:
 def _password(path: Path | None) -> str:
     """Raises AuthFailedError."""
     try:
-        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r") if path else ""
+        data = read_regular(path, _LONGEST_PASSWORD_FILE) if path else b""
+        return data.decode("utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise AuthFailedError(f"{path}: the password cannot be read: {why}") from None
+        raise AuthFailedError(f"{path}: the password cannot be read: {why(error)}") from None
 
 
 def _signature(path: Path | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from random import Random
 
 from vipd import __version__
 from vipd.checks import ExecProbe
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.beacon import HostBeacon, HostReport, read_report
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError
@@ -24,7 +24,6 @@ from vipd.reconciler import Reconciler
 from vipd.registrations import Registrations
 from vipd.settings import Settings
 from vipd.sources.etcd import EtcdSource
-from vipd.sources.etcd_values import shown_key
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class Fleet:
         key = kv.key.decode(errors="surrogateescape")
         report, fault = read_report(kv.value)
         return {
-            "name": shown_key(key.removeprefix(f"{self._options.prefix}hosts/")),
+            "name": printable(key.removeprefix(f"{self._options.prefix}hosts/")),
             **report,
             "behind": None if fault else max(0, self.source.last_change - int(report["revision"])),
             "seen_seconds": granted - left if granted else None,

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import yaml
 
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Problem, printable
 from vipd.model import Backend, Service
 from vipd.operations import spec_of
 from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
-from vipd.sources.etcd_values import Layout, read_registration, read_service_value, shown_key
+from vipd.sources.etcd_values import Layout, read_registration, read_service_value
 
 MOST_TEXT = 1000
 """Characters of a reason, and of any other text of an order."""
@@ -65,7 +65,7 @@ def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tup
         try:
             order = _printable(from_json(json.loads(value)))
         except (MalformedError, ValueError, RecursionError) as error:
-            faults.append(f"order {shown_key(key)} in etcd: {error}; it is left out; hint: delete the key")
+            faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
         else:
             orders[order.subject] = order
     if len(faults) > MOST_FAULTS:

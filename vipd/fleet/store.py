@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from vipd.declaration.problems import printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, RejectedError, UnreachableError
 from vipd.etcd.messages import Delete, KeyRange, Put, Unchanged
@@ -21,7 +22,7 @@ from vipd.model import Service
 from vipd.operations import Outcome, RefusedError
 from vipd.overrides import Override, Subject
 from vipd.sources.etcd import EtcdSource
-from vipd.sources.etcd_values import Layout, place_of, shown_key
+from vipd.sources.etcd_values import Layout, place_of
 
 HEARD_SECONDS = 10.0
 """How long an answer waits for this host to hear of its own write."""
@@ -42,7 +43,7 @@ class Written:
     @property
     def place(self) -> str:
         """`etcd /vipd/v1/services/dns at revision 42`."""
-        keys = list(map(shown_key, self.keys))
+        keys = list(map(printable, self.keys))
         named = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more keys" if keys else ""
         return f"etcd {named} at revision {self.revision}" if self.revision else f"etcd {named}".rstrip()
 
@@ -156,7 +157,7 @@ class EtcdStore:
         conditions = [Unchanged(_encoded(key), self._source.mod_revision(key)) for key in keys]
         revision = await self._asked(self._client.txn(conditions, then))
         if not revision:
-            named = shown_key(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
+            named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
             what = f"{named} was changed by somebody else meanwhile"
             why = "etcd holds another version than this host knew; nothing was stored"
             raise RefusedError("conflict", what, why, "look at it, and say it again")

@@ -13,14 +13,14 @@ from pathlib import Path
 from random import Random
 
 from vipd.catalog import Unit
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.settings import EtcdSettings
 from vipd.model import Backend
 from vipd.sources.etcd_follower import Follower, Times
 from vipd.sources.etcd_keys import EtcdKeys
 from vipd.sources.etcd_snapshot import Snapshot, State
-from vipd.sources.etcd_values import Layout, shown_key
+from vipd.sources.etcd_values import Layout
 from vipd.sources.removal_guard import RemovalGuard
 
 SNAPSHOT = Path("etcd") / "snapshot"
@@ -170,8 +170,8 @@ class EtcdSource:
             self.last_change,
             self.lag,
             len(self._keys.kept),
-            tuple(map(shown_key, sorted(self._keys.rejected))),
-            tuple(map(shown_key, sorted(self._keys.held))),
+            tuple(map(printable, sorted(self._keys.rejected))),
+            tuple(map(printable, sorted(self._keys.held))),
             self._follower.fault,
         )
 
@@ -179,7 +179,7 @@ class EtcdSource:
         held = sorted(self._keys.held)
         if not held:
             return ""
-        names = ", ".join(map(shown_key, held[:3])) + (", ..." if len(held) > 3 else "")
+        names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services at once"
         if self._keys.set_back:
             why = "the store is another one than before, or an older state of it"

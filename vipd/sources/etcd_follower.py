@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from vipd.declaration.problems import printable
 from vipd.etcd.client import EtcdClient, Listing
 from vipd.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
 from vipd.etcd.messages import Found, Header, KeyRange, KeyValue
 from vipd.etcd.watch import Changes, Watch
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
-from vipd.sources.etcd_values import Layout, shown_key
+from vipd.sources.etcd_values import Layout
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ class Follower:
             change = await self._difference(listing, foreign)
             missed = [w for w in change.written if w.mod_revision <= min(live.values(), default=0)]
             if missed and not foreign:
-                first = shown_key(missed[0].key)
+                first = printable(missed[0].key)
                 log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
             self._positions = dict.fromkeys(self._ranges, header.revision)
             self._apply(change)

@@ -7,7 +7,6 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 from vipd.declaration.backend_reader import read_backends
@@ -16,7 +15,7 @@ from vipd.declaration.native import API_VERSION, parse_declaration
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.notation import NotationError, parse_backend
 from vipd.declaration.policy_reader import Policy
-from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.problems import Declaration, Problem, printable
 from vipd.declaration.service_reader import read_service
 from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd.messages import KeyRange
@@ -56,12 +55,7 @@ class Layout:
 
 def place_of(key: str) -> str:
     """How problems name a key, and the name of its unit: one line, whatever the key holds."""
-    return f"{SOURCE}:{shown_key(key)}"
-
-
-def shown_key(key: str) -> str:
-    """A key as people see it: printable, and no two keys alike."""
-    return key if key.isprintable() and "\\" not in key else json.dumps(key)[1:-1]
+    return f"{SOURCE}:{printable(key)}"
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:
