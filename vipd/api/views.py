@@ -8,13 +8,13 @@ from datetime import datetime
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
-from vipd.model import Forwarding, Frontend, Refusal, Service
+from vipd.model import Forwarding, Service
 from vipd.operations import spec_of
-from vipd.progress import Progress
 from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
+from vipd.service_state import in_panic, state_of
 from vipd.sources.base import Source
-from vipd.standing import Admin, Standings
+from vipd.standing import Standings
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -48,34 +48,17 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
 def _service_status(
     service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
 ) -> Json:
-    state, message = _state(service, forwardings, reconciler.progress)
+    progress = reconciler.progress
+    pending = None if progress.state in ("in-sync", "degraded") else progress.fault
+    state, message = state_of(
+        service, forwardings, standings, progress.quarantined.get(service.name), pending
+    )
     return {
         "state": state,
-        "message": message or _backends_told(service, standings),
+        "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
     }
-
-
-def _backends_told(service: Service, standings: Standings) -> str:
-    """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
-    own = [standings[str(backend)] for backend in service.backends if str(backend) in standings]
-    unhealthy = sum(not standing.healthy for standing in own)
-    numbers = {
-        "draining": sum(standing.admin is Admin.DRAINING for standing in own),
-        "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
-        "unhealthy": unhealthy,
-    }
-    told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
-    if _in_panic(service, standings):
-        told += "; all serve, as fallback: keep says"
-    return told
-
-
-def _in_panic(service: Service, standings: Standings) -> bool:
-    """Whether none of its own backends is healthy, and all serve for want of better."""
-    own = [standings.get(str(backend)) for backend in service.backends]
-    return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
 
 
 def _panic_warnings(reconciler: Reconciler) -> list[str]:
@@ -83,21 +66,8 @@ def _panic_warnings(reconciler: Reconciler) -> list[str]:
         f"service {service.name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
         f"hint: vipctl describe {service.name} tells what the checks say"
         for service in reconciler.services.values()
-        if service.keeps_unhealthy and _in_panic(service, reconciler.standings(service))
+        if service.keeps_unhealthy and in_panic(service, reconciler.standings(service))
     ]
-
-
-def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progress) -> tuple[str, str]:
-    if service.name in progress.quarantined:
-        return "quarantined", progress.quarantined[service.name]
-    if progress.state not in ("in-sync", "degraded"):
-        return "pending", progress.fault
-    empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
-    if not empty:
-        return "ok", ""
-    frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
-    dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
-    return "no-backends", f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
 
 
 def status_view(

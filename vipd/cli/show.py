@@ -13,7 +13,13 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
 from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
 
-STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow", "quarantined": "red"}
+STATE_COLOURS = {
+    "ok": "green",
+    "degraded": "yellow",
+    "no-backends": "red",
+    "pending": "yellow",
+    "quarantined": "red",
+}
 
 COLUMNS = (
     Column("NAME", least=16),
@@ -87,14 +93,19 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
         vip,
         f"{status['ready']}/{status['backends']}",
         affinity(view),
-        owner if wide else owner.rpartition("/")[2],
+        owner if wide else _short(owner, view["name"]),
         Cell(_standing(status), STATE_COLOURS.get(status["state"], "")),
     ]
 
 
+def _short(owner: str, name: str) -> str:
+    """A file without its directories; of a key in etcd, which ends in the service's name, that name."""
+    return f"etcd:{name}" if owner.startswith("etcd:") else owner.rpartition("/")[2]
+
+
 def _standing(status: Json) -> str:
-    """The state; of a service that is ok also which of its backends do not serve as declared."""
-    told = str(status["message"]).partition(";")[0] if status["state"] == "ok" else ""
+    """The state; of a service that serves also what of it does not serve as declared."""
+    told = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
     return f"{status['state']}, {told}" if told else str(status["state"])
 
 
