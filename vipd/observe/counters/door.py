@@ -93,7 +93,9 @@ class Counting:
             except (ApplyError, OSError) as error:
                 flows, fault = {}, str(error)
             self._tell(fault)
-            self.at, self._taken = datetime.now(UTC), began
+            self._taken = began
+            # After a failure what was counted comes with the next reading: the rates are of all that time.
+            self.at = self.at if fault else datetime.now(UTC)
             self.ledger.add(flows)
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()

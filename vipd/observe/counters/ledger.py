@@ -81,8 +81,8 @@ class Ledger:
             for place, account in list(service.backends.items()):
                 if place in known:
                     account.gone_since = None
-                elif account.gone_since is None:
-                    account.gone_since = now
+                elif account.gone_since is None or account.gone_since > now:
+                    account.gone_since = now  # a later moment is of a clock that was set back
                 elif now - account.gone_since > KEPT_SECONDS and place not in self._moving:
                     service.former += account.flows
                     service.former_traffic = added(service.former_traffic, _traffic(account))

@@ -115,7 +115,8 @@ class Recorder:
     def _due(self, found: Occurrence) -> bool:
         lasted = (found.at - (found.since or found.at)).total_seconds()
         pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
-        return self._clock() - self._told_at.get(found.place, 0.0) >= pause
+        passed = self._clock() - self._told_at.get(found.place, 0.0)
+        return passed >= pause or passed < 0  # the clock was set back
 
     def _tell_untold(self, place: int) -> None:
         self._tell(replace(self._untold.pop(place), id=self._next_id()))
