@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
+from vipd.catalog import Unit
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.problems import Problem
 from vipd.model import Forwarding, Service
 from vipd.operations import spec_of
 from vipd.readiness import ready_backends
@@ -88,25 +91,47 @@ def status_view(
         "applies": progress.applies,
         "apply_failures": progress.failures,
         "quarantined": dict(progress.quarantined),
-        "sources": [_source_view(source, reconciler) for source in sources],
+        "sources": _source_views(sources, reconciler),
         "warnings": [*progress.warnings, *_panic_warnings(reconciler), *_listed(about.get("warnings"))],
     }
 
 
-def _source_view(source: Source, reconciler: Reconciler) -> Json:
+def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:
+    serving = Counter(service.origin.owner for service in reconciler.services.values())
+    return [_source_view(source, reconciler.problems, serving) for source in sources]
+
+
+def _source_view(
+    source: Source, problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
+) -> Json:
     units = source.units()
-    serving = [s for s in reconciler.services.values() if _unit_of(s) in units]
-    problems = [str(p) for unit in units for p in reconciler.problems.get(unit, ())]
+    refused: list[Json] = [
+        {
+            "unit": name,
+            "serves": _served_of(name, unit, serving.get(name, 0)),
+            "problems": list(map(str, problems[name])),
+        }
+        for name, unit in units.items()
+        if problems.get(name)
+    ]
     return {
         "name": source.name,
         "location": source.location,
-        "services": len(serving),
-        "problems": [*source.faults(), *problems],
+        "services": sum(serving.get(name, 0) for name in units),
+        "problems": [*source.faults(), *(str(p) for name in units for p in problems.get(name, ()))],
+        "refused": refused,
     }
 
 
-def _unit_of(service: Service) -> str:
-    return service.origin.owner
+def _served_of(name: str, unit: Unit, serving: int) -> str:
+    """What serves of a unit that has problems."""
+    kind = {"file": "file", "etcd": "key"}.get(name.partition(":")[0], "store")
+    if not serving:
+        return f"nothing of the {kind} serves"
+    if serving == len(unit.accepted.services):
+        return f"the last good version of the {kind} serves on"
+    declared = {service.name for part in (unit.candidate, unit.accepted) for service in part.services}
+    return f"{serving} of {len(declared)} services of the {kind} serve"
 
 
 def _listed(value: object) -> list[object]:

@@ -11,7 +11,17 @@ from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
-from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
+from vipd.cli.output import (
+    Cell,
+    Column,
+    counted,
+    document,
+    duration,
+    output_option,
+    screen,
+    socket_option,
+    table,
+)
 
 STATE_COLOURS = {
     "ok": "green",
@@ -60,10 +70,19 @@ def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: 
     elif views:
         _print_table(views, form == "wide", not no_headers)
     elif not targets:
-        print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
+        print(nothing_serves(daemon), file=sys.stderr)
     if failures:
         raise together(failures)
     return OK
+
+
+def nothing_serves(daemon: Daemon) -> str:
+    """Why there is no service: none is declared, or none of those that are can serve."""
+    sources = daemon.get("status")["sources"]
+    problems = sum(len(source["problems"]) for source in sources)
+    if problems:
+        return f"no service serves, with {counted(problems, 'problem')}; hint: vipctl status"
+    return "no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5"
 
 
 def _named(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> list[Json]:
