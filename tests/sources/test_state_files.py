@@ -18,6 +18,7 @@ import pytest
 from tests.api.daemon_process import host
 from tests.etcd.gateway import broken
 from tests.samples import HEAD, block
+from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.dataplane.switching import ChosenDataplane
 from vipd.declaration.native import parse_declaration
@@ -162,7 +163,7 @@ def _lines(*records: object) -> bytes:
 def _counted() -> bytes:
     ledger = Ledger()
     ledger.add({PLACE: 3})
-    ledger.end({PLACE: (1, 2, 3, 4)})  # type: ignore[dict-item]
+    ledger.end({PLACE: Traffic(1, 2, 3, 4)})
     return json.dumps({"boot": "", "ledger": ledger.to_json(), "memory": [["x"]]}).encode()
 
 
@@ -201,8 +202,8 @@ FILES = (
 )
 
 
-def _put(data: bytes) -> Callable[[Path, bytes], None]:
-    return lambda path, good: path.write_bytes(data) and None  # type: ignore[func-returns-value]
+def _put(data: bytes) -> Callable[[Path, bytes], object]:
+    return lambda path, good: path.write_bytes(data)
 
 
 def _huge(path: Path, good: bytes) -> None:
