@@ -185,4 +185,7 @@ def _time(value: object) -> datetime:
     if not isinstance(value, str):
         raise MalformedError(f"{value!r} is not a time")
     moment = datetime.fromisoformat(value)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise MalformedError(f"{value!r} is not a time") from None

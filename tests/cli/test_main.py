@@ -260,7 +260,7 @@ def test_prose_is_wrapped_on_a_terminal_and_nowhere_else(
     daemon: FakeDaemon, spawn: Spawn, vipctl: Vipctl
 ) -> None:
     problem = f"/etc/vipd/services.d/{'x' * 80}.yaml:3: {LONG.strip()}"
-    source = STATUS["sources"][0] | {"problems": [problem]}
+    source = STATUS["sources"][0] | {"problems": [problem], "refused": []}
     daemon.answer("GET /v1/status", STATUS | {"warnings": [LONG.strip()], "sources": [source]})
     lines = on_terminal(spawn, "status", NO_COLOR="").splitlines()
     assert [len(line) > 80 for line in lines].count(True) == 1, "a path is never broken"

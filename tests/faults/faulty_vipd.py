@@ -72,7 +72,8 @@ def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[.
 
 
 def install(seam: Seam, control: Control) -> None:
-    """Put a seam in the place of its target, wherever that is known by name."""
+    """Put a seam in the place of its target: wherever that is known by name, but of what another module
+    defines only there."""
     module_name, _, path = seam.target.partition(":")
     owner: Any = importlib.import_module(module_name)
     *classes, name = path.split(".")
@@ -81,7 +82,7 @@ def install(seam: Seam, control: Control) -> None:
     real = getattr(owner, name)
     wrapped = faulty(seam, real, control)
     setattr(owner, name, wrapped)
-    if not classes:
+    if not classes and real.__module__ == module_name:
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith("vipd") and getattr(module, name, None) is real:
                 setattr(module, name, wrapped)

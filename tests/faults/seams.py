@@ -32,9 +32,10 @@ class Seam:
 BESIDE = (
     Seam(
         "declaration files",
-        "vipd.sources.files:_read_regular",
+        "vipd.sources.files:read_regular",
         ("vipd.sources.files",),
         "watched.yaml",
+        garbage=GARBAGE_TEXT.encode,
     ),
     Seam(
         "addresses of this host",

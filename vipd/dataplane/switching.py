@@ -18,12 +18,13 @@ from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.durable import make_directory, write_durably
+from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 
 DataplaneName = Literal["iptables", "nftables"]
+_LONGEST_NAME = 4096
 DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
@@ -43,10 +44,16 @@ class ChosenDataplane:
     def read(self) -> str:
         """The name, or `auto`; empty if the settings count."""
         try:
-            chosen = self._path.read_text(encoding="utf-8").strip()
-        except OSError:
+            chosen = read_regular(self._path, _LONGEST_NAME).decode().strip()
+            if chosen not in (*DATAPLANES, "auto"):
+                raise ValueError("it names no dataplane")
+        except FileNotFoundError:
             return ""
-        return chosen if chosen in (*DATAPLANES, "auto") else ""
+        except (OSError, ValueError) as error:
+            what, aside = "the dataplane that was chosen cannot be read", keep_aside(self._path)
+            log.warning("%s: %s: %s; the settings count; %s", self._path, what, why(error), aside)
+            return ""
+        return chosen
 
     def write(self, chosen: str) -> None:
         """Make it last; empty: the settings count again. Raises OSError."""

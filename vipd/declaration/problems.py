@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vipd.model import Service
+
+
+def printable(name: str) -> str:
+    """The name of a file or a key as people see it: one line that can be printed, and no two names alike.
+
+    Bytes that are no UTF-8 stand in `name` as lone surrogates.
+    """
+    return name if name.isprintable() and "\\" not in name else json.dumps(name)[1:-1]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,6 +58,14 @@ def internal_problem(error: Exception, doing: str, file: str, line: int = 0) -> 
     """An unexpected exception as a problem of what was being worked on. Call it while handling `error`."""
     trace = "".join(traceback.format_exception(error))
     return Problem(file, line, "", internal_error(error, doing), PLEASE_REPORT, trace)
+
+
+def unreadable(file: str, error: OSError) -> Problem:
+    """A file that cannot be read, the same by `vipctl check` and by vipd."""
+    if isinstance(error, IsADirectoryError):
+        return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")
+    hint = "check the spelling" if isinstance(error, FileNotFoundError) else ""
+    return Problem(file, 0, "", f"cannot be read: {error.strerror or error}", hint)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from vipd.catalog import Unit
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.settings import EtcdSettings
 from vipd.model import Backend
@@ -168,8 +168,8 @@ class EtcdSource:
             self.last_change,
             self.lag,
             len(self._keys.kept),
-            tuple(sorted(self._keys.rejected)),
-            tuple(sorted(self._keys.held)),
+            tuple(map(printable, sorted(self._keys.rejected))),
+            tuple(map(printable, sorted(self._keys.held))),
             self._follower.fault,
         )
 
@@ -177,7 +177,7 @@ class EtcdSource:
         held = sorted(self._keys.held)
         if not held:
             return ""
-        names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+        names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services at once"
         if self._keys.set_back:
             why = "the store is another one than before, or an older state of it"

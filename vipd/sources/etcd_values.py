@@ -7,7 +7,6 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 from vipd.declaration.backend_reader import read_backends
@@ -16,13 +15,16 @@ from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declarat
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.notation import NotationError, parse_backend
 from vipd.declaration.policy_reader import Policy
-from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.problems import Declaration, Problem, printable
 from vipd.declaration.service_reader import read_service
 from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd.messages import KeyRange
 from vipd.model import Backend, Origin, Service
 
 SOURCE = "etcd"
+
+MOST_TEXT = 2**20
+"""Characters of one value: some ten thousand backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,14 @@ class Layout:
 
 def place_of(key: str) -> str:
     """How problems name a key, and the name of its unit: one line, whatever the key holds."""
-    return f"{SOURCE}:{key}" if key.isprintable() else f"{SOURCE}:{json.dumps(key)[1:-1]}"
+    return f"{SOURCE}:{printable(key)}"
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:
     """What the value of a service's key declares: one service or problems, never both none. Never raises."""
     place = place_of(key)
+    if len(text) > MOST_TEXT:
+        return Declaration(problems=(_too_long(place, text),))
     tree = read_tree(text, place)
     root = tree.documents[0] if tree.documents else None
     alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
@@ -78,6 +82,8 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     backend may have besides address and port: `{weight: 2}`.
     """
     report = Report(place_of(key))
+    if len(text) > MOST_TEXT:
+        return Declaration(problems=(_too_long(report.file, text),))
     service, _, where = rest.rpartition("/")
     tree = read_tree(text, report.file)
     report.problems += tree.problems
@@ -96,6 +102,11 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=tuple(report.problems))
+
+
+def _too_long(place: str, text: str) -> Problem:
+    what = f"the value has {len(text)} characters, of which {MOST_TEXT} are the most"
+    return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
 
 
 def _read_alone(place: str, root: Mapping) -> Declaration:

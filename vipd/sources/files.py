@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-import os
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -24,8 +23,8 @@ from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Problem, internal_problem
-from vipd.durable import make_directory, write_durably
+from vipd.declaration.problems import Declaration, Problem, internal_problem, printable, unreadable
+from vipd.durable import make_directory, read_regular, why, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,10 @@ each (docs/scale.md)."""
 
 LARGE_TEXT = 200_000
 """Characters above which parsing is a load: some thousand services."""
+
+LONGEST_NAME = 250
+"""Of a copy, in bytes: while it is written it is longer by five, and must stay below 256."""
+_HASHED = "sha256-"
 
 Signature = tuple[int, ...]
 
@@ -115,7 +118,7 @@ class FileSource:
             except OSError as error:
                 return self._away(error)
             before = self._read
-            self._read = {str(path): self._look(path) for path in paths}
+            self._read = {printable(str(path)): self._look(path) for path in paths}
             self._signatures = {
                 path: self._signatures[path] for path in self._read if path in self._signatures
             }
@@ -163,30 +166,30 @@ class FileSource:
 
     def _look(self, path: Path) -> _Read:
         """A file as it is now, parsed again only when its text differs."""
-        known = self._read.get(str(path))
+        name = printable(str(path))
+        known = self._read.get(name)
         try:
             signature = _signature(path)
-            again = self._due_again(str(path))
-            if known is not None and self._signatures.get(str(path)) == signature and not again:
+            again = self._due_again(name)
+            if known is not None and self._signatures.get(name) == signature and not again:
                 return known
-            text = _read_regular(path)
+            text = read_regular(path).decode("utf-8")
         except OSError as error:
-            self._signatures.pop(str(path), None)
-            return _unreadable(path, f"cannot be read: {error.strerror or error}", known)
+            self._signatures.pop(name, None)
+            return _unreadable(unreadable(name, error), known)
         except UnicodeDecodeError as error:
-            return _unreadable(path, f"is not UTF-8 text (byte {error.start})", known)
+            return _unreadable(Problem(name, 0, "", f"is not UTF-8 text (byte {error.start})"), known)
         except Exception as error:
-            self._signatures.pop(str(path), None)
-            problem = internal_problem(error, "reading this file", str(path))
-            return _unless_known(_Read(None, Declaration(problems=(problem,))), known)
+            self._signatures.pop(name, None)
+            return _unreadable(internal_problem(error, "reading this file", name), known)
         if time.time_ns() - signature[-1] > FRESH_NANOSECONDS:
-            self._signatures[str(path)] = signature
+            self._signatures[name] = signature
         else:
-            self._signatures.pop(str(path), None)
-        for candidate in (known, self._accepted.get(str(path))):
+            self._signatures.pop(name, None)
+        for candidate in (known, self._accepted.get(name)):
             if candidate is not None and candidate.text == text and not (again and candidate is known):
                 return candidate
-        return self._parse(text, str(path), known)
+        return self._parse(text, name, known)
 
     def _parse(self, text: str, path: str, known: _Read | None) -> _Read:
         """A file's text as a declaration. An exception that nobody expected is a problem of this file
@@ -221,7 +224,7 @@ class FileSource:
         self._accepted[path], self._stale = read, True
         try:
             make_directory(self._kept)
-            write_durably(_copy_of(self._kept, path), (read.text or "").encode())
+            write_durably(_copy_of(self._kept, path), _copied(path, read.text or ""))
             self._keeping_faults.pop(path, None)
         except OSError as error:
             why = error.strerror or str(error)
@@ -237,20 +240,9 @@ def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
 
 
 def _is_declaration(path: Path) -> bool:
-    """Declarations by suffix; hidden names are editors' own files."""
-    return path.suffix in SUFFIXES and not path.name.startswith(".") and not path.is_dir()
-
-
-def _read_regular(path: Path) -> str:
-    """A file's text; a pipe or device under such a name would block. Raises OSError, UnicodeDecodeError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor, not a path)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "is not a regular file")
-        found = file.read(LARGEST_BYTES + 1)
-    if len(found) > LARGEST_BYTES:
-        raise OSError(0, f"is larger than {LARGEST_BYTES // 1024**2} MiB; split it into several files")
-    return found.decode("utf-8")
+    """Declarations by suffix; hidden names are editors' own files. A directory of such a name is a problem:
+    whoever made it believes that it is read."""
+    return path.suffix in SUFFIXES and not path.name.startswith(".")
 
 
 def _signature(path: Path) -> Signature:
@@ -259,8 +251,8 @@ def _signature(path: Path) -> Signature:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _unreadable(path: Path, what: str, known: _Read | None) -> _Read:
-    return _unless_known(_Read(None, Declaration(problems=(Problem(str(path), 0, "", what),))), known)
+def _unreadable(problem: Problem, known: _Read | None) -> _Read:
+    return _unless_known(_Read(None, Declaration(problems=(problem,))), known)
 
 
 def _unless_known(read: _Read, known: _Read | None) -> _Read:
@@ -269,7 +261,28 @@ def _unless_known(read: _Read, known: _Read | None) -> _Read:
 
 
 def _copy_of(kept: Path, path: str) -> Path:
-    return kept / quote(path, safe="")
+    """Where the copy of a file is: under its path, or, where that makes no name of a file, under a hash."""
+    name = quote(path, safe="")
+    if len(name) <= LONGEST_NAME:
+        return kept / name
+    return kept / f"{_HASHED}{hashlib.sha256(path.encode()).hexdigest()}"
+
+
+def _copied(path: str, text: str) -> bytes:
+    """The content of a copy. One under a hash says in its first line whose it is."""
+    head = f"{path}\n" if len(quote(path, safe="")) > LONGEST_NAME else ""
+    return (head + text).encode()
+
+
+def _read_copy(copy: Path) -> tuple[str, str]:
+    """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
+    text = read_regular(copy).decode("utf-8")
+    if not copy.name.startswith(_HASHED):
+        return unquote(copy.name, errors="strict"), text
+    path, _, text = text.partition("\n")
+    if _copy_of(copy.parent, path) != copy:
+        raise ValueError("it does not say whose copy it is")
+    return path, text
 
 
 def _load_kept(kept: Path) -> dict[str, _Read]:
@@ -282,15 +295,16 @@ def _load_kept(kept: Path) -> dict[str, _Read]:
     for copy in copies:
         if copy.name.startswith("."):
             continue
-        path = unquote(copy.name)
         try:
-            text = _read_regular(copy)
-            declaration = parse_declaration(text, path, accepted=True)
-        except (OSError, UnicodeDecodeError) as error:
-            log.warning("%s: the copy of %s cannot be read: %s", copy, path, error)
+            path, text = _read_copy(copy)
+        except (OSError, ValueError) as error:
+            log.warning("%s: the copy of a good version cannot be read: %s", printable(str(copy)), why(error))
             continue
+        declaration = parse_declaration(text, path, accepted=True)
         if declaration.ok:
             found[path] = _Read(text, declaration)
+        else:
+            log.warning("%s: the copy of a good version is of no use: %s", copy, declaration.problems[0])
     return found
 
 

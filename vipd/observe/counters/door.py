@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import FlowCounter, Place
+from vipd.durable import keep_aside, why
 from vipd.model import Forwarding
 from vipd.observe.counters import book
 from vipd.observe.counters.ledger import Ledger
@@ -92,7 +93,9 @@ class Counting:
             except (ApplyError, OSError) as error:
                 flows, fault = {}, str(error)
             self._tell(fault)
-            self.at, self._taken = datetime.now(UTC), began
+            self._taken = began
+            # After a failure what was counted comes with the next reading: the rates are of all that time.
+            self.at = self.at if fault else datetime.now(UTC)
             self.ledger.add(flows)
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
@@ -122,7 +125,8 @@ class Counting:
         try:
             return book.read(self._path)
         except (OSError, ValueError) as error:
-            log.warning("%s cannot be read, so flows are counted from zero: %s", self._path, error)
+            what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
+            log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
             return book.Page(Ledger(), None)
 
     def _tell(self, fault: str) -> None:

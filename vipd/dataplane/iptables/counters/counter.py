@@ -112,7 +112,7 @@ class RuleCounter:
         """What the rules had counted in an earlier run."""
         try:
             self._tally.remember(memory)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             log.warning("what an earlier run had counted is not understood")
 
     def _follow(self) -> None:
