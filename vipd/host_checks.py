@@ -33,6 +33,8 @@ DEFAULT_LIST_LIMIT = 100
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
+_ACCEPTS = tuple((family, variant) for family in Family for variant in ("nft", "legacy"))
+"""Accepts in FORWARD stay there: who wrote them knows whether they are needed."""
 
 
 class HostChecks:
@@ -53,7 +55,6 @@ class HostChecks:
         self._mixed = ""
         self._full: tuple[str, ...] = ()
         self._dropping: tuple[str, ...] = ()
-        self._flow_mark = 1 << settings.flow_mark_bit
         self.dataplane = dataplane
 
     async def look(self, needs: HostNeeds) -> bool:
@@ -72,13 +73,13 @@ class HostChecks:
         return before != (self._mixed, self._full, self._dropping)
 
     async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
-        """Others' chains that our own table cannot keep from dropping translated flows."""
+        """Others' chains that our own table cannot keep from dropping what is for health ports."""
         try:
             chains = await dropping_chains()
         except (ApplyError, OSError) as error:
             log.warning("other tables cannot be looked at: %s", error)
             return self._dropping
-        return surroundings.warnings(chains, self._flow_mark, needs.health_ports)
+        return surroundings.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
         """What is to be told about this host now."""
@@ -150,7 +151,7 @@ class OtherVariant:
         """Clean up after a change of iptables_variant, once the new variant's rules are at work."""
         leftovers = [
             one
-            for one in await find_leftovers([self._settings.chain_prefix], self._run)
+            for one in await find_leftovers([self._settings.chain_prefix], self._run, _ACCEPTS)
             if one.family is family
         ]
         old = [one for one in leftovers if variant_of(one.tools) == other]

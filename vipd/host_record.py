@@ -23,6 +23,8 @@ class Changes:
     """Chain prefixes that were written."""
     devices: dict[str, str] = field(default_factory=dict)
     """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
+    accepts: list[str] = field(default_factory=list)
+    """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
 
 
 class HostRecord:
@@ -36,7 +38,8 @@ class HostRecord:
         try:
             found = json.loads(self._path.read_text())
             devices = found.get("devices", {})  # a record of an earlier version has none
-            return Changes(found["sysctls"], found["tables"], found["prefixes"], devices)
+            accepts = found.get("accepts", [])
+            return Changes(found["sysctls"], found["tables"], found["prefixes"], devices, accepts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Changes()
 
@@ -77,6 +80,21 @@ class HostRecord:
         """A device is as it was before."""
         changes = self.read()
         if changes.devices.pop(name, None) is not None:
+            self._write(changes)
+
+    def accept(self, prefix: str, place: str) -> None:
+        """A rule of a chain prefix is about to be written into a chain of somebody else."""
+        changes = self.read()
+        if place not in changes.accepts or prefix not in changes.prefixes:
+            changes.accepts += [place] if place not in changes.accepts else []
+            changes.prefixes += [prefix] if prefix not in changes.prefixes else []
+            self._write(changes)
+
+    def forget_accept(self, place: str) -> None:
+        """That chain holds no rule of ours any more."""
+        changes = self.read()
+        if place in changes.accepts:
+            changes.accepts.remove(place)
             self._write(changes)
 
     def clear(self) -> None:

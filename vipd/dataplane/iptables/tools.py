@@ -43,11 +43,12 @@ class Tools:
         return self.version >= RANDOM_FULLY_SINCE
 
 
-def has_legacy_tables(family: Family, proc: Path = Path("/proc")) -> bool:
-    """Whether legacy iptables has a table in this network namespace. Asked without its programs, which make
-    every table that they are asked for."""
+def has_legacy_tables(family: Family, proc: Path = Path("/proc"), table: str = "") -> bool:
+    """Whether legacy iptables has a table in this network namespace, of this name if one is given. Asked
+    without its programs, which make every table that they are asked for."""
     try:
-        return bool((proc / _TABLES_OF_LEGACY[family]).read_text().strip())
+        found = (proc / _TABLES_OF_LEGACY[family]).read_text().split()
+        return table in found if table else bool(found)
     except OSError:
         return False
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vipd.dataplane.forward_accept.fates import Fate, NftForward
 from vipd.model import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
-from vipd.observe.doctor.rules import STEMS, Fate, NftForward, Ruleset
+from vipd.observe.doctor.rules import STEMS, Ruleset
 
 GROUP = "Firewalls"
 KNOWN = {
