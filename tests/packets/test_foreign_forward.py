@@ -1,11 +1,12 @@
 """Flows that vipd translated pass the forward chains of other programs, with both dataplanes.
 
-The rules beside this are those that ufw 0.36.2 and firewalld 1.3.3 of Debian 12 have written, and of Docker 28.
+The rules in `firewalls` are those that ufw 0.36.2 and firewalld 1.3.3 of Debian 12 wrote, and of Docker 28.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,8 +92,9 @@ def flush(host: Node) -> None:
     host.run("nft", "flush", "ruleset")
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         host.run(tool, "-P", "FORWARD", "ACCEPT")
-        host.run(tool, "-F")
-        host.run(tool, "-X")
+        for table in ("filter", "nat"):
+            host.run(tool, "-t", table, "-F")
+            host.run(tool, "-t", table, "-X")
 
 
 def everything(host: Node) -> str:
@@ -100,7 +102,7 @@ def everything(host: Node) -> str:
     texts = [host.run("nft", "-s", "list", "ruleset").stdout]
     for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
         texts.append(host.run(tool).stdout)
-    return "\n".join(texts)
+    return re.sub(r"^#.*\n|\[[0-9:]+\]", "", "\n".join(texts), flags=re.MULTILINE)
 
 
 def ours(host: Node) -> bool:
@@ -137,11 +139,8 @@ def passes(lab: Lab, services: Services) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_switching_loses_no_connection(lab: Lab, shape: Callable[[Node], None]) -> None:
     shape(lab.host)
-    if shape is legacy:  # vipd's iptables dataplane writes the variant that the host has chosen
-        settings: dict[str, object] = {"iptables_variant": "legacy"}
-    else:
-        settings = {"iptables_variant": "nft"}
-    with Daemon(lab.host, **settings) as daemon:
+    variant = "legacy" if shape is legacy else "nft"  # the one that the host has chosen
+    with Daemon(lab.host, iptables_variant=variant) as daemon:
         services = Services(daemon)
         four, six = (services.add(lab.backends, "--masquerade", "hairpin", family=f) for f in (4, 6))
         with lab.client.open(*four) as flow, lab.client.open(*six) as sixth, steady(lab, four) as outcome:
@@ -236,8 +235,11 @@ def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, deed: str) -> None
         daemon.wait_in_sync()
         if "docker" in deed:
             first = '-m comment --comment "vipd translated flows" -j VIPD-FORWARD'
-            rules = lab.host.run("iptables-nft", "-S", "FORWARD").stdout
-            assert rules.splitlines()[1] == f"-A FORWARD {first}"
+
+            def head() -> str:
+                return lab.host.run("iptables-nft", "-S", "FORWARD").stdout.splitlines()[1]
+
+            daemon.wait_until(head, f"-A FORWARD {first}")
 
 
 @pytest.mark.usefixtures("clean")

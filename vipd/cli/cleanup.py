@@ -41,9 +41,9 @@ DEFAULT_PREFIX = "VIPD"
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--force", is_flag=True, help="Clean up even while vipd runs here; it may put its rules back.")
 def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force: bool) -> int:
-    """Remove every rule of vipd, of both address families and both iptables variants, and in tables of others,
-    its routes to VIPs and their device, and put back kernel settings that vipd changed. Established flows lose their translation.
-    What is declared or stored stays. No daemon, settings or record are needed.
+    """Remove every rule of vipd, of both address families and both iptables variants and in tables of others,
+    its routes to VIPs and their device, and put back kernel settings that vipd changed. Established flows
+    lose their translation. What is declared or stored stays. No daemon, settings or record are needed.
     """
     directory = Path(state_dir) if state_dir else _configured_state_dir()
     if os.geteuid() != 0 and not dry_run:

@@ -1,6 +1,6 @@
 """Finding and deleting vipd's accepts in tables of others. Needs no daemon, settings or store.
 
-They are known by their comments, which begin with the chain prefix. Those in FORWARD of iptables are chains of
+They are known by their comments, which begin with the chain prefix. In FORWARD of iptables it is a chain of
 that prefix, which vipd.dataplane.iptables.removal deletes with all others.
 """
 
