@@ -78,7 +78,7 @@ class ForwardAccepts:
         if self._wanted == (dataplane, used) and not self._doubted:
             return NOTHING
         self._doubted = True
-        if used or self._record.read().accepts:
+        if families or self._record.read().accepts:
             self._skipped = await self._of_dataplane(dataplane)
             self._found = await self._reader.read(self._skipped)
         else:

@@ -60,10 +60,10 @@ class Ruleset:
         """`iptables-nft` and the like."""
         return f"{STEMS[self.family]}-{self.variant}"
 
-    def jumps_to(self, start: str) -> bool:
-        """Whether a built-in chain jumps to a chain of such a name."""
+    def jumps_to(self, start: str, but: str = "") -> bool:
+        """Whether a built-in chain jumps to a chain whose name begins so, and is not `but`."""
         return any(
-            target.startswith(start)
+            target.startswith(start) and target != but
             for chain in self.chains.values()
             if chain.policy
             for rule in chain.rules
