@@ -304,7 +304,7 @@ async def _watch_rules(parts: Parts) -> None:
     parts.dataplane.switched.append(switched.set)
 
     def open_watch() -> RuleWatch:
-        return watch_of(parts.dataplane.current, parts.settings, parts.own)
+        return watch_of(parts.dataplane, parts.settings, parts.own)
 
     while True:
         switched.clear()

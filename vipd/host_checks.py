@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.former import holds_own, other_variant
+from vipd.dataplane.iptables.former import holds_own, other_variant, own_prefix
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables import surroundings
@@ -33,6 +33,8 @@ DEFAULT_LIST_LIMIT = 100
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
+_ACCEPTS = tuple((family, variant) for family in Family for variant in ("nft", "legacy"))
+"""Accepts in FORWARD stay there: who wrote them knows whether they are needed."""
 
 
 class HostChecks:
@@ -54,7 +56,6 @@ class HostChecks:
         self._mixed = ""
         self._full: tuple[str, ...] = ()
         self._dropping: tuple[str, ...] = ()
-        self._flow_mark = 1 << settings.flow_mark_bit
         self.dataplane = dataplane
 
     async def look(self, needs: HostNeeds) -> bool:
@@ -75,13 +76,13 @@ class HostChecks:
         return own or before != (self._mixed, self._full, self._dropping)
 
     async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
-        """Others' chains that our own table cannot keep from dropping translated flows."""
+        """Others' chains that our own table cannot keep from dropping what is for health ports."""
         try:
             chains = await dropping_chains()
         except (ApplyError, OSError) as error:
             log.warning("other tables cannot be looked at: %s", error)
             return self._dropping
-        return surroundings.warnings(chains, self._flow_mark, needs.health_ports)
+        return surroundings.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
         """What is to be told about this host now."""
@@ -142,7 +143,7 @@ class OtherVariant:
                 continue
             ours = holds_own(saved, self._settings.chain_prefix)
             own = own or ours
-            if foreign := tables_with_rules(saved, self._settings.chain_prefix if ours else ""):
+            if foreign := tables_with_rules(saved, own_prefix(saved, self._settings.chain_prefix)):
                 stem = "iptables" if family is Family.IPV4 else "ip6tables"
                 found[f"{stem}-{other}-save"] = f"{family} {', '.join(foreign)}"
         if own:

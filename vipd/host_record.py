@@ -30,6 +30,8 @@ class Changes:
     """Chain prefixes that were written."""
     devices: dict[str, str] = field(default_factory=dict)
     """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
+    accepts: list[str] = field(default_factory=list)
+    """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
 
 
 class HostRecord:
@@ -97,6 +99,21 @@ class HostRecord:
         if changes.devices.pop(name, None) is not None:
             self._write(changes)
 
+    def accept(self, prefix: str, place: str) -> None:
+        """A rule of a chain prefix is about to be written into a chain of somebody else."""
+        changes = self._to_change()
+        if place not in changes.accepts or prefix not in changes.prefixes:
+            changes.accepts += [place] if place not in changes.accepts else []
+            changes.prefixes += [prefix] if prefix not in changes.prefixes else []
+            self._write(changes)
+
+    def forget_accept(self, place: str) -> None:
+        """That chain holds no rule of ours any more."""
+        changes = self._to_change()
+        if place in changes.accepts:
+            changes.accepts.remove(place)
+            self._write(changes)
+
     def clear(self) -> None:
         """Everything has been undone. A record that cannot be understood is kept aside. Raises OSError."""
         self._to_change()
@@ -139,8 +156,9 @@ def _parsed(text: str) -> Changes:
     found = json.loads(text)
     if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
         raise ValueError("it is no record")
-    # A record of an earlier version has no devices.
-    changes = Changes(found["sysctls"], found["tables"], found["prefixes"], found.get("devices", {}))
+    # A record of an earlier version has neither devices nor accepts.
+    later = found.get("devices", {}), found.get("accepts", [])
+    changes = Changes(found["sysctls"], found["tables"], found["prefixes"], *later)
     sound = (
         _is_mapping(changes.sysctls, dict)
         and all({"was", "set"} <= each.keys() for each in changes.sysctls.values())
@@ -148,6 +166,7 @@ def _parsed(text: str) -> Changes:
         and _is_texts(changes.tables)
         and _is_texts(changes.prefixes)
         and _is_mapping(changes.devices, str)
+        and _is_texts(changes.accepts)
     )
     if not sound:
         raise ValueError("it is no record")

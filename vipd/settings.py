@@ -112,7 +112,8 @@ class Settings(BaseSettings):
     """
     dataplane: Literal["iptables", "nftables", "auto"] = "iptables"
     """What programs the kernel; `auto`: nftables where the host has all that it may need and no other table
-    drops forwarded packets, else iptables. `vipctl set-dataplane` has the last word.
+    drops forwarded packets that vipd cannot accept there, else iptables. `vipctl set-dataplane` has the last
+    word.
     """
     iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
     """Which iptables programs to use; `auto`: what `iptables` itself is."""
@@ -175,7 +176,9 @@ class Settings(BaseSettings):
     traffic_accounting: bool = True
     """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
     accept_forwarded: bool = True
-    """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
+    """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
+    would drop them.
+    """
     manage_sysctls: bool = True
     """Turn on what forwarding needs while there are services, and put it back on cleanup."""
     vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 
 from tests.dataplane.declared import numbered
 from tests.fake_dataplane import FakeDataplane, Rules, broken_tool
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import AcceptPlan
+from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.switching import DataplaneName, Doubted, Ready, SwitchableDataplane, at_once
+from vipd.host_record import HostRecord
 from vipd.model import Family
+from vipd.process import run
 from vipd.selection import SelectionPolicy, choose
 from vipd.settings import Settings
 
@@ -23,10 +29,20 @@ class Fake(FakeDataplane):
         """Nothing is remembered here."""
 
 
+class NoAccepts(ForwardAccepts):
+    """On a host without any chain of others."""
+
+    async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
+        return AcceptPlan()
+
+
 class Opening:
     """Two fake dataplanes with a kernel each."""
 
+    prefix = "VIPD"
+
     def __init__(self) -> None:
+        self.accepts: ForwardAccepts = NoAccepts(Settings(), HostRecord(Path("/none")), run)
         self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
         self.remove_failures: list[Exception] = []
 

@@ -59,14 +59,6 @@ HARM = {
         traffic=True,
     ),
     "ipv6 forwarding": Harm({"ip-forward": "problem"}, ("sysctl -w net.ipv6.conf.all.forwarding=0",)),
-    "nft chain": Harm(
-        {"forward-chains": "problem"}, NFT_DROP, ("nft delete table inet filter",), traffic=True
-    ),
-    "nft chain that lets some pass": Harm(
-        {"forward-chains": "warning"},
-        (*NFT_DROP, "nft add rule inet filter forward iifname clients accept"),
-        ("nft delete table inet filter",),
-    ),
     "other rules": Harm(
         {
             "rules-twice": "problem",
@@ -90,6 +82,45 @@ HARM = {
         ("iptables -t nat -D PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22",),
     ),
 }
+
+
+FIREWALLS = {
+    "nft chain": Harm(
+        {"forward-chains": "problem"}, NFT_DROP, ("nft delete table inet filter",), traffic=True
+    ),
+    "nft chain that lets some pass": Harm(
+        {"forward-chains": "warning"},
+        (*NFT_DROP, "nft add rule inet filter forward iifname clients accept"),
+        ("nft delete table inet filter",),
+    ),
+}
+"""What vipd mends by itself, unless it may not."""
+
+
+@pytest.fixture
+def bound(patient: Patient) -> Iterator[Patient]:
+    """One whose vipd may not accept in FORWARD."""
+    config = patient.daemon.config
+    before = config.read_text()
+    patient.daemon.stop()
+    config.write_text(f"{before}accept_forwarded: false\n")
+    patient.daemon.start()
+    yield patient
+    patient.daemon.stop()
+    config.write_text(before)
+    patient.daemon.start()
+
+
+@pytest.mark.parametrize("harm", FIREWALLS.values(), ids=FIREWALLS)
+def test_a_chain_that_drops_is_found_and_mended(bound: Patient, harm: Harm) -> None:
+    test_what_harms_the_host_is_found_and_mended(bound, harm)
+
+
+def test_a_chain_that_drops_is_mended_by_vipd_itself(patient: Patient) -> None:
+    patient.shell(*NFT_DROP)
+    patient.daemon.wait_until(patient.faults, {})
+    patient.lab.client.send(VIP, 80).all_answered()
+    patient.shell("nft delete table inet filter")
 
 
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
@@ -120,8 +151,9 @@ def test_a_healthy_host(patient: Patient) -> None:
     assert patient.doctor.run("doctor", "-q") == (0, "")
 
 
-def test_a_forward_policy_of_the_other_variant(patient: Patient) -> None:
+def test_a_forward_policy_of_the_other_variant(bound: Patient) -> None:
     """Its DROP is a verdict that no rule of vipd's variant can take back."""
+    patient = bound
     patient.shell("iptables-legacy -P FORWARD DROP")
     found = patient.faults()
     assert found.keys() == {"forward-policy", "mixed-variants"}

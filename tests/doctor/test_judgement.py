@@ -11,6 +11,7 @@ import pytest
 
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, judged, well
 from vipd import __version__
+from vipd.dataplane.forward_accept.fates import Fate, NftForward
 from vipd.model import Family, Protocol
 from vipd.observe import doctor
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
@@ -27,7 +28,7 @@ from vipd.observe.doctor.facts import (
     StateDir,
     Way,
 )
-from vipd.observe.doctor.rules import Fate, NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 from vipd.settings import Settings
 
 DOCTOR = Path(doctor.__file__).parent
@@ -42,6 +43,7 @@ ALLOWED = {
     "re",
     "textwrap",
     "typing",
+    "vipd.dataplane.forward_accept.fates",
     "vipd.model",
 }
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
-from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.forward_accept.accepts import AcceptPlan
+from vipd.dataplane.forward_accept.driver import ForwardAccepts
+from vipd.dataplane.forward_accept.watch import concern_forward
+from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
@@ -74,6 +79,9 @@ class Doubted(Dataplane, Protocol):
 class Opening(Protocol):
     """Makes dataplanes, and removes what one of them has in the kernel."""
 
+    prefix: str
+    accepts: ForwardAccepts
+
     async def open(self, name: DataplaneName) -> Doubted:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
@@ -85,12 +93,31 @@ class Opening(Protocol):
         awaited when it is known what that is, just before. Raises ApplyError."""
 
 
+@dataclass(frozen=True, slots=True)
+class WholePlan:
+    """What the dataplane in use has to write, and what has to be accepted in chains of others."""
+
+    accepts: AcceptPlan
+    rules: DataplanePlan
+    fault: ApplyError | None = None
+    """Why those chains could not be read: raised once the rules are written."""
+
+    def __bool__(self) -> bool:
+        return bool(self.accepts) or bool(self.rules) or self.fault is not None
+
+    def __str__(self) -> str:
+        fault = f"# {self.fault}\n" if self.fault else ""
+        return f"{self.accepts}{self.rules}{fault}"
+
+
 class SwitchableDataplane:
     """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
 
     def __init__(self, name: DataplaneName, current: Doubted, opening: Opening) -> None:
         self._name, self.current, self._opening = name, current, opening
+        self.accepts = opening.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        self._families: Counter[Family] = Counter()
         self._host_addresses: frozenset[str] = frozenset()
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
@@ -126,6 +153,7 @@ class SwitchableDataplane:
             self._take_over(name, new)
 
         try:
+            await self.accepts.require(name, self._families.keys())
             await new.apply(await new.plan())
             if refused := new.quarantined():
                 key, why = next(iter(refused.items()))
@@ -136,7 +164,9 @@ class SwitchableDataplane:
         except BaseException:
             if self.current is not new:
                 await self._undo()
+                await self._settle_accepts()
             raise
+        await self._settle_accepts()
         return True
 
     async def _undo(self) -> None:
@@ -152,14 +182,14 @@ class SwitchableDataplane:
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
-        self.current.update(
-            changes
-        )  # first: one that it cannot take is not to be given to another one either
+        self.current.update(changes)  # first: what raises here is not to be given to another one either
         for key, forwarding in changes.items():
-            if forwarding is None:
-                self._forwardings.pop(key, None)
-            else:
+            if self._forwardings.pop(key, None) is not None:
+                self._families[key.family] -= 1
+            if forwarding is not None:
                 self._forwardings[key] = forwarding
+                self._families[key.family] += 1
+        self._families = +self._families
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
@@ -173,7 +203,7 @@ class SwitchableDataplane:
         self._written = self._written or not plan
         if self.current.versions() != tools:
             self._announce()
-        return plan
+        return await self._with_accepts(plan)
 
     async def survey(self) -> object:
         """The rules that the kernel holds now. Raises ApplyError."""
@@ -181,12 +211,29 @@ class SwitchableDataplane:
 
     async def difference(self, surveyed: object) -> DataplanePlan:
         """What would have to be written if the kernel were as surveyed."""
-        return await self.current.difference(surveyed)
+        self.accepts.doubt()
+        return await self._with_accepts(await self.current.difference(surveyed))
+
+    async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
+        """A plan of rules, with what is to be accepted in chains of others. What keeps those from being read
+        holds up no rules."""
+        try:
+            return WholePlan(await self.accepts.plan(self.name, self._families.keys()), rules)
+        except ApplyError as error:
+            return WholePlan(AcceptPlan(), rules, error)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError."""
-        await self.current.apply(plan)
+        assert isinstance(plan, WholePlan)  # noqa: S101 (this takes its own plans only)
+        fault = plan.fault
+        try:
+            await self.accepts.apply(plan.accepts)
+        except ApplyError as error:
+            fault = error  # services on this host work without
+        await self.current.apply(plan.rules)
         self._written = True
+        if fault:
+            raise fault
 
     async def sweep(self) -> None:
         """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
@@ -196,11 +243,14 @@ class SwitchableDataplane:
 
     def forget(self) -> None:
         """Trust nothing that is known about the kernel."""
+        self.accepts.doubt()
         self.current.forget()
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Trust nothing that is known about these chains."""
-        self.current.doubt(chains)
+        if concern_forward(chains, self._tables):
+            self.accepts.doubt()
+        self.current.doubt({(family, chain) for family, chain in chains if chain.table in self._tables})
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -208,7 +258,7 @@ class SwitchableDataplane:
 
     def warnings(self) -> tuple[str, ...]:
         """What this host lacks and what that means for services."""
-        return (*self._left, *self.current.warnings())
+        return (*self._left, *self.accepts.warnings(), *self.current.warnings())
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The kernel names by which a forwarding and its endpoints are found."""
@@ -225,6 +275,19 @@ class SwitchableDataplane:
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses, as told last."""
         return self._host_addresses
+
+    @property
+    def _tables(self) -> tuple[str, ...]:
+        """Those that the dataplane in use writes to."""
+        return TABLES if self.name == "iptables" else (table_name(self._opening.prefix),)
+
+    async def _settle_accepts(self) -> None:
+        """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
+        self.accepts.doubt()
+        try:
+            await self.accepts.apply(await self.accepts.plan(self.name, self._families.keys()))
+        except ApplyError as error:
+            log.warning("%s", error)
 
     def _take_over(self, name: DataplaneName, new: Doubted) -> None:
         self._name, self.current, self._written = name, new, True

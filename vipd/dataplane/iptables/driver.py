@@ -10,6 +10,7 @@ from typing import TypeAlias
 from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
+from vipd.dataplane.iptables.former import Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
@@ -36,10 +37,12 @@ class IptablesDataplane(Families[FamilyRules, Plan]):
         self._count_with_tools()
 
     @classmethod
-    async def start(cls, settings: Settings, record: HostRecord, run: Runner) -> IptablesDataplane:
+    async def start(
+        cls, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
+    ) -> IptablesDataplane:
         """Find the tools of both families. Writes nothing. A family without tools fails when needed, and
         looks for them again then."""
-        families = {family: FamilyRules(family, settings, record, run) for family in Family}
+        families = {family: FamilyRules(family, settings, record, run, kept) for family in Family}
         await asyncio.gather(*(rules.find_tools() for rules in families.values()))
         return cls(families, Names(settings.chain_prefix), run)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.fixed import entry_jumps
-from vipd.dataplane.iptables.former import FormerRules
+from vipd.dataplane.iptables.former import FormerRules, Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
@@ -45,12 +45,14 @@ Suspects = Sequence[tuple[ForwardingKey, Forwarding | None]]
 class FamilyRules:
     """The rules of one family. Without tools it fails only when something is wanted of it."""
 
-    def __init__(self, family: Family, settings: Settings, record: HostRecord, run: Runner) -> None:
+    def __init__(
+        self, family: Family, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
+    ) -> None:
         self._family, self._settings, self._record, self._run = family, settings, record, run
         variant = settings.iptables_variant
         self.programs = Programs(program_names(family, variant), lambda: find_tools(family, variant, run))
         self.ruleset = Ruleset(RuleOptions.of(settings, family, random_fully=False))
-        self._former = FormerRules(family, settings.chain_prefix, run)
+        self._former = FormerRules(family, settings.chain_prefix, run, kept)
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
         """None: not known, so the next plan reads the kernel."""

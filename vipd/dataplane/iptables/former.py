@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
@@ -26,6 +27,11 @@ _NO_NFTABLES = ("Failed to initialize nft", "Could not fetch rule set generation
 """What iptables-nft says where the kernel has no nf_tables, so that it holds no rules either."""
 
 
+Kept = Callable[[], Collection[tuple[Family, str]]]
+"""The families and variants in which the chain that accepts translated flows stays: it is not the
+dataplane's."""
+
+
 def other_variant(tools: Tools) -> str:
     """The variant that these programs do not write with."""
     return "nft" if tools.legacy else "legacy"
@@ -33,14 +39,27 @@ def other_variant(tools: Tools) -> str:
 
 def holds_own(saved: str, prefix: str) -> bool:
     """Whether what iptables-save has printed has chains of vipd's; those of a kube-proxy are not."""
-    return f"\n:{prefix}-" in saved and f"\n:{prefix}-PROXY-CANARY " not in saved
+    return bool(_chains_of_services(saved, prefix)) and bool(own_prefix(saved, prefix))
+
+
+def own_prefix(saved: str, prefix: str) -> str:
+    """The prefix, but where a kube-proxy has its chains by it: then none is vipd's there."""
+    return "" if f"\n:{prefix}-PROXY-CANARY " in saved else prefix
+
+
+def _chains_of_services(saved: str, prefix: str) -> list[str]:
+    """vipd's chains but the one that accepts translated flows: that may stand beside either variant."""
+    start, accept = f":{prefix}-", f":{prefix}-FORWARD "
+    return [line for line in saved.splitlines() if line.startswith(start) and not line.startswith(accept)]
 
 
 class FormerRules:
     """Looks for them, and removes them."""
 
-    def __init__(self, family: Family, prefix: str, run: Runner, proc: Path = Path("/proc")) -> None:
-        self._family, self._prefix, self._run, self._proc = family, prefix, run, proc
+    def __init__(
+        self, family: Family, prefix: str, run: Runner, kept: Kept = tuple, proc: Path = Path("/proc")
+    ) -> None:
+        self._family, self._prefix, self._run, self._kept, self._proc = family, prefix, run, kept, proc
         self._tools: Tools | None = None
         """Those that can remove what was found."""
         self._not_before = 0.0
@@ -71,7 +90,9 @@ class FormerRules:
             self.warning = f"whether iptables-{variant} holds old rules of vipd's cannot be seen: {error}"
             return
         if holds_own(saved, self._prefix):
-            self.plan = removal_plan(saved, Names(self._prefix), self._family, self._tools) or None
+            names = Names(self._prefix)
+            accept = (self._family, variant) in self._kept()
+            self.plan = removal_plan(saved, names, self._family, self._tools, accept=accept) or None
 
     async def remove(self, plan: Plan) -> None:
         """Remove what was found. Raises ApplyError."""

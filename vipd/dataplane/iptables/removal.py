@@ -6,13 +6,13 @@ Needs no daemon, settings or store: our chains are known by their names alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vipd.dataplane.base import MissingProgramError
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import Batches, Plan, make_plan
-from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.plan import Batches, Installed, Plan, jump_target, make_plan
+from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.dataplane.programs import finish
@@ -31,8 +31,13 @@ class Leftover:
     plan: Plan
 
 
-async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]:
-    """Rules under these prefixes in both families, of both variants. Raises ApplyError."""
+async def find_leftovers(
+    prefixes: Iterable[str], run: Runner, kept: Collection[tuple[Family, str]] = ()
+) -> list[Leftover]:
+    """Rules under these prefixes in both families, of both variants. Raises ApplyError.
+
+    Where `kept` names a family and variant, the accept of translated flows in FORWARD is none of them.
+    """
     found = []
     for variant in VARIANTS:
         for family in Family:
@@ -42,7 +47,8 @@ async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]
                 continue  # it has written nothing
             text = await save(tools, run)
             for prefix in prefixes:
-                if plan := removal_plan(text, Names(prefix), family, tools):
+                accept = (family, variant) in kept
+                if plan := removal_plan(text, Names(prefix), family, tools, accept=accept):
                     found.append(Leftover(tools, family, plan))
     return found
 
@@ -79,11 +85,24 @@ async def remove_empty_tables(
     return deleted
 
 
-def removal_plan(saved: str, names: Names, family: Family, tools: Tools) -> Plan:
-    """What removes everything of ours, by what iptables-save has printed."""
+def removal_plan(saved: str, names: Names, family: Family, tools: Tools, *, accept: bool) -> Plan:
+    """What removes everything of ours, by what iptables-save has printed; `accept`: but for the chain that
+    accepts translated flows, which belongs to no dataplane."""
     installed = read_saved(saved, names)
     wanted = Ruleset(RuleOptions(family, names.prefix)).whole(installed.chains)
+    wanted = _but_the_accept(wanted, installed, names) if accept else wanted
     return make_plan(wanted, installed, names, Batches.of(legacy=tools.legacy))
+
+
+def _but_the_accept(wanted: Wanted, installed: Installed, names: Names) -> Wanted:
+    """Without the end of the chain that accepts translated flows, and of the jumps to it."""
+    chain, builtin = ChainId("filter", names.fixed("FORWARD")), ChainId("filter", "FORWARD")
+    if chain not in installed.chains:
+        return wanted
+    jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if jump_target(rule) == chain.name)
+    return replace(
+        wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, gone=wanted.gone - {chain}
+    )
 
 
 def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:

@@ -62,11 +62,12 @@ class IncompatibleError(ApplyError):
         super().__init__(what, "it holds a rule that only nft can show", "look: nft list ruleset")
 
 
-def has_legacy_tables(family: Family, proc: Path = Path("/proc")) -> bool:
-    """Whether legacy iptables has a table in this network namespace. Asked without its programs, which make
-    every table that they are asked for."""
+def has_legacy_tables(family: Family, proc: Path = Path("/proc"), table: str = "") -> bool:
+    """Whether legacy iptables has a table in this network namespace, of this name if one is given. Asked
+    without its programs, which make every table that they are asked for."""
     try:
-        return bool((proc / _TABLES_OF_LEGACY[family]).read_text().strip())
+        found = (proc / _TABLES_OF_LEGACY[family]).read_text().split()
+        return table in found if table else bool(found)
     except OSError:
         return False
 

@@ -26,6 +26,8 @@ ATTEMPTS = 5
 
 _COMMENT_OF_SET = 7
 """NFTNL_UDATA_SET_COMMENT; comments of other objects have number 0."""
+DORMANT, OWNED = 0x1, 0x2
+"""Flags of tables: no packet meets its chains; no other process may change it."""
 _ANONYMOUS = "__"
 """Sets within rules have such names."""
 
@@ -135,6 +137,15 @@ class TableReader:
                 found.append(
                     BaseChain(family, dump.text(each.get(1)), dump.text(each.get(3)), hook[0], accepts)
                 )
+        return found
+
+    def table_flags(self) -> dict[tuple[str, str], int]:
+        """The flags of every table, by its family and name."""
+        found = {}
+        for message in self._messages(dump.GET_TABLE):
+            each = dump.attributes(message.attributes)
+            family = _FAMILIES.get(message.family, str(message.family))
+            found[family, dump.text(each.get(1))] = dump.number(each.get(2))
         return found
 
     @property

@@ -74,7 +74,8 @@ class Forest:
     def left_over(self) -> list[str]:
         """The places that the daemon does not use."""
         used = self.daemon.places.values() if self.daemon else ()
-        return [each.place for each in self._readings() if used and each.place not in used]
+        unused = [each for each in self._readings() if used and each.place not in used]
+        return [each.place for each in unused if not (isinstance(each, IptablesRules) and each.accepts_only)]
 
     def everything(self) -> tuple[list[SharedTree], list[ServiceTree]]:
         """The shared chains, then every service."""

@@ -41,6 +41,12 @@ class IptablesRules:
         """Whether there is any chain of ours."""
         return any(self.names.owns(chain) for chain in self.tables.chains)
 
+    @property
+    def accepts_only(self) -> bool:
+        """Whether there is nothing but the accept of translated flows, which every dataplane may need."""
+        ours = [chain for chain in self.tables.chains if self.names.owns(chain)]
+        return ours == [ChainId("filter", self.names.fixed("FORWARD"))]
+
     def service_ports(self) -> list[Key]:
         """Every service port that the dispatch names, sorted."""
         return sorted(self.dispatch.by_key)

@@ -110,7 +110,8 @@ class Disturbance:
             return families
         first = min(self.chains)
         more = f" and {len(self.chains) - 1} chains more" if len(self.chains) > 1 else ""
-        return f"{first[0]} {first[1].table} {first[1].name}{more}"
+        family = "" if " " in first[1].table else f"{first[0]} "
+        return f"{family}{first[1].table} {first[1].name}{more}"
 
 
 @dataclass(frozen=True, slots=True)

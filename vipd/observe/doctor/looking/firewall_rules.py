@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.forward_accept.fates import NftForward, read_nft_table
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.model import Family
-from vipd.observe.doctor.rules import NftForward, Ruleset, read_nft_table
+from vipd.observe.doctor.rules import Ruleset
 from vipd.process import ProgramTimeoutError, Runner
 
 VARIANTS = ("nft", "legacy")
