@@ -393,9 +393,9 @@ def _guard(permission: Permission) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = permission.peer(request.transport)
-        if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
+        if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why, permission.way_in(peer))
+            return _error("forbidden", f"{peer} may not change services", why, await permission.way_in(peer))
         return await handler(request)
 
     return guard
