@@ -53,7 +53,8 @@ class Permission:
         if end is None:
             raise PermissionError("the connection is closed")
         raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Peer(*_CREDENTIALS.unpack(raw), groups_of(end))
+        pid, uid, gid = _CREDENTIALS.unpack(raw)
+        return Peer(pid, uid, gid, groups_of(end))
 
     async def may_change(self, peer: Peer) -> bool:
         """Root, the daemon's own user, and processes in the admin group. Looks the user's name up too."""

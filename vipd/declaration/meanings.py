@@ -233,7 +233,9 @@ CHECK = {
     "command": Key(
         "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
     ),
-    "user": Key("a user's name", "`nobody`", "exec: who runs it. Never root."),
+    "user": Key(
+        "a user's name", "`nobody`", "exec: who runs it. Never root, nor the user that vipd runs as."
+    ),
 }
 
 MASQUERADE_MODES = {
