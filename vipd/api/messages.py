@@ -11,14 +11,23 @@ from vipd.operations import RefusedError
 Json = dict[str, object]
 
 API_VERSION = "vipd/v1"
+_MOST_SHOWN = 200
 
 
 async def body_of(request: web.Request) -> Json:
     """The JSON object of a request; empty if it has no body. Raises RefusedError."""
+    # As bytes: the sender's word on their encoding may name anything, or nothing.
     try:
-        body = json.loads(await request.text() or "{}")
+        raw = await request.read()
+    except web.RequestPayloadError as error:
+        why = " ".join(str(error).split())
+        raise RefusedError("malformed", "the request cannot be read", why) from None
+    try:
+        body = json.loads(raw or b"{}")
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
-        raise RefusedError("malformed", "the request is not JSON", str(error)) from None
+        raise RefusedError("malformed", "the request is not JSON", str(error)[:_MOST_SHOWN]) from None
     if not isinstance(body, dict):
         raise RefusedError("malformed", "the request must be a JSON object")
     return body
