@@ -150,7 +150,17 @@ BODIES: dict[str, Any] = {
     "DELETE /v1/overrides": {"service": "web", "backend": "10.244.0.7", "address": "", "all": False},
     "POST /v1/dataplane": {"name": "iptables"},
 }
-PARAMETERS = ("from", "target", "service", "backend", "client", "state", "limit", "since", "after")
+PARAMETERS: tuple[str, ...] = (
+    "from",
+    "target",
+    "service",
+    "backend",
+    "client",
+    "state",
+    "limit",
+    "since",
+    "after",
+)
 PARAMETERS += ("follow", "backends", "dry_run", "store", "fleet", "address")
 
 
@@ -301,7 +311,7 @@ def test_a_check_that_lacks_something_reaches_no_question_to_the_host(
     monkeypatch.setattr("tests.api.serving.application", with_questions)
 
     async def story(api: Api) -> None:
-        for check in (
+        checks: tuple[object, ...] = (
             {"type": "exec"},
             {"type": "exec", "command": None},
             {"type": "exec", "command": []},
@@ -319,7 +329,8 @@ def test_a_check_that_lacks_something_reaches_no_question_to_the_host(
             {},
             [],
             5,
-        ):
+        )
+        for check in checks:
             for spec in (
                 {**WEB, "check": check},
                 {**WEB, "backends": [{"address": "10.0.0.1", "check": check}]},

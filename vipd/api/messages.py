@@ -44,3 +44,9 @@ def flag_of(request: web.Request, name: str) -> bool:
 def answer(value: Json, status: int = 200) -> web.Response:
     """A JSON answer that says which version of the API it is."""
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
+
+
+def encoded_answer(members: bytes) -> web.Response:
+    """As `answer`, of members that are encoded already: `"name": value, ...`."""
+    head = f'{{"apiVersion": {json.dumps(API_VERSION)}, '.encode()
+    return web.Response(body=b"%b%b}" % (head, members), content_type="application/json", charset="utf-8")

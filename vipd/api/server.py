@@ -15,6 +15,7 @@ from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
+from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.messages import Json, answer, body_of, flag_of
@@ -27,10 +28,8 @@ from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.model import Service
 from vipd.observe.counters.door import Numbers
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.explain import Compiled, explain
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError, invalid
 from vipd.reconciler import Reconciler
 from vipd.registrations import declared
@@ -124,6 +123,8 @@ def application(served: Served, permission: Permission) -> web.Application:
     app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
     events = EventRoutes(lambda: served.events, lambda: served.reconciler.services)
     app.on_shutdown.append(events.end)
+    explaining = ExplainRoutes(served.reconciler, served.dataplane)
+    app.on_cleanup.append(explaining.end)
     target = "/v1/services/{target}"
     app.add_routes(
         [
@@ -133,7 +134,6 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.get(target, routes.service),
             web.get("/v1/export", routes.export),
             web.get("/v1/diff", routes.diff),
-            web.get("/v1/explain", routes.explain),
             web.post("/v1/services", routes.add),
             web.patch(target, routes.change),
             web.delete(target, routes.remove),
@@ -147,6 +147,7 @@ def application(served: Served, permission: Permission) -> web.Application:
                 served.reconciler, served.dataplane, served.choose, permission, lambda: served.numbers
             ).routes(),
             *events.routes(),
+            *explaining.routes(),
             *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
             *routes.fleet(),
             web.get(METRICS_PATH, routes.metrics),
@@ -197,21 +198,6 @@ class _Routes:
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
         return answer({"in_sync": not text, "diff": text})
-
-    async def explain(self, request: web.Request) -> web.Response:
-        dataplane = self._served.dataplane
-        if not isinstance(dataplane, Compiled):
-            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
-        forwardings = [f for part in self._served.reconciler.forwardings.values() for f in part]
-        source, target = request.query.get("from", ""), request.query.get("target", "")
-        try:
-            question = ask(source, target, forwardings, dataplane.host_addresses())
-        except QuestionError as error:
-            kind: operations.Kind = "not-found" if error.unknown else "malformed"
-            raise RefusedError(kind, error.what, error.why, error.hint) from None
-        options = dataplane.options_of(question.packet.family)
-        explanation = explain(question, forwardings, options, dataplane.host_addresses()).view()
-        return answer({"explanation": explanation})
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await body_of(request)).get("service")
