@@ -365,6 +365,7 @@ async def _listening(
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
+            *parts.fitness.warnings(),
             *parts.peace.warnings(asyncio.get_running_loop().time()),
             *(parts.fleet.warnings() if parts.fleet else ()),
         ],
