@@ -241,9 +241,12 @@ def test_every_route_and_parameter_with_hostile_words(known: list[str]) -> None:
         await ready(api)
         assert len(known) > 20
         for method, path in (route.split() for route in known):
+            assert (await api.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
             quiet = path.startswith(("/metrics", "/healthz", "/livez"))
             for word in WORDS if not quiet else ():
                 for parameter in PARAMETERS:
+                    if (parameter, word) == ("dry_run", "0"):
+                        continue  # it would be done
                     if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
                         end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
                         await asked(api, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}")
