@@ -14,6 +14,7 @@ EFFECTS = frozenset({"asyncio", "subprocess", "socket", "os", "time", "random", 
 CORE = (
     "vipd.model",
     "vipd.checks",
+    "vipd.body_pattern",
     "vipd.standing",
     "vipd.overrides",
     "vipd.orders",

@@ -413,6 +413,7 @@ async def _listening(
             *parts.supervisor.warnings,
             *parts.reconciler.containment.warnings,
             *parts.reconciler.pulse.warnings,
+            *parts.fitness.warnings(),
             *parts.peace.warnings(asyncio.get_running_loop().time()),
             *(parts.fleet.warnings() if parts.fleet else ()),
         ],

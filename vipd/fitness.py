@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
-from vipd.health.targets import Target, targets_of
+from vipd.health.targets import Target, targets_of, without_port
 from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
 from vipd.model import Backend, Service
 from vipd.overrides import Orders, Override, Overrides, Subject, orders_about
@@ -96,6 +96,10 @@ class _Index:
         return orders_about(service, backend, [*(named or ()), *(everywhere or ())])
 
 
+_MOST_NAMED = 3
+"""More backends are only counted in warnings."""
+
+
 class Fitness:
     """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
 
@@ -106,6 +110,19 @@ class Fitness:
         self._index = _Index.of(books)
         self._moved: set[str] = set()
         self._ramps: dict[str, float] = {}
+        self._unasked: dict[str, tuple[Backend, ...]] = {}
+
+    def warnings(self) -> tuple[str, ...]:
+        """Backends that serve unchecked, since their check finds no port: declared ones are problems already,
+        but others register themselves."""
+        unasked = [(name, backend) for name, found in self._unasked.items() for backend in found]
+        hint = "add port to the check, or register the backend with a port that it asks at"
+        told = [
+            f"{name}: the check of {backend} finds no port, so that it serves unchecked; hint: {hint}"
+            for name, backend in unasked[:_MOST_NAMED]
+        ]
+        more = len(unasked) - len(told)
+        return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
         """These services are new or other than before, or gone: from now on the backends of those that there
@@ -122,6 +139,8 @@ class Fitness:
         self._leave(service.name)
         entry = _Known(service, targets_of(service))
         self._known[service.name] = entry
+        if len(entry.targets) < len(service.backends) and (unasked := without_port(service)):
+            self._unasked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # Before the old ones are let go, so that what another check found is taken over.
@@ -184,6 +203,7 @@ class Fitness:
     def _leave(self, name: str) -> None:
         known = self._known.pop(name, None)
         self._ramps.pop(name, None)
+        self._unasked.pop(name, None)
         for target in known.targets.values() if known else ():
             users = self._users.get(target, set())
             users.discard(name)

@@ -157,3 +157,19 @@ def test_what_an_older_version_accepted_is_not_lost_to_a_later_rule(tmp_path: Pa
     store.load()
     assert store.faults() == ()
     assert set(store.services) == {"a", "b", "c"}
+
+
+def test_what_a_check_can_no_longer_do_takes_no_service_away(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}  - {{name: a, address: 10.96.0.1, ports: [80], backends: [10.244.0.5],"
+        " check: {type: http, body: '(?=ok)ok'}}\n"
+        "  - {name: b, address: 10.96.0.2, ports: [{name: x, port: 53, protocol: udp}, {name: y, port: 80}],"
+        " backends: [{address: 10.244.0.5, ports: {x: 53}}], check: tcp}\n"
+    )
+    assert not parse_declaration(text, "x").ok
+    path = tmp_path / "services.yaml"
+    path.write_text(text)
+    store = StoreSource(path)
+    store.load()
+    assert store.faults() == ()
+    assert set(store.services) == {"a", "b"}

@@ -16,6 +16,7 @@ from vipd import __version__, operations
 from vipd.admission import AddressPolicy, admit_service, questions
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
+from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.messages import Json, answer, body_of, flag_of, session_of
@@ -31,10 +32,8 @@ from vipd.host_facts import NO_FACTS
 from vipd.model import Service
 from vipd.observe.counters.door import Numbers
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.explain import Compiled, explain
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError, invalid
 from vipd.reconciler import Reconciler
 from vipd.registrations import declared
@@ -148,6 +147,8 @@ def application(served: Served, permission: Permission) -> web.Application:
     app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
     events = EventRoutes(lambda: served.events, lambda: served.reconciler.services)
     app.on_shutdown.append(events.end)
+    explaining = ExplainRoutes(served.reconciler, served.dataplane)
+    app.on_cleanup.append(explaining.end)
     target = "/v1/services/{target}"
     app.add_routes(
         [
@@ -157,7 +158,6 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.get(target, routes.service),
             web.get("/v1/export", routes.export),
             web.get("/v1/diff", routes.diff),
-            web.get("/v1/explain", routes.explain),
             web.post("/v1/services", routes.add),
             web.patch(target, routes.change),
             web.delete(target, routes.remove),
@@ -171,6 +171,7 @@ def application(served: Served, permission: Permission) -> web.Application:
                 served.reconciler, served.dataplane, served.choose, permission, lambda: served.numbers
             ).routes(),
             *events.routes(),
+            *explaining.routes(),
             *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
             *routes.fleet(),
             web.get(METRICS_PATH, routes.metrics),
@@ -221,21 +222,6 @@ class _Routes:
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
         return answer({"in_sync": not text, "diff": text})
-
-    async def explain(self, request: web.Request) -> web.Response:
-        dataplane = self._served.dataplane
-        if not isinstance(dataplane, Compiled):
-            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
-        forwardings = [f for part in self._served.reconciler.forwardings.values() for f in part]
-        source, target = request.query.get("from", ""), request.query.get("target", "")
-        try:
-            question = ask(source, target, forwardings, dataplane.host_addresses())
-        except QuestionError as error:
-            kind: operations.Kind = "not-found" if error.unknown else "malformed"
-            raise RefusedError(kind, error.what, error.why, error.hint) from None
-        options = dataplane.options_of(question.packet.family)
-        explanation = explain(question, forwardings, options, dataplane.host_addresses()).view()
-        return answer({"explanation": explanation})
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await body_of(request)).get("service")
@@ -448,9 +434,9 @@ def _guard(permission: Permission) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = permission.peer(request.transport)
-        if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
+        if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why, permission.way_in(peer))
+            return _error("forbidden", f"{peer} may not change services", why, await permission.way_in(peer))
         return await handler(request)
 
     return guard

@@ -212,7 +212,9 @@ CHECK = {
         "`200-399`",
         "http, https: good ones. Redirections are not followed.",
     ),
-    "body": Key("a regular expression", "any body", "http, https: found in the answer's first 64 KiB."),
+    "body": Key(
+        "text, or a regular expression", "any body", "http, https: found in the answer's first 64 KiB."
+    ),
     "verify": Key("`true` or `false`", "`true`", "https: whether the certificate must be valid."),
     "ca": Key("a file's path", "the host's", "https: certificates to trust."),
     "server_name": Key("a host name", "`host`, else the address", "https: name sent (SNI) and verified."),
@@ -231,7 +233,9 @@ CHECK = {
     "command": Key(
         "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
     ),
-    "user": Key("a user's name", "`nobody`", "exec: who runs it. Never root."),
+    "user": Key(
+        "a user's name", "`nobody`", "exec: who runs it. Never root, nor the user that vipd runs as."
+    ),
 }
 
 MASQUERADE_MODES = {

@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.declaration.fields import Placed, Report
 from vipd.declaration.notation import shown
-from vipd.model import Backend, Family, Frontend, Protocol, ServicePort, family_of, socket_text
+from vipd.model import Backend, Family, Frontend, Protocol, Service, ServicePort, family_of, socket_text
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 
@@ -229,6 +229,22 @@ def check_port(report: Report, check: Placed[Check], protocols: Collection[Proto
     if protocol is not None and protocol not in protocols:
         what = f"the service has no {protocol} port that this check could ask at"
         report.add(check.line, check.path, what, "add port to the check, or use another type of check")
+
+
+def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], service: Service) -> None:
+    """Report backends that serve no port that their check could ask at, though the service has some."""
+    for backend in unasked:
+        check = service.check if backend.value.check is None else backend.value.check
+        protocol = needs_protocol(check)
+        if protocol is not None and protocol not in {port.protocol for port in service.ports}:
+            continue  # said of the check already
+        what = f"the check of {backend.value.address} finds no {protocol or ''} port".replace("  ", " ")
+        hint = "add port to the check, or give this backend check: none"
+        report.add(backend.line, backend.path, f"{what}: it serves {_served(backend.value)} alone", hint)
+
+
+def _served(backend: Backend) -> str:
+    return ", ".join(name for name, _ in backend.ports) or "no port"
 
 
 def check_weight_source(

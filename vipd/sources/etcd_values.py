@@ -7,13 +7,16 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vipd.body_pattern import plain_text
+from vipd.checks import HttpProbe
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.fields import Report
 from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.notation import NotationError, parse_backend
+from vipd.declaration.notation import NotationError, parse_backend, shown
 from vipd.declaration.policy_reader import Policy
 from vipd.declaration.problems import Declaration, Problem, printable
 from vipd.declaration.service_reader import read_service
@@ -99,6 +102,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
         backends = read_backends(report, _with_place(report, root, base), "")
+        _refuse_patterns(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=tuple(report.problems))
@@ -107,6 +111,16 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
 def _too_long(place: str, text: str) -> Problem:
     what = f"the value has {len(text)} characters, of which {MOST_TEXT} are the most"
     return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
+
+
+def _refuse_patterns(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may not have every host work on its patterns."""
+    for backend in backends:
+        probe = backend.check.probe if backend.check else None
+        if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
+            what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
+            hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
+            report.add(1, "check.body", what, hint)
 
 
 def _read_alone(place: str, root: Mapping) -> Declaration:
