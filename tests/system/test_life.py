@@ -168,7 +168,8 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     assert serves(machine), "the rules stay"
     told_by_apt = machine.apt("install", "--reinstall", "vipd")
     assert "the new vipd did not start" in told_by_apt
-    assert "vipd.yaml" in told_by_apt and "mark_bit" in told_by_apt
+    assert "vipd.yaml" in told_by_apt
+    assert "mark_bit" in told_by_apt
     assert "vipd --check && systemctl restart vipd" in told_by_apt
     assert serves(machine), "the rules stay"
     # Mended, with a health port below 1024.

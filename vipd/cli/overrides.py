@@ -93,7 +93,7 @@ def drain(
         raise CliError("--timeout is for --wait", hint="add --wait", code=USAGE)
     longest = None if timeout is None else seconds(timeout)
     order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
-    subjects = _subjects(backends, address)
+    subjects = _subjects(backends, address, "drain")
     daemon = connect()
     _give(daemon, subjects, order, telling, fleet=fleet)
     if wait and not telling["dry_run"]:
@@ -121,7 +121,7 @@ def disable(
     vipctl disable web/10.244.2.21 --reason "disk failure"
     """
     order: Json = {"admin": "disabled", "reason": reason, "for": _seconds(lasting)}
-    _give(connect(), _subjects(backends, address), order, telling, fleet=fleet)
+    _give(connect(), _subjects(backends, address, "disable"), order, telling, fleet=fleet)
     return OK
 
 
@@ -141,7 +141,7 @@ def resume(
     """
     if everything and (backends or address):
         raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
-    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address)]
+    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address, "resume")]
     daemon, answers = connect(), []
     for subject in subjects:
         answers.append(
@@ -192,13 +192,19 @@ def _away(moment: str) -> str:
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
-def _subjects(backends: Sequence[str], address: str | None) -> list[Subject]:
+def _between(began: str, end: str) -> str:
+    return duration(round((datetime.fromisoformat(end) - datetime.fromisoformat(began)).total_seconds()))
+
+
+def _subjects(backends: Sequence[str], address: str | None, verb: str) -> list[Subject]:
     if bool(backends) == (address is not None):
         hint = "name backends as dns/10.244.0.5, or --address ADDR for every service"
         raise CliError("no backend is named" if not backends else "too much at once", hint=hint, code=USAGE)
     if address is not None:
         return [{"address": backend_names([address])[0]}]
-    places = [split_backend(word) for word in backends]
+    places = [
+        split_backend(word, f"vipctl {verb} {{}}", f"vipctl {verb} --address {{}}") for word in backends
+    ]
     return [{"service": target, "backend": backend} for target, backend in places]
 
 
@@ -217,31 +223,45 @@ def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Jso
             )
         except CliError as err:
             failures.append(err)
-    for answer in answers:
-        _tell_given(answer, telling)
+    if telling["form"] != "text":
+        _print_documents(answers, telling["form"])
+    elif not telling["quiet"]:
+        for answer in answers:
+            _tell_given(answer, dry_run=telling["dry_run"])
+    failures += _unapplied(answers, telling)
     if failures:
         raise together(failures)
 
 
-def _tell_given(answer: Json, telling: Json) -> None:
-    if telling["form"] != "text":
-        print(document(answer, telling["form"]))
-    elif not telling["quiet"]:
-        override = answer["override"]
-        state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
-        about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
-        resume = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
-        end = f"in {_away(override['until'])}" if override.get("until") else f"by {resume}"
-        dry = "; dry run: nothing was done" if telling["dry_run"] else f"; ends {end}"
-        where = " on every host" if _of_fleet(override) else ""
-        print(f"{state} {_place(override)}{about}{where}{dry}")
-    _raise_unapplied(answer, telling)
+def _print_documents(answers: Sequence[Json], form: str) -> None:
+    """The answer about one backend as it is; several as `changes` of one document."""
+    if len(answers) > 1:
+        bare = [{key: value for key, value in each.items() if key != "apiVersion"} for each in answers]
+        print(document({"changes": bare}, form))
+    elif answers:
+        print(document(answers[0], form))
+
+
+def _tell_given(answer: Json, *, dry_run: bool) -> None:
+    override = answer["override"]
+    state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
+    about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
+    dry = "; dry run: nothing was done" if dry_run else f"; ends {_end(override, new=answer['changed'])}"
+    where = " on every host" if _of_fleet(override) else ""
+    print(f"{state} {_place(override)}{about}{where}{dry}")
+
+
+def _end(override: Json, *, new: bool) -> str:
+    if not override.get("until"):
+        return "by vipctl resume --fleet" if _of_fleet(override) else "by vipctl resume"
+    # Of a new order the whole time, and not what is left of it a moment later.
+    left = _between(override["at"], override["until"]) if new else _away(override["until"])
+    return f"in {left}"
 
 
 def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
     if telling["form"] != "text":
-        for answer in answers:
-            print(document(answer, telling["form"]))
+        _print_documents(answers, telling["form"])
     elif not telling["quiet"]:
         taken = [override for answer in answers for override in answer["overrides"]]
         dry = "; dry run: nothing was done" if telling["dry_run"] else ""
@@ -252,8 +272,8 @@ def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
         for override in (override for answer in answers for override in answer.get("elsewhere", ())):
             way = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
             print(f"{_place(override)} is still {order_text(override)}; hint: {way} takes that back, too")
-    for answer in answers:
-        _raise_unapplied(answer, telling)
+    if failures := _unapplied(answers, telling):
+        raise together(failures)
 
 
 def _of_fleet(override: Json) -> bool:
@@ -264,12 +284,12 @@ def _place(override: Json) -> str:
     return f"{override['service']}/{override['backend']}" if override["service"] else str(override["backend"])
 
 
-def _raise_unapplied(answer: Json, telling: Json) -> None:
-    if not telling["dry_run"] and not answer["applied"]:
-        why = str(answer.get("message") or "")
-        raise CliError(
-            "the order is stored, but not in the kernel yet", why, "vipctl status shows how it goes"
-        )
+def _unapplied(answers: Sequence[Json], telling: Json) -> list[CliError]:
+    if telling["dry_run"]:
+        return []
+    what, hint = "the order is stored, but not in the kernel yet", "vipctl status shows how it goes"
+    missing = [answer for answer in answers if not answer["applied"]]
+    return [CliError(what, str(answer.get("message") or ""), hint) for answer in missing]
 
 
 def _wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
