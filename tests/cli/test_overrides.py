@@ -54,9 +54,14 @@ def test_every_order_is_told_when_one_is_not_in_the_kernel(vipctl: Vipctl, daemo
     assert ended.err.count("not in the kernel yet: iptables is busy") == 2
 
 
-@pytest.mark.parametrize(("hours", "told"), [(2, "in 2h"), (1.5, "in 1h30m")])
+@pytest.mark.parametrize(
+    ("hours", "told"), [(2, "in 2h"), (1.5, "in 1h30m"), (0.01, "in 36s"), (48, "in 2d")]
+)
 def test_the_end_of_an_order_is_the_time_that_was_asked_for(
     vipctl: Vipctl, daemon: FakeDaemon, hours: float, told: str
 ) -> None:
     daemon.answer("POST /v1/overrides", given(timedelta(hours=hours)))
     assert re.search(rf"; ends {told}$", vipctl("drain", "web/10.0.0.1", "--for", "2h").out)
+    override = given(timedelta(hours=hours))["override"]
+    daemon.answer("GET /v1/overrides", {"overrides": [override]})
+    assert told in vipctl("overrides").out

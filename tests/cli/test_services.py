@@ -249,6 +249,10 @@ def test_where_the_others_differ_the_port_has_to_be_said(
         (["drain", "web"], "vipctl drain web/ADDR; vipctl describe web shows its backends"),
         (["drain", "10.96.0.1:80/tcp"], "vipctl drain 10.96.0.1:80/tcp/ADDR"),
         (["disable", "shop/web"], "vipctl disable shop/web/ADDR"),
+        (
+            ["drain", "10.0.0.1:80"],
+            "vipctl drain TARGET/10.0.0.1:80, or in every service: vipctl drain --address",
+        ),
         (["resume", "10.0.0.1"], "vipctl resume TARGET/10.0.0.1, or in"),
         (
             ["drain", "fd00::5"],

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
 from urllib.parse import urlencode
 
@@ -182,7 +183,7 @@ def _row(override: Json) -> list[str]:
         "fleet" if _of_fleet(override) else "this host",
         str(override["by"]),
         f"{_away(override['at'])} ago",
-        f"in {_away(until)}" if until else "resumed",
+        f"in {_left(until)}" if until else "resumed",
         str(override.get("reason", "")),
     ]
 
@@ -192,8 +193,11 @@ def _away(moment: str) -> str:
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
-def _between(began: str, end: str) -> str:
-    return duration(round((datetime.fromisoformat(end) - datetime.fromisoformat(began)).total_seconds()))
+def _left(moment: str) -> str:
+    """How long it is till then, rounded up: of what was given for 2h there is 2h left a moment later."""
+    seconds = ceil((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
+    unit = 3600 if seconds > 86400 else 60 if seconds > 3600 else 1
+    return duration(-(-max(0, seconds) // unit) * unit)
 
 
 def _subjects(backends: Sequence[str], address: str | None, verb: str) -> list[Subject]:
@@ -246,17 +250,15 @@ def _tell_given(answer: Json, *, dry_run: bool) -> None:
     override = answer["override"]
     state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
     about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
-    dry = "; dry run: nothing was done" if dry_run else f"; ends {_end(override, new=answer['changed'])}"
+    dry = "; dry run: nothing was done" if dry_run else f"; ends {_end(override)}"
     where = " on every host" if _of_fleet(override) else ""
     print(f"{state} {_place(override)}{about}{where}{dry}")
 
 
-def _end(override: Json, *, new: bool) -> str:
+def _end(override: Json) -> str:
     if not override.get("until"):
         return "by vipctl resume --fleet" if _of_fleet(override) else "by vipctl resume"
-    # Of a new order the whole time, and not what is left of it a moment later.
-    left = _between(override["at"], override["until"]) if new else _away(override["until"])
-    return f"in {left}"
+    return f"in {_left(override['until'])}"
 
 
 def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:

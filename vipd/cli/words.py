@@ -57,11 +57,13 @@ def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, s
     target, slash, backend = word.rpartition("/")
     # The last slash of a frontend stands before its protocol, and that of a name before more name.
     if not (slash and target and _is_backend(backend)):
-        if not _is_backend(word):
+        if not _is_backend(word) or "@" in word:
             hint = f"{command.format(f'{word}/ADDR')}; vipctl describe {word} shows its backends"
             raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
         hint = command.format(f"TARGET/{word}")
-        hint += f", or in every service: {everywhere.format(word)}" if everywhere else ""
+        hint += (
+            f", or in every service: {everywhere.format(parse_backend(word).address)}" if everywhere else ""
+        )
         raise CliError(f"{word} names no service", hint=hint, code=USAGE)
     return target, backend_names([backend])[0]
 
