@@ -54,6 +54,16 @@ def test_every_order_is_told_when_one_is_not_in_the_kernel(vipctl: Vipctl, daemo
     assert ended.err.count("not in the kernel yet: iptables is busy") == 2
 
 
+def test_a_daemon_that_goes_while_flows_are_waited_for_leaves_the_drain(
+    vipctl: Vipctl, daemon: FakeDaemon
+) -> None:
+    daemon.answer("POST /v1/overrides", given())
+    daemon.refuse("GET /v1/flows", 503, "internal", "the daemon stops")
+    ended = vipctl("drain", "web/10.0.0.1", "--wait")
+    assert ended.code == 1
+    assert ended.err == "vipctl: the daemon stops; the drain stays: wait again with the same command\n"
+
+
 @pytest.mark.parametrize(
     ("hours", "told"), [(2, "in 2h"), (1.5, "in 1h30m"), (0.01, "in 36s"), (48, "in 2d")]
 )

@@ -308,6 +308,10 @@ def _wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | 
             line.show(f"{counted(left, 'flow')} left{rest}")
             time.sleep(POLL_SECONDS)
         line.show("no flows left", last=True)
+    except CliError as err:
+        if err.code != TIMED_OUT:
+            err.message += "; the drain stays: wait again with the same command"
+        raise
     except KeyboardInterrupt:
         hint = "vipctl resume takes it back"
         raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None

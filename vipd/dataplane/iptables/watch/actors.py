@@ -21,7 +21,8 @@ _INIT = 1
 _WRAPPERS = frozenset(
     {"sudo", "env", "timeout", "nice", "ionice", "setsid", "xargs", "flock", "nsenter", "ip"}
 )
-_SHELLS = frozenset({"sh", "dash", "bash"})
+_SHELLS = frozenset({"sh", "dash"})
+"""With -c: system(3) of a program. `bash -c` is more often a script of its own."""
 _RUNS = {
     "firewalld": ("iptables", "ip6tables", "ebtables"),
     "docker": ("iptables", "ip6tables"),
