@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any
-from urllib.parse import urlencode
 
 import click
 
@@ -16,13 +14,10 @@ from vipd.api.client import Json
 from vipd.cli.changes import change_options
 from vipd.cli.completion import PLACE
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import INTERRUPTED, OK, TIMED_OUT, USAGE, CliError, together
+from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table
+from vipd.cli.waiting import Subject, wait_for_end
 from vipd.cli.words import backend_names, seconds, split_backend
-
-POLL_SECONDS = 0.5
-TELL_SECONDS = 10.0
-"""How often a wait that is not on a terminal says how it goes."""
 
 COLUMNS = (
     Column("BACKEND", least=24),
@@ -33,8 +28,6 @@ COLUMNS = (
     Column("UNTIL"),
     Column("REASON"),
 )
-
-Subject = dict[str, str]
 
 HOST = "host"
 
@@ -98,7 +91,7 @@ def drain(
     daemon = connect()
     _give(daemon, subjects, order, telling, fleet=fleet)
     if wait and not telling["dry_run"]:
-        _wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
+        wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
     return OK
 
 
@@ -292,58 +285,3 @@ def _unapplied(answers: Sequence[Json], telling: Json) -> list[CliError]:
     what, hint = "the order is stored, but not in the kernel yet", "vipctl status shows how it goes"
     missing = [answer for answer in answers if not answer["applied"]]
     return [CliError(what, str(answer.get("message") or ""), hint) for answer in missing]
-
-
-def _wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
-    """Until the backends have no flows; raises CliError at the end of the time."""
-    began, line = time.monotonic(), _Line(quiet)
-    try:
-        while left := sum(int(_flows(daemon, subject)) for subject in subjects):
-            waited = time.monotonic() - began
-            if longest is not None and waited >= longest:
-                hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
-                what = f"{counted(left, 'flow')} left after {duration(waited)}"
-                raise CliError(what, hint=hint, code=TIMED_OUT)
-            rest = "" if longest is None else f", {duration(longest - waited)} to go"
-            line.show(f"{counted(left, 'flow')} left{rest}")
-            time.sleep(POLL_SECONDS)
-        line.show("no flows left", last=True)
-    except CliError as err:
-        if err.code != TIMED_OUT:
-            err.message += "; the drain stays: wait again with the same command"
-        raise
-    except KeyboardInterrupt:
-        hint = "vipctl resume takes it back"
-        raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None
-    finally:
-        line.end()
-
-
-def _flows(daemon: Daemon, subject: Subject) -> Any:
-    return daemon.get_query("flows", urlencode(subject))["flows"]
-
-
-class _Line:
-    """What a wait says: one line that changes on a terminal, else a line now and then."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet, self._terminal = quiet, sys.stderr.isatty()
-        self._told = float("-inf")
-        self._open = False
-
-    def show(self, text: str, *, last: bool = False) -> None:
-        """Say how it goes."""
-        now = time.monotonic()
-        if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
-            return
-        self._told, self._open = now, self._terminal
-        print(
-            f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
-        )
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._open:
-            print(file=sys.stderr)
-            self._open = False
