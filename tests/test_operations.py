@@ -52,9 +52,43 @@ def test_the_same_service_again_is_unchanged() -> None:
 
 def test_another_service_of_a_taken_name_is_a_conflict_with_a_way_out() -> None:
     snapshot, stored = world()
-    error = refused(lambda: operations.add(snapshot, stored, {**DNS, "backends": ["10.244.9.9"]}))
+    error = refused(lambda: operations.add(snapshot, stored, {**DNS, "affinity": "client-ip"}))
     assert error.kind == "conflict"
     assert "vipctl set dns" in error.hint
+
+
+@pytest.mark.parametrize("name", [{}, {"name": "other"}])
+@pytest.mark.parametrize(
+    ("backends", "hint"),
+    [
+        ([], "vipctl describe dns shows it; vipctl add-backend dns ADDR adds to it"),
+        (
+            ["10.244.0.5", "10.244.9.9"],
+            "vipctl describe dns shows it; vipctl add-backend dns 10.244.9.9 adds to it",
+        ),
+        (["10.244.0.5"], "vipctl describe dns shows it"),
+    ],
+)
+def test_who_adds_a_service_that_is_there_is_told_how_to_add_backends(
+    name: dict[str, object], backends: list[object], hint: str
+) -> None:
+    error = refused(lambda: operations.add(*world(), {**DNS, **name, "backends": backends}))
+    assert (error.kind, error.hint) == ("conflict", hint)
+
+
+def test_what_a_file_has_is_not_to_be_had_by_adding_backends() -> None:
+    by_frontend = {"address": "10.96.0.20", "ports": ["53/udp"], "backends": ["10.244.9.9"]}
+    assert "add-backend" not in refused(lambda: operations.add(*world(), by_frontend)).hint
+    by_name = {**by_frontend, "name": "filed"}
+    assert (
+        refused(lambda: operations.add(*world(), by_name)).hint == "edit /etc/vipd/services.d/f.yaml, line 12"
+    )
+
+
+def test_a_backend_of_another_port_is_hinted_at() -> None:
+    assert refused(lambda: operations.remove_backends(*world(), "dns", ["10.244.0.5:99"])).hint == (
+        "did you mean 10.244.0.5?"
+    )
 
 
 @pytest.mark.parametrize(("address", "holder"), [("10.96.0.10", "dns"), ("10.96.0.20", "filed")])

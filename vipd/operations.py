@@ -75,13 +75,35 @@ def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI
     if known == service:
         return Outcome(stored, {service.name: "unchanged"})
     if known is not None:
-        hint = f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+        hint = _way_to_change(known, service, source)
         raise RefusedError(
             "conflict", f"service {known.name} is there already and differs", _owner(known), hint
         )
-    _check_frontends(snapshot, service)
+    _check_frontends(snapshot, service, _way_to_add(service, source))
     _check_addresses(snapshot, [service])
     return Outcome({**stored, service.name: service}, {service.name: "created"})
+
+
+def _way_to_change(known: Service, wanted: Service, source: str) -> str:
+    """How to make a service what somebody wants to add under its name."""
+    if known.origin.source != source:
+        return _owner_hint(known)
+    if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
+        return _way_to_add(wanted, source)(known)
+    return f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+
+
+def _way_to_add(wanted: Service, source: str) -> Callable[[Service], str]:
+    """How to reach a service that is there already under the frontend of what somebody wants to add."""
+
+    def way(known: Service) -> str:
+        look = f"vipctl describe {known.name} shows it"
+        missing = [str(b) for b in wanted.backends if str(b) not in map(str, known.backends)]
+        if known.origin.source != source or (wanted.backends and not missing):
+            return look
+        return f"{look}; vipctl add-backend {known.name} {' '.join(missing) or 'ADDR'} adds to it"
+
+    return way
 
 
 def change(
@@ -239,19 +261,21 @@ def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
     for backend in backends:
         if (backend.address, backend.port) == (wanted.address, wanted.port):
             return backend
-    raise RefusedError(
-        "not-found", f"{target} has no backend {name}", "", f"vipctl describe {target} shows them"
-    )
+    same = [str(backend) for backend in backends if backend.address == wanted.address]
+    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
+    raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
 
 
 def _owned(service: Service, source: str) -> Service:
     """The service, if it belongs to the source that is to be changed."""
     if service.origin.source != source:
-        hint = _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
-        raise RefusedError(
-            "owned", f"service {service.name} is not vipctl's to change", _owner(service), hint
-        )
+        what = f"service {service.name} is not vipctl's to change"
+        raise RefusedError("owned", what, _owner(service), _owner_hint(service))
     return service
+
+
+def _owner_hint(service: Service) -> str:
+    return _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
 
 
 def _may_have(service: Service, addresses: set[str]) -> bool:
@@ -266,15 +290,22 @@ def _owner(service: Service) -> str:
     return f"it is owned by {service.origin.owner}"
 
 
-def _check_frontends(snapshot: Services, service: Service) -> None:
+def _describe_hint(known: Service) -> str:
+    return f"vipctl describe {known.name}"
+
+
+def _check_frontends(
+    snapshot: Services, service: Service, hint: Callable[[Service], str] = _describe_hint
+) -> None:
+    """Raises RefusedError, with what `hint` says of the other service, when one has a frontend of this."""
     claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
     for other in snapshot.values():
         # Most have no address in common, and then need no closer look; a port of the host is at "".
         if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
-            hint = f"vipctl describe {other.name}"
-            raise RefusedError("conflict", f"{frontend} already belongs to {other.name}", _owner(other), hint)
+            what = f"{frontend} already belongs to {other.name}"
+            raise RefusedError("conflict", what, _owner(other), hint(other))
 
 
 def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:

@@ -21,10 +21,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from vipd.declaration.nodes import Node
 from vipd.declaration.notation import parse_frontend
+from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd_options import EtcdOptions
 from vipd.model import Balance, Family, Masquerade, family_of, socket_text
-from vipd.settings_faults import fault_text
+from vipd.settings_faults import fault_text, line_of, syntax_faults
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
@@ -300,7 +302,9 @@ def load_settings(
         return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
     except ValidationError as error:
         place = str(config) if config else ""
-        problems = [problem for item in error.errors() for problem in _say(item, blame, place)]
+        lines = _lines_of(config) if config else None
+        found = sorted(error.errors(), key=lambda item: line_of(lines, [str(p) for p in item["loc"]]))
+        problems = [problem for item in found for problem in _say(item, blame, place, lines)]
         raise SettingsError(problems) from None
 
 
@@ -319,7 +323,7 @@ def read_settings_text(text: str, place: str) -> dict[str, object]:
     try:
         loaded = _UniqueKeyLoader(text).get_single_data()
     except (yaml.YAMLError, ValueError) as error:
-        raise SettingsError([f"{place}: is not YAML: {' '.join(str(error).split())}"]) from None
+        raise SettingsError(syntax_faults(text, place, error)) from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -375,7 +379,16 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return address.version, int(address)
 
 
-def _say(error: Any, blame: Mapping[str, str], whole: str) -> list[str]:
+def _lines_of(config: Path) -> Node | None:
+    """The tree of a file that was read already, for the lines of its values."""
+    try:
+        documents = read_tree(config.read_text(encoding="utf-8"), str(config)).documents
+    except (OSError, UnicodeDecodeError):
+        return None
+    return documents[0] if documents else None
+
+
+def _say(error: Any, blame: Mapping[str, str], whole: str, lines: Node | None) -> list[str]:
     """One line for each problem, of which a mapping may tell several."""
     loc = [str(part) for part in error["loc"]]
     name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
@@ -383,4 +396,6 @@ def _say(error: Any, blame: Mapping[str, str], whole: str) -> list[str]:
         error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)
     )
     place = blame.get(loc[0], "") if loc else whole
+    if loc and place == whole and (line := line_of(lines, loc)):
+        place = f"{place}:{line}"
     return [": ".join(part for part in (place, name, line) if part) for line in message.split("\n")]

@@ -39,7 +39,8 @@ def check(
     """Look for problems in declarations. FILE may be a directory, or - for standard input.
 
     Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
-    left out of Kubernetes objects is told as file:line: note: text.
+    left out of Kubernetes objects is told as file:line: note: text. No daemon is asked, so that claims of
+    vipctl add, of etcd and of files not named here are not seen.
 
     \b
     vipctl check
@@ -66,4 +67,5 @@ def _print_text(inputs: Inputs, quiet: bool) -> None:
         print(problem_count(inputs.problems), file=sys.stderr)
     elif not quiet:
         services = counted(len(inputs.services), "service")
-        print(f"ok: {services} in {counted(len(inputs.files), 'file')}")
+        files = counted(len(inputs.files), "file")
+        print(f"ok: {services} in {files}; vipd was not asked whether others claim the same")

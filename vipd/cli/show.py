@@ -32,12 +32,12 @@ STATE_COLOURS = {
 }
 
 COLUMNS = (
-    Column("NAME", least=16),
-    Column("VIP", least=22),
+    Column("NAME", least=14),
+    Column("VIP", least=18),
     Column("READY", right=True),
     Column("AFFINITY"),
-    Column("OWNER", least=8),
-    Column("STATUS"),
+    Column("OWNER", least=6),
+    Column("STATUS", least=18),
 )
 WIDE_COLUMNS = (
     *(Column(column.title, right=column.right) for column in COLUMNS),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 from vipd.declaration import nodes
+from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
 from vipd.declaration.problems import Note, Problem, internal_problem
@@ -52,7 +53,7 @@ class Report:
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """`node` is not what the language wants at `path`."""
         if not isinstance(node, Unreadable):
-            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint)
+            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint_for_node(node) or hint)
 
     @contextmanager
     def contained(self, line: int, doing: str) -> Iterator[None]:
@@ -107,7 +108,8 @@ def known_keys(report: Report, node: Node, path: str, known: Collection[str]) ->
         if key in known:
             yield key, value
             continue
-        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", did_you_mean(key, known))
+        hint = hint_for_key(key) or did_you_mean(key, known)
+        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", hint)
 
 
 def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:
