@@ -26,6 +26,7 @@ class FakeSource:
 
     name = "fake"
     location = "nowhere"
+    writes = False
 
     def __init__(self, dataplane: FakeDataplane, *services: Service) -> None:
         self._dataplane = dataplane

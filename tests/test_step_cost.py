@@ -98,6 +98,7 @@ class Held:
     """A source whose units a test exchanges."""
 
     name = location = "held"
+    writes = False
 
     def __init__(self, units: Mapping[str, tuple[Service, ...]]) -> None:
         self._units = {name: Unit(Declaration(found)) for name, found in units.items()}

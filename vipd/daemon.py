@@ -182,9 +182,11 @@ def _loops(parts: Parts, listeners: Sequence[Listeners], observers: Observers) -
     """All that runs in the background, by the name that status and metrics have for it."""
     reconciler = parts.reconciler
     keeper, swept, cleaned = _conntrack(parts), _after_step(parts), _after_step(parts)
+    switched = asyncio.Event()
+    parts.dataplane.switched.append(switched.set)
     return {
         # Before the first write, so that nothing done to our rules goes unseen.
-        "watching rules": lambda: _watch_rules(parts),
+        "watching rules": lambda: _watch_rules(parts, switched),
         "reconciling": reconciler.run,
         "watching files": lambda: watch_files(parts.files, reconciler),
         "watching addresses": lambda: look_at_host(parts.surroundings, reconciler),
@@ -298,10 +300,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _watch_rules(parts: Parts) -> None:
-    """Sees and repairs what others do to our rules, of whichever dataplane is in use."""
-    switched = asyncio.Event()
-    parts.dataplane.switched.append(switched.set)
+async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
+    """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
+    that is another one."""
 
     def open_watch() -> RuleWatch:
         return watch_of(parts.dataplane, parts.settings, parts.own)
@@ -409,6 +410,7 @@ async def _listening(
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
+            *recorder.warnings,
             *parts.surroundings.faults(),
             *parts.supervisor.warnings,
             *parts.reconciler.containment.warnings,

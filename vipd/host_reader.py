@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.host_facts import HostFacts, LocalSocket
+from vipd.host_facts import NO_FACTS, HostFacts, LocalSocket
 from vipd.host_network import HostNetwork, read_neighbours, read_network, read_proxied
 from vipd.local_sockets import LocalSockets
 from vipd.model import Family, Protocol
@@ -37,6 +37,7 @@ class HostReader:
         self._proxied = frozenset[str]()
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
+        self._facts = NO_FACTS
         self._faults: dict[str, str] = {}
         self._reading: asyncio.Future[None] | None = None
 
@@ -47,7 +48,8 @@ class HostReader:
             await asyncio.wait((self._reading,), timeout=PATIENCE_SECONDS)
         else:  # it takes long, or hangs, and somebody has waited for it already
             await asyncio.wait((self._reading,), timeout=0.05)
-        return self._facts(own)
+        self._facts = self._tried("what was read of it", lambda: self._compiled(own), self._facts)
+        return self._facts
 
     def faults(self) -> tuple[str, ...]:
         """What cannot be read now, and why."""
@@ -56,7 +58,7 @@ class HostReader:
         return (*self._faults.values(), *((hangs,) if slow else ()))
 
     def _read(self) -> None:
-        self._stale = self._changes.seen() or self._stale
+        self._stale = self._tried("its changes", self._changes.seen, True) or self._stale
         if self._stale:
             device = self._settings.vip_device
             self._network = self._tried("its routes", lambda: read_network(device), self._network)
@@ -81,7 +83,7 @@ class HostReader:
         self._faults.pop(name, None)
         return found
 
-    def _facts(self, own: frozenset[str]) -> HostFacts:
+    def _compiled(self, own: frozenset[str]) -> HostFacts:
         settings, network = self._settings, self._network
         answering = {family: settings.node_addresses(family, own) for family in Family}
         sockets = (*_own_sockets(settings), *self._listening)

@@ -22,6 +22,9 @@ from vipd.sources.base import Source
 AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
 """What this host lacks for each of some checks."""
 
+ACCEPT_SECONDS = 2.0
+"""How long a step waits until copies of accepted files are on disk: each takes some milliseconds."""
+
 IN_THREAD_ABOVE = 200
 """Services in changed units above which the work is done beside the event loop: it takes 10 ms and more
 then."""
@@ -39,6 +42,8 @@ class Snapshot:
         self._sources, self._registrations, self._containment = sources, registrations, containment
         self._units: dict[str, Mapping[str, Unit]] = {}
         """What each source declared when it was last read, by its place."""
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
         self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
         self._merged = Merged({}, {}, {})
@@ -75,7 +80,7 @@ class Snapshot:
         self._touched.update(dict.fromkeys(self._registrar.take(self._registered())))
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
-                self._accept(source)
+                await self._accept(source)
         self._faults = self._faults_of_sources()
         return self._merged
 
@@ -110,9 +115,22 @@ class Snapshot:
             self._units[source.location] = source.units()
         return self._units.get(source.location, {})
 
-    def _accept(self, source: Source) -> None:
+    async def _accept(self, source: Source) -> None:
+        """Tell a source which of its versions serve. What takes long is left to itself and told as a
+        fault."""
+        if not source.writes:
+            with self._containment.around(source.location, "keeping what was accepted"):
+                source.accepted(self._merged.chosen)
+            return
+        running = self._accepting.get(source.location)
+        if running is None or running.done():
+            running = asyncio.ensure_future(asyncio.to_thread(source.accepted, dict(self._merged.chosen)))
+            self._accepting[source.location] = running
+        await asyncio.wait((running,), timeout=ACCEPT_SECONDS)
         with self._containment.around(source.location, "keeping what was accepted"):
-            source.accepted(self._merged.chosen)
+            if not running.done():
+                raise TimeoutError(f"the disk takes more than {ACCEPT_SECONDS:.0f} s")
+            running.result()
 
     def _faults_of_sources(self) -> Mapping[str, tuple[str, ...]]:
         found = dict[str, tuple[str, ...]]()

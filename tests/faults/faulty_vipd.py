@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import vipd
-from tests.faults.seams import BESIDE, Seam
+from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
 from vipd.__main__ import main
 
 TIMEOUT_SECONDS = 2.0
@@ -93,6 +93,6 @@ if __name__ == "__main__":
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     controlled = Control(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("faults"))
-    for one in BESIDE:
+    for one in (*FILES, *BESIDE, *DISK, *PROGRAMS):
         install(one, controlled)
     main()

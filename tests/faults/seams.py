@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 MODES = ("oserror", "timeout", "garbage", "nothing", "unexpected")
 """It raises OSError; it times out; it returns garbage, or nothing (None); it raises what nobody expects."""
 
 GARBAGE_TEXT = "\x00{{{ no: [such\n\x85"
+RETURNS = frozenset({"garbage", "nothing"})
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One place. `target` is `module:function` or `module:Class.method`."""
+    """One place. `target` is `module:function` or `module:Class.method`; of a function that several modules
+    know by name only the one is taken whose module is named."""
 
     name: str
     target: str
@@ -29,7 +32,7 @@ class Seam:
     """Modes in which nothing needs to be said: what comes then means something, or is nobody's loss."""
 
 
-BESIDE = (
+FILES = (
     Seam(
         "declaration files",
         "vipd.sources.files:read_regular",
@@ -37,19 +40,22 @@ BESIDE = (
         "watched.yaml",
         garbage=GARBAGE_TEXT.encode,
     ),
+)
+BESIDE = (
+    Seam("addresses of this host", "vipd.hostnet:host_addresses", ("vipd.hostnet",), "watching addresses"),
     Seam(
-        "addresses of this host",
-        "vipd.hostnet:host_addresses",
-        ("vipd.hostnet",),
-        "watching addresses",
-        garbage=lambda: frozenset({"no address"}),
+        "neighbours and sockets of this host",
+        "vipd.host_reader:read_neighbours",
+        ("vipd.host_reader", "vipd.host_network", "vipd.local_sockets", "vipd.rtnetlink"),
+        "this host cannot be looked at",
     ),
+    Seam("routes", "vipd.vip_routes:VipRoutes.ensure", ("vipd.vip_routes",), "preparing it", quiet=RETURNS),
     Seam(
-        "routes",
-        "vipd.vip_routes:VipRoutes.ensure",
-        ("vipd.vip_routes",),
-        "preparing it",
-        quiet=frozenset({"garbage", "nothing"}),
+        "checks of this host",
+        "vipd.host_checks:HostChecks.look",
+        ("vipd.host_checks",),
+        "watching addresses",
+        quiet=RETURNS,
     ),
     Seam(
         "connection tracking",
@@ -71,16 +77,24 @@ BESIDE = (
             "vipd.observe.counters.door",
         ),
         "counting flows",
-        quiet=frozenset({"oserror", "timeout"}),
+    ),
+    Seam(
+        "table of flows",
+        "vipd.observe.counters.traffic:FlowTable.table",
+        ("vipd.observe.counters.traffic", "vipd.observe.counters.traffic_counting"),
+        "counting traffic",
     ),
     Seam(
         "watch of rules",
         "vipd.dataplane.iptables.watch.stream:Disturbances.__anext__",
         (
             "vipd.dataplane.hearing",
+            "vipd.dataplane.forward_accept.watch",
             "vipd.dataplane.iptables.watch.door",
             "vipd.dataplane.iptables.watch.events",
+            "vipd.dataplane.iptables.watch.actors",
             "vipd.dataplane.iptables.watch.legacy_tables",
+            "vipd.dataplane.iptables.watch.own",
             "vipd.dataplane.iptables.watch.poll",
             "vipd.dataplane.nftables.watch",
         ),
@@ -89,10 +103,132 @@ BESIDE = (
     Seam(
         "name service",
         "vipd.health.host_problems:_user_problems",
-        ("vipd.health.host_problems", "vipd.health.prerequisites"),
+        ("vipd.health.host_problems", "vipd.health.prerequisites", "vipd.accounts"),
         "asked.yaml",
         garbage=lambda: (1, None),
         quiet=frozenset({"nothing"}),
     ),
+    Seam(
+        "ports of vipd's own",
+        "vipd.observe.listeners:_bind",
+        ("vipd.observe.listeners", "vipd.observe.health_ports"),
+        "cannot listen",
+    ),
+    Seam(
+        "health checks",
+        "vipd.health.probes.http:ask_http",
+        (
+            "vipd.health.probes.base",
+            "vipd.health.probes.dns",
+            "vipd.health.probes.exec",
+            "vipd.health.probes.http",
+            "vipd.health.probes.tcp",
+            "vipd.health.probes.tls",
+            "vipd.health.probes.udp",
+            "vipd.health.scheduler",
+            "vipd.body_pattern",
+        ),
+        "10.244.0.11:8080",
+    ),
+    Seam(
+        "service manager",
+        "vipd.systemd.notify:Notifier.send",
+        ("vipd.systemd.notify", "vipd.systemd.reporter"),
+        "heartbeat",
+        quiet=RETURNS,
+    ),
+    Seam(
+        "events on disk",
+        "vipd.observe.events.ring:Ring.append",
+        ("vipd.observe.events.ring", "vipd.observe.events.recorder"),
+        "events cannot be kept",
+        quiet=RETURNS,
+    ),
 )
 """What fails without holding up any other service."""
+
+DISK = (
+    Seam(
+        "writing to disk",
+        "vipd.durable:write_durably",
+        (
+            "vipd.durable",
+            "vipd.sources.store",
+            "vipd.sources.override_store",
+            "vipd.dataplane.switching",
+            "vipd.dataplane.conntrack.checkpoint",
+            "vipd.health.memory",
+            "vipd.observe.counters.book",
+        ),
+        "accepted",
+        quiet=RETURNS,
+    ),
+)
+"""Nothing that `vipctl` adds can be stored then; files are served as ever."""
+
+PROGRAMS = (
+    Seam(
+        "programs that write rules",
+        "vipd.process:_start",
+        (
+            "vipd.process",
+            "vipd.rule_programs",
+            "vipd.dataplane.programs",
+            "vipd.dataplane.iptables.tools",
+            "vipd.dataplane.nftables.tools",
+        ),
+        "injected by the test",
+        quiet=RETURNS,
+    ),
+)
+"""No rule can be written then."""
+
+ELSEWHERE = {
+    "tests/etcd/test_malformed.py": (
+        "vipd.etcd.connection",
+        "vipd.etcd.lines",
+        "vipd.etcd.transport_faults",
+        "vipd.etcd.watch",
+    ),
+    "tests/sources/test_state_files.py": ("vipd.sources.etcd_snapshot", "vipd.host_record"),
+    "tests/api/test_hostile_requests.py": (
+        "vipd.api.dataplane_routes",
+        "vipd.api.event_routes",
+        "vipd.api.explain_routes",
+        "vipd.api.fleet_routes",
+        "vipd.api.messages",
+        "vipd.api.override_routes",
+        "vipd.api.server",
+        "vipd.api.stats_routes",
+    ),
+    "tests/api/test_peers.py": ("vipd.api.peers",),
+    "tests/test_start.py": ("vipd.start",),
+    "tests/test_settings.py": ("vipd.settings", "vipd.etcd_options"),
+    "tests/metrics/test_scrape.py": ("vipd.observe.metrics.scrape", "vipd.observe.metrics.snapshot"),
+    "tests/health/test_healthz.py": ("vipd.api.healthz",),
+    "tests/page/test_server.py": ("vipd.observe.page.board", "vipd.observe.page.server"),
+    "tests/systemd/test_journal.py": ("vipd.systemd.journal",),
+    "tests/test_decoders.py": ("vipd.dataplane.nftables.reading",),
+    "tests/dataplane/test_forward_accept.py": (
+        "vipd.dataplane.forward_accept.driver",
+        "vipd.dataplane.forward_accept.reading",
+    ),
+}
+"""Modules whose meeting with the outside is made to fail by other tests, by the file of those."""
+
+NO_SEAM = {
+    "vipd.api.client": "part of vipctl",
+    "vipd.collecting": "guards a counter against threads",
+    "vipd.daemon": "wires what is listed here; its clock is `CLOCKS`",
+    "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
+    "vipd.health.descriptors": "asks for this process's own limit, once at the start",
+    "vipd.health.door": "its clock is the loop's",
+    "vipd.observe.counters.ledger": "its `open` is of a flow",
+    "vipd.observe.counters.volume": "its `open` is of a flow",
+    "vipd.shared_run": "shares a future",
+    "vipd.upkeep": "its clock is the monotonic one",
+}
+"""Modules that only look as if they met the outside, and why they do not."""
+
+CLOCKS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC))
+"""What a clock may say that is set wrong."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.model import Family, socket_text
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,11 @@ class Listeners:
                 faults[place] = f"{what}; hint: {who}vipd tries again every {RETRY_SECONDS:.0f} s"
                 if place not in self._faults:
                     log.warning("%s", faults[place])
+            except Exception as error:
+                why = f"{internal_error(error, 'opening it')}; {PLEASE_REPORT}"
+                faults[place] = f"{wanted[place]} cannot listen on {place}: {why}"
+                if self._faults.get(place) != faults[place]:
+                    log.warning("%s", faults[place], exc_info=error)
         self._faults = faults
 
     async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:

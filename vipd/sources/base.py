@@ -14,6 +14,8 @@ class Source(Protocol):
 
     name: str
     """`files` or `store`: how status calls it."""
+    writes: bool
+    """`accepted` writes to disk, and so is called in a thread."""
 
     @property
     def location(self) -> str:

@@ -53,6 +53,7 @@ class EtcdSource:
     """The services in etcd. `load` first, then `run` beside the daemon."""
 
     name = "etcd"
+    writes = False
 
     def __init__(
         self,

@@ -71,6 +71,7 @@ class FileSource:
     """The files of one directory. `scan` reads what changed; `changes` tells when to."""
 
     name = "files"
+    writes = True
 
     def __init__(self, directory: Path, kept: Path) -> None:
         self._directory = directory
@@ -127,7 +128,12 @@ class FileSource:
             return changed
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Keep a copy of each file whose present text serves; drop the copies of files that are gone."""
+        """Keep a copy of each file whose present text serves; drop the copies of files that are gone. It
+        waits for the disk, and for a scan; call it in a thread."""
+        with self._scanning:
+            self._keep_accepted(chosen)
+
+    def _keep_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         for path, read in self._read.items():
             kept = self._accepted.get(path) is read and path not in self._keeping_faults
             if not kept and chosen.get(f"file:{path}") is read.declaration:

@@ -33,6 +33,7 @@ class StoreSource:
     """The services that vipctl owns."""
 
     name = "store"
+    writes = False
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -53,33 +54,37 @@ class Counting:
         self._aged = time.monotonic()  # not at once: at first no service is known
         self._writing = 0.0
         """Seconds that the last writing took."""
-        self._fault = ""
+        self._failed = False
+        """The last reading did not succeed."""
 
     async def run(self) -> None:
-        """Take counts for ever."""
+        """Take counts for ever. Raises ApplyError and OSError."""
         while True:
             await self._take(0.0)
             await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / SHARE_OF_A_CPU))
 
     async def refresh(self) -> None:
-        """Take counts if the last are old enough for it."""
-        await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
+        """Take counts if the last are old enough for it. A failure is for `run` to report."""
+        with contextlib.suppress(ApplyError, OSError):
+            await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
 
     async def take_now(self) -> None:
-        """Take counts, however old the last are: what counts is about to go."""
-        await self._take(0.0)
+        """Take counts, however old the last are: what counts is about to go. A failure is for `run` to
+        report."""
+        with contextlib.suppress(ApplyError, OSError):
+            await self._take(0.0)
 
     async def close(self) -> None:
         """Take counts a last time, and write. Takes a few seconds at most."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._take(0.0)
-        except TimeoutError:
+        except (TimeoutError, ApplyError, OSError):
             log.warning("the last flows are not counted: the kernel does not answer")
         await self._write()
 
     async def _take(self, least_pause: float) -> None:
-        """Take counts unless that was done a moment ago. Failures are told once."""
+        """Take counts unless that was done a moment ago. Raises ApplyError and OSError."""
         async with self._one_at_a_time:
             began = time.monotonic()
             if began - self._taken < least_pause:
@@ -87,16 +92,11 @@ class Counting:
             if began - self._aged >= AGE_EVERY_SECONDS:
                 self._aged = began
                 await self._age()
-            try:
-                flows = await self._counter.take()
-                fault = ""
-            except (ApplyError, OSError) as error:
-                flows, fault = {}, str(error)
-            self._tell(fault)
-            self._taken = began
+            self._taken, self._failed = began, True
             # After a failure what was counted comes with the next reading: the rates are of all that time.
-            self.at = self.at if fault else datetime.now(UTC)
+            flows = await self._counter.take()
             self.ledger.add(flows)
+            self._failed, self.at = False, datetime.now(UTC)
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
 
@@ -108,7 +108,7 @@ class Counting:
 
     async def _write(self) -> None:
         """Write if there is anything new. After a reading that failed the ledger lacks what it had found."""
-        if not self.ledger.changed or self._fault:
+        if not self.ledger.changed or self._failed:
             return
         self.ledger.changed = False
         self._written = began = time.monotonic()
@@ -128,11 +128,6 @@ class Counting:
             what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
             log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
             return book.Page(Ledger(), None)
-
-    def _tell(self, fault: str) -> None:
-        if fault and fault != self._fault:
-            log.warning("flows are not counted: %s", fault)
-        self._fault = fault
 
 
 def _places(forwardings: Iterable[Forwarding]) -> set[Place]:

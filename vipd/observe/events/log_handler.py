@@ -35,8 +35,8 @@ class EventHandler(logging.Handler):
             return
         try:
             self._recorder.record(_occurrence(event, carried, record))
-        except Exception:
-            self.handleError(record)
+        except Exception as error:
+            self._recorder.failed(error)
 
 
 def _occurrence(event: str, carried: Fields, record: logging.LogRecord) -> Occurrence:

@@ -14,7 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.observe.events.folding import Folds
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.occurrence import Occurrence, decode, encode
@@ -65,6 +67,21 @@ class Recorder:
                 self._tell_untold(found.place)
             else:
                 self._loop.call_soon_threadsafe(self._arm)
+
+    def failed(self, error: Exception) -> None:
+        """An event is not kept because of this; logged once."""
+        expected = isinstance(error, OSError)
+        fault = str(error) if expected else f"{internal_error(error, 'keeping an event')}; {PLEASE_REPORT}"
+        if fault != self._fault:
+            # Not here: the log's own lock is taken before this one, never after it.
+            told = partial(log.warning, exc_info=None if expected else error)
+            self._loop.call_soon_threadsafe(told, "events cannot be kept: %s", fault)
+        self._fault = fault
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What keeps events from being kept."""
+        return (f"events cannot be kept: {self._fault}",) if self._fault else ()
 
     def read(self) -> list[Occurrence]:
         """Every event kept, the oldest first; of those told as one the last alone."""
@@ -130,11 +147,8 @@ class Recorder:
         try:
             self._ring.append(encode(occurrence))
             self._fault = ""
-        except OSError as error:
-            if str(error) != self._fault:
-                # Not here: the log's own lock is taken before this one, never after it.
-                self._loop.call_soon_threadsafe(log.warning, "events cannot be kept: %s", error)
-            self._fault = str(error)
+        except Exception as error:
+            self.failed(error)
         self._loop.call_soon_threadsafe(self._pass_on, occurrence)
 
     def _pass_on(self, occurrence: Occurrence) -> None:
