@@ -153,7 +153,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         observers = Observers(_observed(parts, recorder))
         listeners = (*_health(parts), *observers.listeners)
-        async with _listening(parts, listeners, recorder, observers), asyncio.TaskGroup() as tasks:
+        async with _listening(parts, listeners, recorder, observers, notifier), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.supervisor.run(name, loop), name=name)
                 for name, loop in _loops(parts, listeners, observers).items()
@@ -389,7 +389,11 @@ def _observed(parts: Parts, recorder: Recorder) -> Observed:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    parts: Parts, listeners: Sequence[Listeners], recorder: Recorder, observers: Observers
+    parts: Parts,
+    listeners: Sequence[Listeners],
+    recorder: Recorder,
+    observers: Observers,
+    notifier: Notifier,
 ) -> AsyncIterator[None]:
     """The API's socket, answering."""
     settings = parts.settings
@@ -410,6 +414,7 @@ async def _listening(
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
+            *notifier.warnings,
             *recorder.warnings,
             *parts.surroundings.faults(),
             *parts.supervisor.warnings,

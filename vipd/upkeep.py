@@ -142,9 +142,9 @@ async def watch_rules(
     """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
     it. Raises OSError and ApplyError when they cannot be watched."""
     async with open_watch() as watch:
-        # What happened while nothing was watched has not been seen.
-        dataplane.forget()
-        reconciler.wake()
+        if reconciler.progress.tried:  # what happened while nothing was watched has not been seen
+            dataplane.forget()
+            reconciler.wake()
         while True:
             await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
 

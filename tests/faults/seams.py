@@ -129,12 +129,13 @@ BESIDE = (
             "vipd.body_pattern",
         ),
         "10.244.0.11:8080",
+        quiet=frozenset({"oserror", "timeout"}),  # that is a verdict
     ),
     Seam(
         "service manager",
-        "vipd.systemd.notify:Notifier.send",
+        "vipd.systemd.notify:Notifier._transmit",
         ("vipd.systemd.notify", "vipd.systemd.reporter"),
-        "heartbeat",
+        "the service manager cannot be notified",
         quiet=RETURNS,
     ),
     Seam(

@@ -21,7 +21,7 @@ from tests.lab.topology import Lab
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[2]
-RECOVERY_SECONDS = 180.0
+RECOVERY_SECONDS = 90.0
 """The longest pause between two tries is 60 s."""
 TOUCHING = {"iptables": "rule ahead of our jump", "nftables": "rule ahead of ours"}
 DECLARED = """\

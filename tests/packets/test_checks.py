@@ -171,7 +171,7 @@ def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list
         until(lambda: "all serve" in str(daemon.get("services/checked")["service"]["status"]["message"]))
         daemon.wait_in_sync()
         assert len(answered(lab, vip)) == 3
-        assert "ok, 3 unhealthy" in daemon.vipctl("list", "checked").stdout
+        assert "degraded, 3 unhealthy" in daemon.vipctl("list", "checked").stdout
         (warning,) = [w for w in daemon.get("status")["warnings"] if "fallback: keep" in w]
         assert warning.startswith("service checked: no backend is healthy")
     with declared(daemon, steady, check) as vip:
@@ -206,7 +206,8 @@ def test_a_backend_says_its_weight_and_starts_slowly(
     check = f"check: {{type: http, {CHECK}}}, weight_from: check, slow_start: 15s"
     with declared(daemon, steady, check) as vip:
         steady[0].obey("weigh", "3")
-        until(lambda: weights() == [3, 1, 1])
+        # Shares too: a backend that the test before has ended may still start slowly.
+        until(lambda: weights() == [3, 1, 1] and max(shares_told()) < 0.61)
         daemon.wait_in_sync()
         shares = answered(lab, vip, 1500)
         # Its part is 0.6, and the limits are almost eight standard deviations away.
@@ -221,7 +222,6 @@ def test_a_backend_says_its_weight_and_starts_slowly(
         steady[1].start()
         until(lambda: len(now := shares_told()) == 3 and 0 < now[1] < now[2])
         assert weights() == [1, 1, 1], "of those who never left, too"
-        until(lambda: weights() == [1, 1, 1])
 
 
 def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:

@@ -7,6 +7,7 @@ since waking costs more than a probe does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -166,7 +167,8 @@ class Scheduler:
         try:
             self._answered(job.target, result)
         except Exception as error:
-            internal_error(f"the answer of {job.target}", error)
+            with contextlib.suppress(Exception):  # then it is the same again, and has been logged
+                self._answered(job.target, unexpected(job.target, error))
 
     def _ended(self, job: _Job) -> None:
         job.running = False

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import MutableMapping
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
+
+log = logging.getLogger(__name__)
+
+_UNTOLD = "the service manager cannot be notified"
 _TAKEN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -15,6 +21,7 @@ class Notifier:
 
     def __init__(self, address: str = "", watchdog_seconds: float | None = None) -> None:
         """`address`: a path, or `@NAME` for an abstract socket; empty for nobody."""
+        self._fault = ""
         self.watchdog_seconds = watchdog_seconds
         """How long the manager waits for a sign of life; None: it does not ask for any."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
@@ -33,12 +40,26 @@ class Notifier:
 
     def send(self, *assignments: str) -> bool:
         """Send `NAME=VALUE`s; whether they were taken, or nobody wants to know."""
-        if not self._socket:
-            return True
         try:
-            self._socket.sendto("\n".join(assignments).encode("utf-8", "replace"), self._address)
-        except OSError:
+            taken = self._transmit("\n".join(assignments).encode("utf-8", "replace"))
+        except Exception as error:
+            expected = isinstance(error, OSError)
+            why = str(error) if expected else f"{internal_error(error, 'sending')}; {PLEASE_REPORT}"
+            if why != self._fault:
+                log.warning("%s: %s", _UNTOLD, why, exc_info=None if expected else error)
+            self._fault = why
             return False
+        self._fault = ""
+        return taken
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What keeps the manager from being told."""
+        return (f"{_UNTOLD}: {self._fault}",) if self._fault else ()
+
+    def _transmit(self, data: bytes) -> bool:
+        if self._socket:
+            self._socket.sendto(data, self._address)
         return True
 
     def close(self) -> None:
