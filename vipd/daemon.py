@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -149,6 +150,9 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
         parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
+        # What is there now stays to the end: each search for garbage would go through it, for a tenth of a
+        # second.
+        gc.freeze()
         reporter = Reporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         observers = Observers(_observed(parts, recorder))

@@ -17,7 +17,7 @@ from vipd.declaration.service_reader import SERVICE_KEYS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-BATCH = 120
+BATCH = 60
 """Mistakes that the daemon is given at once, before it is seen to serve others."""
 STANDSTILL = 20.0
 """No value of others may hold up the event loop for longer than so many times the yardstick: 50 ms."""

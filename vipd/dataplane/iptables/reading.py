@@ -8,6 +8,7 @@ each reading.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Collection, Mapping
@@ -43,7 +44,8 @@ async def read_all(
 ) -> Installed:
     """What iptables-save printed, and what it left out of these chains and jumps. Raises ApplyError."""
     try:
-        installed = read_saved(saved, names)
+        # In a thread: of a large table it takes seconds.
+        installed = await asyncio.to_thread(read_saved, saved, names)
     except (ValueError, IndexError) as error:
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
     for table in _LEFT_OUT.findall(saved):
