@@ -12,6 +12,7 @@ import click
 
 from vipd.api.client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.cli.completion import TARGET
+from vipd.cli.connection import file_chain_prefix
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import (
     Cell,
@@ -118,24 +119,13 @@ def _look(target: str) -> Answer:
     context = click.get_current_context()
     client = Client(context.meta.get("vipd.socket", DEFAULT_SOCKET))
     try:
-        return asyncio.run(look(Question(target, client, _prefix, run, _tell)))
+        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _tell)))
     except UnknownTargetError as error:
         raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
     except ApplyError as error:
         raise CliError(error.what, error.why, error.hint) from None
     except ClientError as error:
         raise CliError("no answer of vipd", str(error), code=UNREACHABLE) from None
-
-
-def _prefix() -> str:
-    """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
-    # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
-    from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
-
-    try:
-        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
-    except SettingsError:
-        return "VIPD"
 
 
 def _view(answer: Answer) -> Json:

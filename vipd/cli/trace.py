@@ -16,7 +16,7 @@ import click
 
 from vipd.api.client import Json, RefusedError
 from vipd.cli.completion import TARGET, WORDS, Word
-from vipd.cli.connection import connect
+from vipd.cli.connection import chain_prefix, connect
 from vipd.cli.errors import FAILED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.words import seconds
@@ -225,6 +225,7 @@ class _Shown:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
+        self._prefix = chain_prefix()
         self._views: list[Json] = []
         self.number = 0
         self.code = OK
@@ -240,7 +241,7 @@ class _Shown:
         """One packet, with its prediction."""
         listed = asyncio.run(read_rules(chains_of(journey), run))
         explanation, silent = self._prediction(journey)
-        hits = hits_of(journey, listed, (explanation or {}).get("service_port") or "")
+        hits = hits_of(journey, listed, self._prefix, (explanation or {}).get("service_port") or "")
         outcome = outcome_of(journey, hits)
         comparison = compare(outcome, hits, explanation) if explanation is not None else None
         report = Report(journey, hits, outcome, comparison, answer)

@@ -40,6 +40,27 @@ def _quoted(characters: Iterator[str]) -> str:
     raise ValueError("a quote is not closed")
 
 
+_FREE_TEXT = frozenset(
+    {"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--bytecode"}
+)
+"""Options whose value may be any word, also one that looks like an option."""
+
+
+def target_of(rule: str) -> str:
+    """The chain or target of an iptables rule: the word after its `-j` or `-g`. Empty when it has none, or
+    when the rule cannot be read. What a comment or a log prefix says is no target."""
+    try:
+        words = iter(split_words(rule))
+    except ValueError:
+        return ""
+    for word in words:
+        if word in _FREE_TEXT:
+            next(words, "")
+        elif word in ("-j", "-g", "--jump", "--goto"):
+            return next(words, "")
+    return ""
+
+
 class Cursor:
     """Reads words one after the other."""
 
