@@ -18,6 +18,11 @@ BRIDGE = {
 STRICT = 1
 
 
+def accept_advertisements(device: str) -> str:
+    """The path of a device's accept_ra. 1: only while the host does not forward."""
+    return f"net/ipv6/conf/{device}/accept_ra"
+
+
 def reverse_path(device: str) -> str:
     """The path of a device's rp_filter; `all` counts for every one."""
     return f"net/ipv4/conf/{device}/rp_filter"
@@ -32,7 +37,15 @@ def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
             if facts.settings.manage_sysctls and facts.daemon.status:
                 cause += "; vipd turns it on within seconds, unless somebody keeps turning it off"
             hint = _keep(name)
-            yield problem(f"{family} forwarding is off", cause, _set(name, 1), hint=hint)
+            mend = [*_keep_advertisements(facts, family), _set(name, 1)]
+            yield problem(f"{family} forwarding is off", cause, *mend, hint=hint)
+
+
+def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
+    """A host that forwards IPv6 ignores router advertisements, and may lose its default route so."""
+    if family is Family.IPV6:
+        names = [accept_advertisements(link.name) for link in facts.network.links if link.name != "lo"]
+        yield from (_set(name, 2) for name in names if facts.kernel.number(name) == 1)
 
 
 def judge_liberal(facts: Facts) -> Iterator[Judgement]:
@@ -51,9 +64,10 @@ def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
         own = facts.kernel.number(reverse_path(device)) or 0
         if max(everywhere, own) == STRICT:
             dropped = facts.kernel.reverse_path_drops
+            so_far = "" if dropped is None else f" ({dropped} packets so far on all devices)"
             cause = (
                 f"rp_filter is 1 for {device}, which leads to backends: what comes in there from a source "
-                f"that is reached by another device is dropped ({dropped} packets so far on all devices)"
+                f"that is reached by another device is dropped{so_far}"
             )
             name = reverse_path(device)
             yield warning(f"{device} filters by reverse path", cause, _set(name, 2), hint=_keep(name))
@@ -75,6 +89,8 @@ def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
 def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
     """An answer from backend to backend by the bridge alone passes no rule."""
     for family, bridge in _bridges(facts):
+        if facts.blind_to_settings(BRIDGE[family]):
+            continue
         plain = sorted(
             {p.service for p in facts.services if p.family is family and p.masquerade == "hairpin"}
         )
@@ -83,9 +99,12 @@ def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
                 f"masquerade of {listed(plain)} is hairpin, and packets within {bridge} pass no iptables "
                 "rule: the answer of one backend to another is not translated back"
             )
-            mend = ["modprobe br_netfilter"] if facts.kernel.number(BRIDGE[family]) is None else []
             title = f"backends on {bridge} get no answer from each other by {family} VIPs"
-            yield warning(title, cause, *mend, _set(BRIDGE[family], 1), hint="or let masquerade be auto")
+            hint = (
+                f"let masquerade be auto. {_dotted(BRIDGE[family])}=1 mends it, too, but then every bridged "
+                "packet of this host passes every firewall rule"
+            )
+            yield warning(title, cause, hint=hint)
 
 
 def _bridges(facts: Facts) -> Iterator[tuple[Family, str]]:
@@ -121,30 +140,55 @@ def _keep(name: str) -> str:
     )
 
 
+def _blind_to_forward(facts: Facts) -> str:
+    names = [FORWARDING[family] for family in facts.families()]
+    unknown = [_dotted(name) for name in names if facts.kernel.number(name) is None]
+    why = facts.services_fault or facts.blind_to_settings(*names)
+    why = why or (f"there is no {', '.join(unknown)}" if unknown else "")
+    off = any(facts.kernel.number(name) == 0 for name in names)
+    # Whose turn it is to turn it on hangs on whether vipd's rules are there.
+    return why or (facts.blind_to_work() if off else "")
+
+
+def _blind_to_liberal(facts: Facts) -> str:
+    return facts.blind_to_work() or facts.blind_to_settings(LIBERAL)
+
+
+def _blind_to_reverse_path(facts: Facts) -> str:
+    names = [reverse_path(device) for device in ("all", *facts.devices_to_backends(Family.IPV4))]
+    return facts.blind_to_network() or facts.blind_to_settings(*names)
+
+
+def _blind_to_bridges(facts: Facts) -> str:
+    return facts.blind_to_network() or facts.blind_to_settings(*BRIDGE.values())
+
+
 CHECKS = (
-    Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding),
     Check(
-        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, Facts.blind_to_rules
+        "ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _blind_to_forward
+    ),
+    Check(
+        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _blind_to_liberal
     ),
     Check(
         "rp-filter",
         GROUP,
         "no strict reverse path filter towards backends",
         judge_reverse_path,
-        Facts.blind_to_network,
+        _blind_to_reverse_path,
     ),
     Check(
         "bridge-hairpin",
         GROUP,
         "backends on bridges reach their own VIPs",
         judge_hairpin,
-        Facts.blind_to_network,
+        _blind_to_bridges,
     ),
     Check(
         "bridge-replies",
         GROUP,
         "answers within bridges are translated",
         judge_bridged_replies,
-        Facts.blind_to_network,
+        _blind_to_bridges,
     ),
 )
