@@ -164,6 +164,8 @@ def _messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
             raise MalformedDumpError(f"message of {length} bytes at byte {place} of {total}")
         yield kind, family, datagram[place + MESSAGE.size : place + length]
         place += (length + 3) & ~3
+    if place < total:
+        raise MalformedDumpError(f"{total - place} stray bytes after the last message")
 
 
 def _unsigned(value: bytes | None) -> int:

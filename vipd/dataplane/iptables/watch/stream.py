@@ -43,9 +43,9 @@ class Disturbances:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A watcher ends only by a fault; whoever iterates learns of it."""
-        if not task.cancelled() and (error := task.exception()):
-            self._found.put_nowait(error)
+        """A watcher ends only by a fault; whoever iterates learns of it, also of one that just stopped."""
+        error = None if task.cancelled() else task.exception()
+        self._found.put_nowait(error or OSError(f"{task.get_name()}: it has ended"))
 
     async def __aenter__(self) -> Self:
         try:
