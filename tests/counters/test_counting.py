@@ -15,6 +15,7 @@ from tests.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.cli.stats import per_second, size
 from vipd.dataplane.counting import Place
+from vipd.dataplane.iptables.counters import tally as tallying
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -204,6 +205,31 @@ def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
     table.count(1)
     assert grown(second) == {ONE: 1}, "the table began anew"
     second.remember([["nonsense"], None])
+
+
+def test_what_the_kernel_has_no_more_is_forgotten() -> None:
+    """Backends come and go by the thousand."""
+    table = PlayedTable()
+    counter = table.counter()
+    for number in range(1, 200):
+        endpoint = f"10.0.1.{number}"
+        table.serve("web", endpoint)
+        table.counts.clear()
+        table.count(number, endpoint)
+        assert sum(grown(counter).values()) == number
+    assert len(counter._known) == len(counter._owners) == 1
+    assert isinstance(memory := counter.memory(), list)
+    assert len(memory) == 1
+
+
+def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallying, "MOST_ENDED", 50)
+    tally = Tally()
+    tally.read([counted(0, 7)])
+    for handle in range(1, 1000):
+        tally.ended(counted(handle, 1))
+        assert sum(map(len, tally._rules.values())) <= 52
+    assert taken(tally) == 7 + 999
 
 
 def test_a_backend_that_has_left_counts_to_its_end() -> None:

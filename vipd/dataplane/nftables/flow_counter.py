@@ -45,6 +45,10 @@ class ElementCounter:
         # Each is too much when there is other work on this host, or in this process.
         self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
         taken: dict[Place, int] = {}
+        # What the kernel has no more would begin anew at zero, if it came again.
+        self._known = {element: flows for element, flows in self._known.items() if element in counted}
+        there = {element[:3] for element in self._known}
+        self._owners = {frontend: key for frontend, key in self._owners.items() if frontend in there}
         owners = _Frontends(self._forwardings())
         for element, flows in counted.items():
             known, frontend = self._known.get(element, 0), element[:3]
