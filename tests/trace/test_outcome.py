@@ -267,3 +267,25 @@ def test_chains_of_another_prefix_are_not_vipds() -> None:
     (kube,) = [hit for hit in hits_of(beside, listed(journey), "KUBE") if hit.chain == service]
     assert (kube.ours, kube.part) == (True, "dispatch")
     assert hits[at].ours
+
+
+@pytest.mark.parametrize("verdict", ["rejected", "dropped"])
+def test_what_cannot_be_read_is_said_and_is_no_difference(verdict: str) -> None:
+    """Whether the rule that ended the packet refuses or drops is not known."""
+    (journey,) = journeys("iptables-refused")
+    hits = hits_of(journey, {}, "VIPD")
+    outcome = outcome_of(journey, hits)
+    comparison = compare(outcome, hits, prediction(journey, hits, verdict=verdict, backend=None))
+    assert (outcome.unread, comparison.differences) == (True, ())
+    report = Report(journey, hits, outcome, comparison)
+    assert "a rule that cannot be read" in report.blamed()
+    assert {does for *_, does in report.rows()} == {"a rule that cannot be read"}
+
+
+def test_a_source_that_stays_the_same_may_be_masqueraded_by_a_rule_that_cannot_be_read() -> None:
+    (journey,) = journeys("iptables-loopback")
+    journey = replace(journey, end=journey.end._replace(source=journey.start.source))
+    hits = hits_of(journey, {}, "VIPD")
+    for masqueraded in (True, False):
+        predicted = prediction(journey, hits, masqueraded=masqueraded)
+        assert compare(outcome_of(journey, hits), hits, predicted).differences == ()

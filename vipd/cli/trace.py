@@ -227,6 +227,7 @@ class _Shown:
         self._wanted = wanted
         self._prefix = chain_prefix()
         self._views: list[Json] = []
+        self._told: set[str] = set()
         self.number = 0
         self.code = OK
 
@@ -239,7 +240,7 @@ class _Shown:
 
     def show(self, journey: Journey, answer: str = "") -> None:
         """One packet, with its prediction."""
-        listed = asyncio.run(read_rules(chains_of(journey), run))
+        listed = asyncio.run(read_rules(chains_of(journey), run, self._tell))
         explanation, silent = self._prediction(journey)
         hits = hits_of(journey, listed, self._prefix, (explanation or {}).get("service_port") or "")
         outcome = outcome_of(journey, hits)
@@ -254,6 +255,12 @@ class _Shown:
         else:
             self._views.append(view)
         self.number += 1
+
+    def _tell(self, text: str) -> None:
+        """Once each, however many packets come."""
+        if text not in self._told and len(self._told) < MOST:
+            self._told.add(text)
+            print(f"vipctl: {text}", file=sys.stderr)
 
     def end(self, notes: Sequence[str]) -> None:
         """Nothing more comes."""

@@ -24,7 +24,7 @@ from vipd.observe.rules.forms import Forms, Role
 from vipd.observe.rules.iptables_tree import IptablesRules
 from vipd.observe.rules.saved import SavedRule, SavedTables, read_tables
 from vipd.observe.rules.tree import Count
-from vipd.process import Runner
+from vipd.process import ProgramTimeoutError, Runner
 
 VARIANTS = ("nft", "legacy")
 LARGE = 3000
@@ -46,7 +46,8 @@ class Search:
 async def read_rules(
     prefix: str, search: Search | None, run: Runner, tell: Callable[[str], None]
 ) -> list[IptablesRules]:
-    """The rules under a prefix in each variant and family that has any. Raises ApplyError.
+    """The rules under a prefix in each variant and family that has any. Raises ApplyError, also for what is
+    not understood.
 
     Without `search` everything is read, else of large tables at least what is searched for. `tell` is told
     when that will take long.
@@ -56,9 +57,7 @@ async def read_rules(
         for family in Family:
             if variant == "legacy" and not has_legacy_tables(family):
                 continue
-            try:
-                tools = await find_tools(family, variant, run)
-            except ApplyError:
+            if (tools := await _tools(family, variant, run)) is None:
                 continue  # a variant that is not installed has written nothing
             large = not tools.legacy and await _is_large(family)
             if search is not None and large:
@@ -66,10 +65,27 @@ async def read_rules(
             else:
                 if large:
                     tell(f"reading every {family} rule of a large table, which takes a while")
-                tables = read_tables(await save(tools, run, counters=True))
+                tables = await _saved(tools, run)
             if rules := IptablesRules(tables, prefix, family, tools.version_text):
                 found.append(rules)
     return found
+
+
+async def _tools(family: Family, variant: str, run: Runner) -> Tools | None:
+    try:
+        return await find_tools(family, variant, run)
+    except ApplyError:
+        return None
+    except (OSError, ProgramTimeoutError) as error:
+        what = f"the {family} rules of iptables ({variant}) cannot be read"
+        raise ApplyError(what, str(error)) from None
+
+
+async def _saved(tools: Tools, run: Runner) -> SavedTables:
+    try:
+        return read_tables(await save(tools, run, counters=True))
+    except (OSError, ProgramTimeoutError, ValueError) as error:
+        raise ApplyError(f"what {tools.save} prints cannot be read", str(error)) from None
 
 
 async def _is_large(family: Family) -> bool:

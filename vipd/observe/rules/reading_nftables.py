@@ -15,7 +15,7 @@ from vipd.dataplane.nftables.reading import TableReader
 from vipd.model import Family
 from vipd.observe.rules.nftables_table import LIMITS, TableReading, read_chains
 from vipd.observe.rules.tree import Count
-from vipd.process import Runner
+from vipd.process import ProgramTimeoutError, Runner
 
 PINS = "pins"
 _COUNTER, _COUNTERS = 7, 11
@@ -114,6 +114,8 @@ async def _list(table: str, run: Runner) -> str:
         finished = await run(["nft", "-t", "list", "table", *table.split()], "")
     except FileNotFoundError:
         raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
+    except (OSError, ProgramTimeoutError) as error:
+        raise ApplyError("nft cannot be run", str(error)) from None
     if finished.code:
         why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
         raise ApplyError(f"cannot list table {table}", why)

@@ -18,6 +18,9 @@ from vipd.observe.trace.journey import Journey, Moment
 from vipd.observe.tracer import Step
 from vipd.observe.tracer.tokens import split_words, target_of
 
+UNREADABLE = "a rule that cannot be read"
+"""What is said of a rule whose chain no tool could show."""
+
 IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 """Tables of iptables."""
 
@@ -98,7 +101,7 @@ class Hit:
     part: str
     """What the chain is for; empty for a chain that is not vipd's."""
     rule: str
-    """The rule's text, or `policy DROP`; empty when it is not known."""
+    """The rule's text, or `policy DROP`; empty when it cannot be read, or is gone."""
     target: str
     """iptables' word for what the rule does (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
     rule of nft only where it changes the source or refuses. Empty when it is not known."""
@@ -207,7 +210,9 @@ def _iptables_hit(moment: Moment, listed: Listed | None, passed: Collection[Chai
         verdict = _legacy_verdict(target, event)
     part = _part(chain, listed, names)
     ours = bool(part) or names.owns(ChainId(chain.table, leads))
-    does = _iptables_meaning(chain, rule) if ours else rule
+    does = _iptables_meaning(chain, rule) if ours and rule else rule
+    if listed is None and not rule:
+        does = UNREADABLE
     return Hit(chain, part, rule, target, does, ours, verdict, leads, moment.headers.receiver)
 
 

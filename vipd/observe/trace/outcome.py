@@ -46,6 +46,9 @@ class Outcome:
     masqueraded: bool
     by: Hit | None
     """The rule that translated, refused or dropped it, as far as it is known."""
+    unread: bool = False
+    """Some rules could not be read: whether one refuses or drops, and whether one masquerades where the
+    source stays the same, is not known."""
 
     def __str__(self) -> str:
         match self.fate:
@@ -85,11 +88,12 @@ def outcome_of(journey: Journey, hits: Sequence[Hit]) -> Outcome:
     dropper = next((hit for hit in hits if hit.verdict is Verdict.DROP), None)
     if dropper is not None and not journey.passed:
         fate = Fate.REJECTED if dropper.target == "REJECT" else Fate.DROPPED
-        return Outcome(fate, end.receiver, end.source, changed, dropper)
+        return Outcome(fate, end.receiver, end.source, changed, dropper, not dropper.rule)
+    unread = any(not hit.rule for hit in hits)
     if not journey.passed:
         return Outcome(Fate.LOST, end.receiver, end.source, changed, hits[-1] if hits else None)
     fate = Fate.DELIVERED if journey.translated else Fate.UNCHANGED
-    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits))
+    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits), unread)
 
 
 def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Comparison:
@@ -111,12 +115,15 @@ def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Compari
 
 
 def _agrees(outcome: Outcome, predicted: Json) -> bool:
+    ended = (Fate.REJECTED, Fate.DROPPED)
+    if outcome.unread and outcome.fate in ended and predicted["verdict"] in ended:
+        return True
     if outcome.fate != predicted["verdict"]:
         return False
     if outcome.fate is Fate.DELIVERED and outcome.destination != predicted["backend"]:
         return False
-    ended = outcome.fate in (Fate.REJECTED, Fate.DROPPED)
-    return ended or outcome.masqueraded is bool(predicted["masqueraded"])
+    unsure = outcome.fate in ended or (outcome.unread and not outcome.masqueraded)
+    return unsure or outcome.masqueraded is bool(predicted["masqueraded"])
 
 
 def predicted_words(explanation: Json) -> str:
