@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -98,24 +97,6 @@ def connect(timeout: float = DEFAULT_TIMEOUT) -> Daemon:
     """
     chosen = click.get_current_context().meta
     return Daemon(Client(chosen.get(_SOCKET, DEFAULT_SOCKET), timeout), chosen.get(_STORE, ""))
-
-
-def chain_prefix() -> str:
-    """The prefix of the daemon's chains; while it does not answer, that of `file_chain_prefix`."""
-    with contextlib.suppress(CliError, KeyError):
-        return str(connect().get("status")["settings"]["chain_prefix"])
-    return file_chain_prefix()
-
-
-def file_chain_prefix() -> str:
-    """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
-    # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
-    from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
-
-    try:
-        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
-    except SettingsError:
-        return "VIPD"
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:

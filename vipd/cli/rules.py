@@ -12,7 +12,6 @@ import click
 
 from vipd.api.client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.cli.completion import TARGET
-from vipd.cli.connection import file_chain_prefix
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import (
     Cell,
@@ -126,6 +125,17 @@ def _look(target: str) -> Answer:
         raise CliError(error.what, error.why, error.hint) from None
     except ClientError as error:
         raise CliError("no answer of vipd", str(error), code=UNREACHABLE) from None
+
+
+def file_chain_prefix() -> str:
+    """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
+    # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
+    from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
+
+    try:
+        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
+    except SettingsError:
+        return "VIPD"
 
 
 def _view(answer: Answer) -> Json:

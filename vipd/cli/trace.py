@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
@@ -16,9 +16,10 @@ import click
 
 from vipd.api.client import Json, RefusedError
 from vipd.cli.completion import TARGET, WORDS, Word
-from vipd.cli.connection import chain_prefix, connect
+from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
+from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
 from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.model import Frontend, Protocol, family_of
@@ -177,6 +178,13 @@ def _explained(source: str, target: str) -> Json:
     return found
 
 
+def _chain_prefix() -> str:
+    """The prefix of the daemon's chains; while it does not answer, that of vipd.yaml."""
+    with suppress(CliError, KeyError):
+        return str(connect().get("status")["settings"]["chain_prefix"])
+    return file_chain_prefix()
+
+
 def _sent(wanted: Wanted) -> int:
     """Send packets, each once the one before it has been followed."""
     shown = _Shown(wanted)
@@ -225,7 +233,7 @@ class _Shown:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self._prefix = chain_prefix()
+        self._prefix = _chain_prefix()
         self._views: list[Json] = []
         self._told: set[str] = set()
         self.number = 0
