@@ -28,6 +28,7 @@ from vipd.dataplane.iptables.counters.messages import (
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.counters.tally import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.model import Family, Forwarding, ForwardingKey, Protocol
 from vipd.observe.counters import book
@@ -207,8 +208,9 @@ def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
     second.remember([["nonsense"], None])
 
 
-def test_what_the_kernel_has_no_more_is_forgotten() -> None:
-    """Backends come and go by the thousand."""
+def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are replaced and backends come and go by the thousand; a reading may also say nothing at all."""
+    monkeypatch.setattr(flow_counter, "MOST_FORMER", 10)
     table = PlayedTable()
     counter = table.counter()
     for number in range(1, 200):
@@ -217,9 +219,13 @@ def test_what_the_kernel_has_no_more_is_forgotten() -> None:
         table.counts.clear()
         table.count(number, endpoint)
         assert sum(grown(counter).values()) == number
-    assert len(counter._known) == len(counter._owners) == 1
+        assert len(counter._known) <= 12
+        there, table.counts = table.counts, {}
+        assert grown(counter) == {}
+        table.counts = there
+        assert grown(counter) == {}, "nothing counts twice"
     assert isinstance(memory := counter.memory(), list)
-    assert len(memory) == 1
+    assert len(memory) <= 12
 
 
 def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
