@@ -71,8 +71,9 @@ add_legacy() {
     source=$(echo "$work"/legacy/*/)
     mkdir "$target/legacy"
     cp -r "${source}iptc" "$target/legacy/"
-    gcc ${CPPFLAGS:-} ${CFLAGS:--O2} -shared -fPIC ${LDFLAGS:-} -o "$target/legacy/libxtwrapper.so" \
-        "${source}libxtwrapper/wrapper.c"
+    # The path of this build would be in the debug information, and so in the build-id, which stays.
+    gcc ${CPPFLAGS:-} ${CFLAGS:--O2} -ffile-prefix-map="$work=." -shared -fPIC ${LDFLAGS:-} \
+        -o "$target/legacy/libxtwrapper.so" "${source}libxtwrapper/wrapper.c"
     cp debian/legacy/iptc.py "$target/"
 }
 

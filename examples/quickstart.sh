@@ -169,7 +169,7 @@ clean_up() {
     [ -z "$work" ] || rm -rf "$work"
     left=$(ip netns list | grep "^$lab-")
     [ -z "$left" ] || { echo "left behind: $left" >&2; code=1; }
-    [ -n "$left" ] || echo "nothing is left: no namespace, no process, no file"
+    [ -n "$left" ] || echo "no namespace, process or rule is left; $venv is kept for the next run"
     case $code in
         0) step "Every request was answered as declared" ;;
         130) step "Interrupted" ;;

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from vipd.admission import AddressPolicy
+from vipd.checks import Check
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
 from vipd.selection import SelectionPolicy
@@ -45,6 +46,10 @@ class FakeDataplane:
     plan_failures: list[Exception] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """While given and not set, `apply` waits for it."""
+    surveying: asyncio.Event | None = None
+    """While given and not set, `survey` waits for it."""
+    surveyed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever `survey` is called."""
     applying: bool = False
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever `apply` is called."""
@@ -76,6 +81,21 @@ class FakeDataplane:
         if self.plan_failures:
             raise self.plan_failures.pop(0)
         return FakePlan(self._with_what_it_had(dict(self._wanted)), dict(self.kernel))
+
+    async def survey(self) -> Rules:
+        """What is there. May come at any time, so never misuse."""
+        self.events.append("survey")
+        self.surveyed.set()
+        await asyncio.sleep(0)
+        if self.surveying is not None:
+            await self.surveying.wait()
+        return dict(self.kernel)
+
+    async def difference(self, surveyed: object) -> FakePlan:
+        """The difference to that."""
+        assert isinstance(surveyed, dict)
+        self._note("difference")
+        return FakePlan(self._with_what_it_had(dict(self._wanted)), surveyed)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Install a plan, or fail as told."""
@@ -149,6 +169,10 @@ class FakeSurroundings:
     def claims(self) -> AddressPolicy:
         """Any address."""
         return AddressPolicy()
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
+        """Every check can work here."""
+        return {}
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Know what is forwarded."""

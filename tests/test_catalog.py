@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from tests.samples import broken, declared, service, unit
 from vipd.catalog import NOTHING, Catalog, Merged, Unit, merge
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.problems import Declaration
-from vipd.model import Frontend, Service
+from vipd.model import Backend, ExternalAddress, Frontend, Protocol, Service, ServicePort
+
+UDP = Protocol.UDP
 
 A, B = "file:/d/a.yaml", "file:/d/b.yaml"
 PATHS = {A: "/d/a.yaml", B: "/d/b.yaml"}
@@ -154,13 +157,19 @@ def test_an_edited_file_beside_its_copy_is_merged_in_reasonable_time() -> None:
 
 
 NAMES = st.sampled_from(["file:/d/a", "file:/d/b", "file:/d/c", "cli"])
-SERVICES = st.builds(
-    service, st.sampled_from("abcde"), st.sampled_from([f"10.96.0.{n}" for n in range(1, 6)]), NAMES
+ADDRESSES = st.sampled_from([f"10.96.0.{n}" for n in range(1, 6)])
+BACKENDS = st.one_of(st.just("10.244.0.5"), ADDRESSES)
+"""One may be a service's address: then it cannot be a backend's."""
+SERVICES = st.builds(service, st.sampled_from("abcde"), ADDRESSES, NAMES, st.just(1), BACKENDS).filter(
+    lambda made: made.backends[0].address not in made.addresses
 )
 
 
 def coherent(services: list[Service]) -> bool:
-    """No name and no frontend twice, as the parser sees to it within one unit."""
+    """No name and no frontend twice, no address in two roles, as the parser sees to it within one unit."""
+    vips = {address for s in services for address in s.addresses}
+    if any(backend.address in vips for s in services for backend in s.backends):
+        return False
     names = [s.name for s in services]
     frontends = [f for s in services for f in s.frontends()]
     return len(set(names)) == len(names) and len(set(frontends)) == len(frontends)
@@ -224,6 +233,51 @@ def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
         served = dict(merged.services)
         units = adopt(units, merged)
         catalog.merge(units, set(units))
+
+
+@pytest.mark.parametrize("incumbent", ["vip", "user"])
+@pytest.mark.parametrize("names", [(A, B), (B, A)])
+def test_an_address_is_a_services_or_a_backends(names: tuple[str, str], incumbent: str) -> None:
+    vip = declared(service("dns", DNS, PATHS[names[0]], 7, "10.244.0.5", "10.244.0.6"))
+    user = declared(service("web", "10.96.0.99", PATHS[names[1]], 4, "10.244.0.7", DNS))
+    held, new = (vip, user) if incumbent == "vip" else (user, vip)
+    holder, newcomer = names if incumbent == "vip" else reversed(names)
+    units = {holder: unit(held, held), newcomer: unit(new)}
+    merged = merge(units)
+    assert list(merged.services) == [held.services[0].name]
+    assert set(merged.problems) == {newcomer}
+    (problem,) = merged.problems[newcomer]
+    assert merged.problems[newcomer] == find_conflicts([*held.services, *new.services])
+    assert str(problem) == (
+        f"{PATHS[names[1]]}:4: web: the backend {DNS} is a virtual IP, that of dns at {PATHS[names[0]]}:7: "
+        "a packet is translated only once; name the backends of dns instead: 10.244.0.5, 10.244.0.6"
+        if incumbent == "vip"
+        else f"{PATHS[names[0]]}:7: dns: {DNS} is the address of a backend of web at {PATHS[names[1]]}:4; "
+        "choose an address that no host has"
+    )
+    units[holder] = unit(declared(), declared())
+    assert merge(units).problems == {}
+
+
+def test_fallbacks_count_and_external_addresses_do_not() -> None:
+    vip, user = service("dns", DNS, PATHS[A]), service("web", "10.96.0.99", PATHS[B])
+    spare = replace(user, fallback=(Backend(DNS),))
+    outside = replace(vip, addresses=(), external_addresses=(ExternalAddress(DNS),))
+    for one, other, refused in ((vip, spare, True), (outside, spare, False), (vip, user, False)):
+        units = {A: unit(declared(one), declared(one)), B: unit(declared(other))}
+        assert bool(merge(units).problems) is refused
+        assert bool(find_conflicts([one, other])) is refused
+
+
+def test_many_accepted_users_of_an_address_are_decided_in_one_round() -> None:
+    vips = {f"file:/d/v{n}": declared(service(f"v{n}", DNS)) for n in range(2)}
+    vips["file:/d/v1"] = declared(replace(vips["file:/d/v1"].services[0], ports=(ServicePort(54, UDP),)))
+    users = {f"file:/d/x{n}": declared(service(f"x{n}", f"10.97.0.{n}", "", 1, DNS)) for n in range(250)}
+    chosen = {**vips, **users}
+    merged = merge({name: unit(each, each) for name, each in chosen.items()})
+    assert set(merged.services) == {"v0", "v1"}
+    assert all(len(found) == 1 for found in merged.problems.values())
+    assert set(merged.problems) == set(users)
 
 
 def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

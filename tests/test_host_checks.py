@@ -179,3 +179,33 @@ def test_full_lists_are_those_of_our_own_chains(machine: Machine) -> None:
     assert changed
     assert "affinity of web: " in warning
     assert checks.warnings(HostNeeds([pinned("other")])) == ()
+
+
+def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none() -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr("vipd.host_checks.dropping_chains", none)
+    machine.has("proc/net/ip_tables_names", "filter\n")
+    machine.outputs["iptables-legacy-save"] = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
+    checks, needs = machine.checks(), HostNeeds((pinned("web", None),))
+    _, warning = told(machine, checks, pinned("web", None))
+    assert "iptables-legacy holds rules" in warning
+    checks.dataplane = lambda: "nftables"
+    assert checks.warnings(needs) == ()
+    assert asyncio.run(checks.look(needs)), "at once, and the warning is gone"
+    checks.dataplane = lambda: "iptables"
+    assert asyncio.run(checks.look(needs)), "and so it is looked at again"
+    assert "iptables-legacy holds rules" in checks.warnings(needs)[0]
+
+
+def test_own_rules_in_the_other_variant_ask_for_a_step_and_are_left_alone(machine: Machine) -> None:
+    machine.has("proc/net/ip_tables_names", "nat\n")
+    machine.outputs["iptables-legacy-save"] = SAVED
+    checks, found = machine.checks(), list[str]()
+    checks.tell_own(lambda: found.append("own"))
+    assert told(machine, checks, pinned("web", None)) == (True, "")
+    assert found == ["own"]
+    assert not [argv for argv in machine.ran if "restore" in argv]

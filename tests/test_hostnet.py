@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -206,9 +206,61 @@ def test_a_record_without_devices_is_of_an_earlier_version(tmp_path: Path) -> No
     assert HostRecord(tmp_path).read().tables == ["ipv4 nat"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"sysctls": {}}', "7"])
-def test_a_record_that_is_damaged_counts_as_none(tmp_path: Path, text: str) -> None:
+DAMAGED = ("", "{", "[]", "{}", '{"sysctls": {}}', "7", '{"sysctls": [], "tables": [], "prefixes": []}')
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"sysctls": {"a": "1"}, "tables": [], "prefixes": []}'])
+def test_a_record_that_is_damaged_is_kept_aside_and_told(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    assert HostRecord(tmp_path).read().sysctls == {}
-    HostRecord(tmp_path).rules("VIPD", [])
+    record = HostRecord(tmp_path)
+    assert record.read().sysctls == {}
+    assert (tmp_path / FILE_NAME).read_text() == text, "to look changes nothing"
+    (warning,) = record.warnings()
+    assert "not known to vipctl cleanup" in warning
+    record.rules("VIPD", [])
     assert HostRecord(tmp_path).read().prefixes == ["VIPD"]
+    aside = tmp_path / f"{FILE_NAME}.damaged-1"
+    assert aside.read_text() == text
+    assert str(aside) in caplog.text
+    assert str(aside) in record.warnings()[0]
+    (tmp_path / FILE_NAME).write_text(text)
+    record.clear()
+    assert (tmp_path / f"{FILE_NAME}.damaged-2").read_text() == text
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_record_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()  # no file: root, too, cannot read it
+    record = HostRecord(tmp_path)
+    changes: tuple[Callable[[], None], ...] = (
+        lambda: record.rules("VIPD", ["ipv4 nat"]),
+        lambda: record.sysctl("net/a", "0", "1"),
+        record.clear,
+    )
+    for change in changes:
+        with pytest.raises(OSError, match=r"cannot be read .*and is not overwritten"):
+            change()
+    assert len(record.warnings()) == 1
+
+
+def test_a_directory_that_is_gone_for_good_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # as with a file system that cannot be written, nothing can be made below
+    with pytest.raises(OSError, match=r"state is gone and cannot be made again .*; hint: systemctl restart"):
+        HostRecord(tmp_path / "file" / "state").rules("VIPD", [])
+
+
+def test_ipv6_that_is_disabled_is_told_while_services_need_it(proc: Path, record: HostRecord) -> None:
+    for device, off in (("all", 1), ("lo", 0), ("eth0", 1)):
+        (proc / f"net/ipv6/conf/{device}").mkdir(exist_ok=True)
+        (proc / f"net/ipv6/conf/{device}/disable_ipv6").write_text(f"{off}\n")
+    for managed in (True, False):
+        host = HostNet(SETTINGS.model_copy(update={"manage_sysctls": managed}), record, proc)
+        assert not any("disabled" in warning for warning in prepare(host, [Family.IPV4]))
+        (warning,) = (each for each in prepare(host, [Family.IPV6]) if "disabled" in each)
+        assert "net.ipv6.conf.all.disable_ipv6 is 1" in warning
+        assert "hint: sysctl -w net.ipv6.conf.all.disable_ipv6=0" in warning
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("0\n")
+        assert prepare(host, [Family.IPV6]) == ()
+        (proc / "net/ipv6/conf/eth0/disable_ipv6").write_text("1\n")

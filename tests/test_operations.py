@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from tests.samples import service
 from vipd import operations
 from vipd.declaration.problems import Problem
-from vipd.model import Refusal, Service
+from vipd.model import Backend, Refusal, Service
 from vipd.operations import Outcome, RefusedError
 
 DNS: dict[str, object] = {
@@ -51,9 +52,43 @@ def test_the_same_service_again_is_unchanged() -> None:
 
 def test_another_service_of_a_taken_name_is_a_conflict_with_a_way_out() -> None:
     snapshot, stored = world()
-    error = refused(lambda: operations.add(snapshot, stored, {**DNS, "backends": ["10.244.9.9"]}))
+    error = refused(lambda: operations.add(snapshot, stored, {**DNS, "affinity": "client-ip"}))
     assert error.kind == "conflict"
     assert "vipctl set dns" in error.hint
+
+
+@pytest.mark.parametrize("name", [{}, {"name": "other"}])
+@pytest.mark.parametrize(
+    ("backends", "hint"),
+    [
+        ([], "vipctl describe dns shows it; vipctl add-backend dns ADDR adds to it"),
+        (
+            ["10.244.0.5", "10.244.9.9"],
+            "vipctl describe dns shows it; vipctl add-backend dns 10.244.9.9 adds to it",
+        ),
+        (["10.244.0.5"], "vipctl describe dns shows it"),
+    ],
+)
+def test_who_adds_a_service_that_is_there_is_told_how_to_add_backends(
+    name: dict[str, object], backends: list[object], hint: str
+) -> None:
+    error = refused(lambda: operations.add(*world(), {**DNS, **name, "backends": backends}))
+    assert (error.kind, error.hint) == ("conflict", hint)
+
+
+def test_what_a_file_has_is_not_to_be_had_by_adding_backends() -> None:
+    by_frontend = {"address": "10.96.0.20", "ports": ["53/udp"], "backends": ["10.244.9.9"]}
+    assert "add-backend" not in refused(lambda: operations.add(*world(), by_frontend)).hint
+    by_name = {**by_frontend, "name": "filed"}
+    assert (
+        refused(lambda: operations.add(*world(), by_name)).hint == "edit /etc/vipd/services.d/f.yaml, line 12"
+    )
+
+
+def test_a_backend_of_another_port_is_hinted_at() -> None:
+    assert refused(lambda: operations.remove_backends(*world(), "dns", ["10.244.0.5:99"])).hint == (
+        "did you mean 10.244.0.5?"
+    )
 
 
 @pytest.mark.parametrize(("address", "holder"), [("10.96.0.10", "dns"), ("10.96.0.20", "filed")])
@@ -276,3 +311,51 @@ def test_a_problem_says_where_in_the_service_it_is() -> None:
     (problem,) = error.problems
     assert isinstance(problem, Problem)
     assert problem.path == "backends[1]"
+
+
+def web(*backends: str, address: str = "10.96.0.30") -> dict[str, object]:
+    return {"name": "web", "address": address, "ports": ["80/tcp"], "backends": list(backends)}
+
+
+def test_a_backend_that_is_a_virtual_ip_is_refused_with_those_behind_it() -> None:
+    snapshot, stored = world(DNS, web())
+    spare = {
+        "name": "more",
+        "address": "10.96.0.31",
+        "ports": ["80/tcp"],
+        "fallback": {"backends": ["10.96.0.10:80"]},
+    }
+    stray: dict[str, object] = {"backends": ["10.96.0.10:53"]}
+    for change in (
+        lambda: operations.add(snapshot, stored, spare),
+        lambda: operations.change(snapshot, stored, "web", stray),
+        lambda: operations.add_backends(snapshot, stored, "web", ["10.96.0.10"]),
+        lambda: operations.apply(snapshot, stored, [web("10.96.0.10:53")], prune=False),
+        lambda: operations.apply(snapshot, stored, [DNS, web("10.96.0.10:53")], prune=True),
+    ):
+        refusal = refused(change)
+        assert refusal.kind == "conflict"
+        assert "backend 10.96.0.10 is a virtual IP, that of dns" in refusal.what
+        assert refusal.hint == "name the backends of dns instead: 10.244.0.5, 10.244.0.6"
+
+
+def test_a_virtual_ip_that_is_a_backend_is_refused() -> None:
+    snapshot, stored = world(DNS, web())
+    for change in (
+        lambda: operations.add(snapshot, stored, web(address="10.244.0.6") | {"name": "taken"}),
+        lambda: operations.change(snapshot, stored, "web", {"address": "10.244.0.6"}),
+        lambda: operations.apply(snapshot, stored, [web(address="10.244.0.6")], prune=False),
+    ):
+        refusal = refused(change)
+        assert refusal.kind == "conflict"
+        assert "10.244.0.6 is the address of a backend of dns" in refusal.what
+    # What leaves in the same step is in nobody's way.
+    assert operations.apply(snapshot, stored, [web(address="10.244.0.6")], prune=True).changed
+
+
+def test_what_has_been_stored_so_before_may_still_be_mended() -> None:
+    snapshot, stored = world(DNS, web("10.244.0.9"))
+    wrong = replace(stored["web"], backends=(Backend("10.96.0.10"), Backend("10.244.0.9")))
+    snapshot["web"] = stored["web"] = wrong
+    assert operations.set_weight(snapshot, stored, "web", "10.244.0.9", 2).changed
+    assert operations.remove_backends(snapshot, stored, "web", ["10.96.0.10"]).changed

@@ -163,6 +163,51 @@ def test_the_difference_waits_for_a_running_step() -> None:
     lived(story, DNS)
 
 
+def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.dataplane.events.clear()
+        await world.reconciler.difference()
+        assert set(world.dataplane.events) == {"survey", "difference"}
+
+    lived(story, DNS)
+
+
+def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.dataplane.events.clear()
+        world.dataplane.surveying = asyncio.Event()
+        first = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        await world.dataplane.surveyed.wait()
+        world.dataplane.kernel = {}
+        later = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        world.source.candidate = declared(DNS, WEB)
+        assert await world.settled(world.reconciler.wake()), "a step does not wait for a reader"
+        assert world.names() == {"dns", "web"}
+        world.dataplane.surveying.set()
+        assert set(await asyncio.gather(*first, *later)) == {""}
+        # The first run was disturbed by the step, and looked again; those who came later share one.
+        assert world.dataplane.events.count("survey") == 3
+        assert world.dataplane.misuse == []
+
+    lived(story, DNS)
+
+
+def test_a_difference_that_is_always_disturbed_comes_to_an_end() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        asked = asyncio.create_task(world.reconciler.difference())
+        steps = 0
+        while not asked.done():
+            await world.settled(world.reconciler.wake())
+            steps += 1
+        assert await asked == ""
+        assert steps > 1
+
+    lived(story, DNS)
+
+
 def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,7 +221,8 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
         monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
         world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
-        assert not await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.wake())
+        assert set(world.reconciler.progress.quarantined) == {"dns", "web"}
         monkeypatch.undo()
         world.source.candidate = declared(service("dns", "10.96.0.10"))
         await world.fulfilled(world.reconciler.wake())

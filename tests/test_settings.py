@@ -83,7 +83,35 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_values_are_told_in_our_own_words(tmp_path: Path, text: str, said: str) -> None:
-    assert problems(text=text, tmp_path=tmp_path) == f"{tmp_path}/vipd.yaml: {said}"
+    assert problems(text=text, tmp_path=tmp_path) == f"{tmp_path}/vipd.yaml:1: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "# a\n\nsocket: x\nmark_bit: 99\n",
+            [":3: socket: must be an absolute path", ":4: mark_bit: must be"],
+        ),
+        ("etcd:\n  endpoints: [https://a:1]\n  colour: red\n", [":3: etcd.colour: unknown setting"]),
+        ("cluster_cidrs:\n  - 10.0.0.0/8\n  - 10.0.0.0/33\n", [":3: cluster_cidrs: "]),
+        ("zone: a\n\tnode: b\n", [":2: YAML syntax: ", "; hint: indent with spaces, not tabs"]),
+        ("zone: a\nmetrics_address: [::1]:9090\n", [":2: YAML syntax: ", 'put IPv6 in quotes: "[::1]:9090"']),
+        ("mark_bit: 3\nzone: a\nmark_bit: 4\n", [':3: the key "mark_bit" stands twice']),
+        ("zone: a\n---\nzone: b\n", [": more than one document; hint: keep one"]),
+    ],
+)
+def test_a_problem_of_the_file_names_its_line(tmp_path: Path, text: str, said: list[str]) -> None:
+    told = problems(text=text, tmp_path=tmp_path)
+    assert "\nin " not in told
+    for words in said:
+        assert f"{tmp_path}/vipd.yaml{words}" in told if words.startswith(":") else words in told
+
+
+def test_what_stands_on_the_command_line_has_no_line() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_assignments(["cluster_cidrs=[10.0.0.0/8"])
+    assert caught.value.problems[0].startswith("--set cluster_cidrs=[10.0.0.0/8: YAML syntax: ")
 
 
 def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
@@ -98,14 +126,14 @@ def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) ->
     [
         ("log_level: info\nlog_level: debug\n", "twice"),
         ("- a\n", "mapping"),
-        ("a: [\n", "not YAML"),
+        ("a: [\n", "vipd.yaml:2: YAML syntax: "),
         ("socket: run/x\n", "absolute"),
         ("mark_bit: often\n", "mark_bit"),
         ("masquerade: off-cluster\n", "cluster_cidrs"),
         ("dataplane: ipvs\n", "dataplane"),
         ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
         ("chain_prefix: V-D\n", "chain_prefix"),
-        ("log_level: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("log_level: !!python/object/apply:os.getcwd []\n", "vipd.yaml:1: the YAML tag"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
@@ -154,4 +182,7 @@ def test_masquerade_auto_depends_on_the_cluster_networks_of_the_family() -> None
     settings = load_settings(flags={"cluster_cidrs": ["10.0.0.0/8"]})
     assert settings.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
     assert settings.masquerade_for(Family.IPV6) is Masquerade.FORWARDED
+    compatible = load_settings(flags={"compat": "kube-proxy", "cluster_cidrs": ["10.244.0.0/16"]})
+    assert compatible.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
+    assert compatible.masquerade_for(Family.IPV6) is Masquerade.HAIRPIN
     assert load_settings(flags={"masquerade": "always"}).masquerade_for(Family.IPV6) is Masquerade.ALWAYS

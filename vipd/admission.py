@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 
 from vipd.catalog import Unit
-from vipd.checks import Check, ExecProbe
-from vipd.declaration.problems import Declaration, Problem
+from vipd.checks import Check, ExecProbe, asks_host
+from vipd.declaration.problems import Declaration, Problem, internal_problem
+from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Service, family_of
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
@@ -21,6 +22,7 @@ _OWN_HINT = "choose an address that no host has; for a port of this host itself 
 
 
 CheckProblems = Callable[[Check], tuple[str, ...]]
+"""What this host lacks for a check: programs, users, certificates."""
 
 
 def _no_problems(_: Check) -> tuple[str, ...]:
@@ -41,6 +43,8 @@ class AddressPolicy:
     """Those that the dataplane can do."""
     check_problems: CheckProblems = field(default=_no_problems, compare=False)
     """What this host lacks for a check."""
+    host: HostFacts = NO_FACTS
+    """What of this host no service may take."""
     _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -89,13 +93,34 @@ def admit(
     declaration: Declaration, policy: AddressPolicy, passed: Collection[int] = frozenset()
 ) -> Declaration:
     """The declaration with a problem for each address that it must not claim, in line order. Services whose
-    `id` is in `passed` have been looked at."""
+    `id` is in `passed` have been looked at. Of one that has problems already, this host is asked nothing."""
+    if not declaration.ok:
+        policy = replace(policy, check_problems=_no_problems)
     fresh = [service for service in declaration.services if id(service) not in passed]
-    found = [problem for service in fresh for problem in admit_service(service, policy)]
+    found = [problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)]
     if not found:
         return declaration
     problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
     return replace(declaration, problems=tuple(problems))
+
+
+def _problems_of(service: Service, policy: AddressPolicy, sound: bool) -> tuple[Problem, ...]:
+    """Why a service may not serve. An exception that nobody expected is a reason too, unless the declaration
+    is not `sound`: then half a service may be all that could be read."""
+    try:
+        return admit_service(service, policy)
+    except Exception as error:
+        origin = service.origin
+        place, doing = origin.path or origin.source, f"admitting {service.name}"
+        return (internal_problem(error, doing, place, origin.line),) if sound else ()
+
+
+def _lasts(service: Service, policy: AddressPolicy) -> bool:
+    """Whether a service that was accepted once may go on serving."""
+    try:
+        return not admit_service(service, policy)
+    except Exception:  # the same exception refuses its candidate, and is reported there
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +149,7 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
     passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
     lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources, balances=policy.balances)
     services = unit.accepted.services
-    allowed = tuple([s for s in services if id(s) in lasted or not admit_service(s, lasting)])
+    allowed = tuple([s for s in services if id(s) in lasted or _lasts(s, lasting)])
     same = len(allowed) == len(services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
     if unit.candidate is unit.accepted:
@@ -172,9 +197,29 @@ class Admission:
         """How many services these units declare."""
         return sum(len(self._given[name].candidate.services) for name in units if name in self._given)
 
-    def admit(self, changed: Iterable[str]) -> set[str]:
-        """Look at what was noticed; the names of the units that are other than before, or gone."""
-        return {name for name in changed if name not in self._given or self._renew(name)}
+    def questions(self, units: Iterable[str]) -> set[Check]:
+        """The checks of these units that only the host can judge, of candidates without problems alone."""
+        assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
+        found = set[Check]()
+        for name in units:
+            unit, before = self._given.get(name), self._admitted.get(name)
+            if unit is None or unit.candidate is unit.accepted or not unit.candidate.ok:
+                continue
+            passed = before.passed if before else frozenset[int]()
+            fresh = [service for service in unit.candidate.services if id(service) not in passed]
+            found.update(check for service in fresh for check in questions(service, self._policy))
+        return found
+
+    def admit(self, changed: Iterable[str], check_problems: CheckProblems | None = None) -> set[str]:
+        """Look at what was noticed; the names of the units that are other than before, or gone.
+
+        `check_problems` answers what `questions` asked; without it the policy's own is called.
+        """
+        assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
+        policy = self._policy
+        if check_problems is not None:
+            policy = replace(policy, check_problems=check_problems)
+        return {name for name in changed if name not in self._given or self._renew(name, policy)}
 
     def _leave(self, present: set[str]) -> set[str]:
         gone = self._given.keys() - present
@@ -185,19 +230,31 @@ class Admission:
             self._refused.discard(name)
         return gone
 
-    def _renew(self, name: str) -> bool:
-        """Look at a unit; whether what is let in is another one than before."""
+    def _renew(self, name: str, policy: AddressPolicy) -> bool:
+        """Look at a unit; whether what is let in is another one than before. An exception that nobody
+        expected refuses this unit alone."""
         before, unit = self._admitted.get(name), self._given[name]
-        assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
         if before and name not in self._refused and _same(before.given, unit):
             return False
-        after = self._admitted[name] = _admitted(unit, self._policy, before)
+        try:
+            after = _admitted(unit, policy, before)
+        except Exception as error:
+            after = _Admitted(unit, refused(name, unit, error, "admitting it"))
+        self._admitted[name] = after
         (self._refused.discard if after.unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)
         if known is not None and _alike(known, after.unit):
             return False
         self.units[name] = after.unit
         return True
+
+
+def refused(name: str, unit: Unit, error: Exception, doing: str) -> Unit:
+    """A unit whose candidate has an unexpected exception as a further problem; what was accepted serves
+    on."""
+    problem = internal_problem(error, doing, name.removeprefix("file:"))
+    problems = (*unit.candidate.problems, problem)
+    return Unit(replace(unit.candidate, problems=problems), unit.accepted)
 
 
 def _same(one: Unit, other: Unit) -> bool:
@@ -226,18 +283,37 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
         hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    for what, hint in policy.host.refusals(service):
+        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
+
+
+def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
+    """The checks of a service that only the host can judge; those that may not run here are not among
+    them."""
+    return (
+        check for check in _checks_of(service) if asks_host(check) and not _forbidden(check, service, policy)
+    )
+
+
+def _checks_of(service: Service) -> Iterable[Check]:
+    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
+    return dict.fromkeys((service.check, *own))
+
+
+def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> bool:
+    return isinstance(check.probe, ExecProbe) and service.origin.source not in policy.exec_sources
 
 
 def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
     """A problem for each check that must not run here, or cannot."""
     origin = service.origin
-    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
-    for check in dict.fromkeys((service.check, *own)):
-        if isinstance(check.probe, ExecProbe) and origin.source not in policy.exec_sources:
+    for check in _checks_of(service):
+        if _forbidden(check, service, policy):
             what = f"{service.name}: checks that run programs are not allowed here"
             hint = "use another type of check, or see exec_checks in vipd's settings"
             yield Problem(origin.path or origin.source, origin.line, "", what, hint)
+            continue
         for problem in policy.check_problems(check):
             what, _, hint = problem.partition("; hint: ")
             yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.declaration.conflicts import claim_problem
+from vipd.declaration.conflicts import AddressUse, AddressUses, Claim, address_uses, claim_problem
 from vipd.declaration.problems import Declaration, Problem
-from vipd.model import Frontend, Service
+from vipd.model import Service
 
 NOTHING = Declaration()
-
-Claim = Frontend | str
-"""What only one service can have: a frontend, or a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +54,8 @@ class Catalog:
         self._services: dict[str, Service] = {}
         self._owners: dict[Claim, Service] = {}
         """Who claims what in the snapshot. Empty while it is contested."""
+        self._uses = AddressUses()
+        """Of its addresses, likewise."""
 
     def merge(self, units: Mapping[str, Unit], changed: Collection[str]) -> Merged:
         """What `merge` says of these units; `changed` names those that are other than at the last call, and
@@ -89,7 +88,8 @@ class Catalog:
                 if claim in owners or not (owner is None or id(owner) in gone):
                     return None
                 owners[claim] = service
-        return _Exchange(chosen, leaving, coming, owners)
+        uses = self._uses.changed(leaving, coming)
+        return None if uses is None else _Exchange(chosen, leaving, coming, owners, uses)
 
     def _take(self, units: Mapping[str, Unit], changed: Collection[str], exchange: _Exchange) -> None:
         staying = {service.name for service in exchange.coming}
@@ -100,6 +100,7 @@ class Catalog:
             if service.name not in staying:
                 self._services.pop(service.name, None)
         self._owners.update(exchange.owners)
+        self._uses.take(exchange.uses)
         self._services.update((service.name, service) for service in exchange.coming)
         self._chosen.update(exchange.chosen)
         problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
@@ -115,8 +116,9 @@ class Catalog:
         before, merged = self._services, merge(units)
         self._chosen, self._services = dict(merged.chosen), dict(merged.services)
         after = self._services
-        claimed = () if merged.contested else after.values()
+        claimed = () if merged.contested else tuple(after.values())
         self._owners = {claim: service for service in claimed for claim in _claims_of(service)}
+        self._uses = AddressUses(claimed)
         touched = [name for name in before if name not in after]
         touched += [name for name, service in after.items() if before.get(name) is not service]
         self._merged = replace(merged, chosen=self._chosen, services=after, touched=tuple(touched))
@@ -131,10 +133,13 @@ class _Exchange:
     coming: Sequence[Service]
     owners: Mapping[Claim, Service]
     """What those that come claim."""
+    uses: Mapping[AddressUse, int]
+    """How often each of their addresses is used then."""
 
 
 def merge(units: Mapping[str, Unit]) -> Merged:
-    """Choose a version of every unit so that no two services claim the same name or frontend.
+    """Choose a version of every unit so that no two services claim the same name or frontend, and none has a
+    backend at the address of another.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
     the unit that sorts first wins. Each round takes something away from a unit, so this ends.
@@ -150,16 +155,34 @@ def merge(units: Mapping[str, Unit]) -> Merged:
         contested = True
         losers = [judge.loser(conflict, chosen) for conflict in conflicts]
         lost = [(loser, conflict) for loser, conflict in zip(losers, conflicts, strict=True)]
-        # A service without a name of its own is called by its frontend, whose conflict tells it all.
-        told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
-        for loser, conflict in lost:
-            if not (isinstance(conflict.claim, str) and (loser, conflict.claim) in told):
-                problems.setdefault(loser, []).append(conflict.problem_of(loser))
+        for loser, found in _problems(lost).items():
+            problems.setdefault(loser, []).extend(found)
         for loser in set(losers):
             mine = [conflict for of, conflict in zip(losers, conflicts, strict=True) if of == loser]
             chosen[loser] = judge.lesser(loser, chosen[loser], mine)
     services = {service.name: service for part in chosen.values() for service in part.services}
     return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
+
+
+def _problems(lost: Sequence[tuple[str, _Conflict]]) -> dict[str, list[Problem]]:
+    """What is wrong with each unit that lost conflicts.
+
+    A service without a name of its own is called by its frontend, whose conflict tells it all. So does the
+    first of many services that have an address in the role that keeps a service from it.
+    """
+    told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
+    problems: dict[str, list[Problem]] = {}
+    uses: set[tuple[str, Claim, str]] = set()
+    for loser, conflict in lost:
+        claim, service = conflict.claim_of(loser), conflict.service_of(loser)
+        if isinstance(claim, str) and (loser, claim) in told:
+            continue
+        if isinstance(claim, AddressUse):
+            if (loser, claim, service.name) in uses:
+                continue
+            uses.add((loser, claim, service.name))
+        problems.setdefault(loser, []).append(conflict.problem_of(loser))
+    return problems
 
 
 def _first_choice(unit: Unit) -> Declaration:
@@ -176,6 +199,16 @@ class _Conflict:
     claim: Claim
     first: tuple[str, Service]
     second: tuple[str, Service]
+    counter: Claim | None = None
+    """What the second one claims; None: the same."""
+
+    def claim_of(self, unit: str) -> Claim:
+        """What one of the two units claims."""
+        return self.claim if self.counter is None or unit == self.first[0] else self.counter
+
+    def service_of(self, unit: str) -> Service:
+        """The service with which it does."""
+        return self.first[1] if unit == self.first[0] else self.second[1]
 
     def sides(self) -> tuple[tuple[str, Service], tuple[str, Service]]:
         """The two units, each with its service."""
@@ -183,8 +216,11 @@ class _Conflict:
 
     def problem_of(self, loser: str) -> Problem:
         """The conflict as a fault of one of the two units."""
-        mine, other = (self.first, self.second) if loser == self.first[0] else (self.second, self.first)
-        return claim_problem(mine[1], self.claim, other[1])
+        other = self.second if loser == self.first[0] else self.first
+        return claim_problem(self.service_of(loser), self.claim_of(loser), other[1])
+
+
+Users = dict[AddressUse, list[tuple[str, Service]]]
 
 
 class _Claims:
@@ -192,6 +228,7 @@ class _Claims:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], dict[Claim, tuple[str, Service]]] = {}
+        self._uses: dict[tuple[str, int], Users] = {}
 
     def of(self, unit: str, declaration: Declaration) -> dict[Claim, tuple[str, Service]]:
         """Every name and frontend that a version claims, each with the unit and the service."""
@@ -203,17 +240,46 @@ class _Claims:
             }
         return self._known[place]
 
+    def uses(self, unit: str, declaration: Declaration) -> Users:
+        """Every address that a version uses, each with the unit and the services."""
+        place = (unit, id(declaration))
+        if place not in self._uses:
+            found: Users = {}
+            for service in declaration.services:
+                for use in address_uses(service):
+                    found.setdefault(use, []).append((unit, service))
+            self._uses[place] = found
+        return self._uses[place]
+
 
 def _conflicts(chosen: Mapping[str, Declaration], claims: _Claims) -> Iterator[_Conflict]:
     """Claims made by two units. Within one unit the parser has looked already."""
     seen: dict[Claim, tuple[str, Service]] = {}
+    users: Users = {}
     for unit, declaration in chosen.items():
+        yield from _conflicts_of_addresses(users, claims.uses(unit, declaration))
         mine = claims.of(unit, declaration)
         contested = {claim: seen[claim] for claim in mine.keys() & seen.keys()}
         for claim, holder in contested.items():
             yield _Conflict(claim, holder, mine[claim])
         seen.update(mine)
         seen.update(contested)
+
+
+def _conflicts_of_addresses(seen: Users, mine: Users) -> Iterator[_Conflict]:
+    """Addresses that a unit uses in one role and those before it in the other; then they are all `seen`.
+
+    Each service on either side is in one of the conflicts, so that one round is enough for all of them.
+    """
+    for use, here in mine.items():
+        there = seen.get(use.opposite())
+        if not there:
+            continue
+        pairs = [(there[0], holder) for holder in here] + [(holder, here[0]) for holder in there[1:]]
+        for first, second in pairs:
+            yield _Conflict(use.opposite(), first, second, use)
+    for use, holders in mine.items():
+        seen.setdefault(use, []).extend(holders)
 
 
 class _Judge:
@@ -227,7 +293,7 @@ class _Judge:
         """The unit that gives way: a newcomer, and of two newcomers the one that sorts later."""
         first, second = conflict.first[0], conflict.second[0]
         for name in (second, first):
-            if self._is_new(name, chosen) and conflict.claim not in self._accepted_claims(name):
+            if self._is_new(name, chosen) and conflict.claim_of(name) not in self._accepted_claims(name):
                 return name
         return second if self._is_new(second, chosen) or not self._is_new(first, chosen) else first
 
@@ -250,6 +316,6 @@ class _Judge:
     def _accepted_claims(self, name: str) -> frozenset[Claim]:
         if name not in self._claims:
             services = self._units[name].accepted.services
-            claims: set[Claim] = {service.name for service in services}
-            self._claims[name] = frozenset(claims.union(*(service.frontends() for service in services)))
+            claims: set[Claim] = {claim for service in services for claim in _claims_of(service)}
+            self._claims[name] = frozenset(claims.union(*map(address_uses, services)))
         return self._claims[name]

@@ -68,7 +68,7 @@ class HttpProbe:
     status: tuple[tuple[int, int], ...] = ((200, 399),)
     """Ranges of good status codes, both ends included. A redirection is not followed."""
     body: str = ""
-    """Regular expression that must be found in the first 64 KiB of the body; empty: any body."""
+    """Text or regular expression that must be found in the first 64 KiB of the body; empty: any body."""
     verify: bool = True
     """TLS: whether the server's certificate must be valid for `server_name`."""
     ca: str = ""
@@ -123,3 +123,11 @@ class Check:
 
 
 UNCHECKED = Check()
+
+
+def asks_host(check: Check) -> bool:
+    """Whether only this host can tell if a check can work here: its program and user, or its certificates."""
+    probe = check.probe
+    if isinstance(probe, HttpProbe):
+        return probe.tls and probe.verify and bool(probe.ca)
+    return isinstance(probe, ExecProbe)

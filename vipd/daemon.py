@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from aiohttp import web
 
@@ -23,7 +24,10 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.views import time_text
 from vipd.catalog import merge
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
+from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import Peace
@@ -37,6 +41,7 @@ from vipd.dataplane.opening import (
 from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.fitness import Fitness
 from vipd.health.door import Health
+from vipd.health.host_problems import host_problems
 from vipd.health.targets import Target
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
@@ -46,7 +51,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.observers import Observed, Observers
-from vipd.overrides import AllOrders, Lapsing, Subject
+from vipd.overrides import Subject
 from vipd.process import LIMIT_SECONDS
 from vipd.pulse import Pulse
 from vipd.reconciler import Reconciler
@@ -56,15 +61,17 @@ from vipd.settings import Settings
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
-from vipd.sources.store import StoreSource
+from vipd.sources.store import StoreError, StoreSource
 from vipd.start import StartError, require_privileges, state_lock
+from vipd.supervisor import Supervisor, Work
 from vipd.systemd.fields import Event, fields
 from vipd.systemd.notify import Notifier
 from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
-from vipd.upkeep import keep_conntrack, sweep, watch_files, watch_host, watch_rules, watch_time
+from vipd.upkeep import clean_flows, end_overrides, grow_shares, look_at_host, sweep, watch_files, watch_rules
 
 if TYPE_CHECKING:
     from vipd.fleet.door import Fleet
+    from vipd.fleet.orders import FleetOrders
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +95,7 @@ class Parts:
     fitness: Fitness
     fleet: Fleet | None
     numbers: Numbers
+    supervisor: Supervisor
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -106,8 +114,10 @@ def check(settings: Settings) -> int:
     files, store = sources(settings)
     files.scan()
     surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
+    surroundings.served_by(lambda: dataplane)
     asyncio.run(surroundings.look())
-    policy = surroundings.claims()
+    policy = replace(surroundings.claims(), check_problems=host_problems)
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
@@ -145,22 +155,11 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
         listeners = (*_health(parts), *observers.listeners)
         async with _listening(parts, listeners, recorder, observers), asyncio.TaskGroup() as tasks:
             work = [
-                # Before the first write, so that nothing done to our rules goes unseen.
-                tasks.create_task(_watch_rules(parts), name="watch rules"),
-                tasks.create_task(parts.reconciler.run(), name="reconcile"),
-                tasks.create_task(watch_files(parts.files, parts.reconciler), name="watch files"),
-                tasks.create_task(watch_host(parts.surroundings, parts.reconciler), name="watch addresses"),
-                tasks.create_task(sweep(parts.reconciler, _after_step(parts)), name="sweep"),
-                tasks.create_task(keep_conntrack(*_conntrack(parts)), name="clean flows"),
-                tasks.create_task(_watch_time(parts), name="watch time"),
-                tasks.create_task(parts.health.run(), name="check backends"),
-                tasks.create_task(parts.numbers.run(), name="count"),
-                *(tasks.create_task(each.run(), name="answer over TCP") for each in listeners),
-                tasks.create_task(observers.run(), name="observe"),
+                tasks.create_task(parts.supervisor.run(name, loop), name=name)
+                for name, loop in _loops(parts, listeners, observers).items()
             ]
-            _on_signals(parts, reporter, stop, tasks)
+            _on_signals(parts, reporter, stop, work)
             if parts.fleet:
-                work.append(tasks.create_task(parts.fleet.run(parts.reconciler), name="follow etcd"))
                 await parts.fleet.first_word()
             parts.reconciler.wake()
             started = fields(Event.STARTED, reason=f"vipd {__version__}")
@@ -171,9 +170,33 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
                 await parts.numbers.close()
             for task in work:
                 task.cancel()
+            await asyncio.wait(work)
+            if parts.fleet:
+                await parts.fleet.close()
         stopped = fields(Event.STOPPED, cause=cause, reason="the rules stay in the kernel")
         log.info("stopped; the rules stay in the kernel", extra=stopped)
         return 0
+
+
+def _loops(parts: Parts, listeners: Sequence[Listeners], observers: Observers) -> dict[str, Work]:
+    """All that runs in the background, by the name that status and metrics have for it."""
+    reconciler = parts.reconciler
+    keeper, swept, cleaned = _conntrack(parts), _after_step(parts), _after_step(parts)
+    return {
+        # Before the first write, so that nothing done to our rules goes unseen.
+        "watching rules": lambda: _watch_rules(parts),
+        "reconciling": reconciler.run,
+        "watching files": lambda: watch_files(parts.files, reconciler),
+        "watching addresses": lambda: look_at_host(parts.surroundings, reconciler),
+        "deleting old rules": lambda: sweep(reconciler, swept),
+        "cleaning flows": lambda: clean_flows(keeper, cleaned),
+        **_timed(parts),
+        "checking backends": parts.health.run,
+        **parts.numbers.loops(),
+        **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
+        "keeping the status page": observers.run,
+        **(parts.fleet.loops(reconciler) if parts.fleet else {}),
+    }
 
 
 def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
@@ -196,7 +219,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     name = await dataplane_meant(wanted, settings, runner)
     dataplane = await SwitchableDataplane.start(name, HostDataplanes(settings, record, runner))
     surroundings = HostNet(settings, record)
-    surroundings.served_by(lambda: dataplane.name)
+    surroundings.served_by(lambda: dataplane.name, dataplane.forget)
     overrides = OverrideStore(settings.state_dir / "overrides.json", now)
     overrides.load()
     for fault in overrides.faults():
@@ -228,6 +251,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
             settings.state_dir / "counters.json",
             traffic=settings.traffic_accounting,
         ),
+        supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )
 
 
@@ -242,19 +266,31 @@ async def _fleet(settings: Settings) -> Fleet | None:
     return fleet
 
 
+def _fleet_errors(fleet: Fleet | None) -> tuple[type[Exception], ...]:
+    """What loops that follow etcd may raise."""
+    if fleet is None:
+        return ()
+    from vipd.etcd.errors import EtcdError
+
+    return (EtcdError,)
+
+
 @contextlib.asynccontextmanager
 async def _following(parts: Parts) -> AsyncIterator[None]:
     """Listening to etcd, where there is one, for a step that is the only one."""
     if parts.fleet is None:
         yield
         return
-    following = asyncio.create_task(parts.fleet.run(parts.reconciler, report=False), name="follow etcd")
+    loops = parts.fleet.loops(parts.reconciler, report=False)
+    following = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()]
     try:
         await parts.fleet.first_word()
         yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+        await parts.fleet.close()
 
 
 def now() -> datetime:
@@ -268,7 +304,7 @@ async def _watch_rules(parts: Parts) -> None:
     parts.dataplane.switched.append(switched.set)
 
     def open_watch() -> RuleWatch:
-        return watch_of(parts.dataplane.current, parts.settings, parts.own)
+        return watch_of(parts.dataplane, parts.settings, parts.own)
 
     while True:
         switched.clear()
@@ -284,26 +320,33 @@ async def _watch_rules(parts: Parts) -> None:
             await asyncio.gather(*work, return_exceptions=True)
 
 
-def _watch_time(parts: Parts) -> Coroutine[None, None, None]:
-    """Lets orders end and shares grow when their time has come, and hears what checks find."""
-    changed = asyncio.Event()
+def _timed(parts: Parts) -> dict[str, Work]:
+    """Loops that let overrides end and shares grow when their time has come; also hears what checks find."""
+    books: dict[str, OverrideStore | FleetOrders] = {"ending overrides": parts.overrides}
+    if parts.fleet:
+        books["ending overrides of the fleet"] = parts.fleet.orders
+    changed = {name: asyncio.Event() for name in books}
+    grown = _after_step(parts)
 
     def orders_changed(subjects: frozenset[Subject]) -> None:
         parts.fitness.orders_changed(subjects)
-        changed.set()
+        for event in changed.values():
+            event.set()
 
     def verdicts_changed(targets: frozenset[Target]) -> None:
         parts.fitness.verdicts_changed(targets)
         parts.reconciler.wake()
 
-    parts.overrides.changed = orders_changed
-    books: tuple[Lapsing, ...] = (parts.overrides,)
-    if parts.fleet:
-        parts.fleet.orders.changed = orders_changed
-        books = (parts.fleet.orders, parts.overrides)
+    for book in books.values():
+        book.changed = orders_changed
     parts.health.listeners.append(verdicts_changed)
-    parts.reconciler.after_step.append(changed.set)
-    return watch_time(AllOrders(books), parts.fitness, parts.reconciler, changed)
+    return {
+        "growing shares": lambda: grow_shares(parts.fitness, parts.reconciler, grown),
+        **{
+            name: partial(end_overrides, book, parts.reconciler, changed[name])
+            for name, book in books.items()
+        },
+    }
 
 
 def _after_step(parts: Parts) -> asyncio.Event:
@@ -313,11 +356,11 @@ def _after_step(parts: Parts) -> asyncio.Event:
     return woken
 
 
-def _conntrack(parts: Parts) -> tuple[ConntrackKeeper, asyncio.Event]:
-    """What cleans flows after each change, and the event that tells it to look."""
-    keeper = ConntrackKeeper(time.monotonic)
+def _conntrack(parts: Parts) -> ConntrackKeeper:
+    """What cleans flows after each change."""
+    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(parts.settings.state_dir))
     parts.reconciler.followers.append(keeper)
-    return keeper, _after_step(parts)
+    return keeper
 
 
 def _health(parts: Parts) -> tuple[Listeners, ...]:
@@ -339,6 +382,7 @@ def _observed(parts: Parts, recorder: Recorder) -> Observed:
         parts.numbers,
         recorder,
         parts.health.durations,
+        parts.supervisor.tasks,
     )
 
 
@@ -365,11 +409,19 @@ async def _listening(
         warnings=lambda: [
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
+            *parts.surroundings.faults(),
+            *parts.supervisor.warnings,
+            *parts.reconciler.containment.warnings,
+            *parts.reconciler.pulse.warnings,
+            *parts.fitness.warnings(),
             *parts.peace.warnings(asyncio.get_running_loop().time()),
             *(parts.fleet.warnings() if parts.fleet else ()),
         ],
         choose=ChosenDataplane(settings.state_dir).write,
         claims=parts.surroundings.claims,
+        check_problems=parts.surroundings.check_problems,
+        look_at_claims=parts.surroundings.look_at_claims,
+        warnings_of=parts.surroundings.warnings_of,
         events=recorder,
         numbers=parts.numbers,
         fleet=parts.fleet,
@@ -394,11 +446,18 @@ async def _listening(
 
 
 def _on_signals(
-    parts: Parts, reporter: Reporter, stop: asyncio.Future[signal.Signals], tasks: asyncio.TaskGroup
+    parts: Parts,
+    reporter: Reporter,
+    stop: asyncio.Future[signal.Signals],
+    work: list[asyncio.Task[NoReturn]],
 ) -> None:
-    """SIGTERM and SIGINT stop; SIGHUP reads everything anew and looks at the kernel again."""
+    """SIGTERM and SIGINT stop; SIGHUP reads everything anew and looks at the kernel again, beside the
+    `work`."""
+    hangups = asyncio.Event()
 
     async def reload_and_tell() -> None:
+        await hangups.wait()
+        hangups.clear()
         async with reporter.reloading():
             cause = "signal SIGHUP"
             await reload(parts.rescan, parts.dataplane, parts.reconciler, parts.sources, cause=cause)
@@ -410,4 +469,6 @@ def _on_signals(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.create_task(reload_and_tell(), name="reload"))
+    loop.add_signal_handler(signal.SIGHUP, hangups.set)
+    reloading = parts.supervisor.run("reloading", reload_and_tell)
+    work.append(loop.create_task(reloading, name="reloading"))

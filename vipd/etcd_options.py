@@ -52,7 +52,9 @@ class EtcdOptions(BaseModel):
     key: Path | None = None
     """Private key of `cert`."""
     user: str = ""
-    """User of etcd; needs `password_file`."""
+    """User of etcd; needs `password_file`. Over `http://` the password goes unencrypted: vipd warns of that,
+    unless the endpoint is on this host.
+    """
     password_file: Path | None = None
     """File whose first line is the user's password."""
     timeout: Annotated[float, PERIOD] = Field(5.0, examples=["5s"])

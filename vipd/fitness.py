@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
-from vipd.health.targets import Target, targets_of
-from vipd.health.weights import Claim, weights
+from vipd.health.targets import Target, targets_of, without_port
+from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
 from vipd.model import Backend, Service
 from vipd.overrides import Orders, Override, Overrides, Subject, orders_about
 from vipd.standing import GOOD, Admin, Standing, Standings
@@ -96,6 +96,10 @@ class _Index:
         return orders_about(service, backend, [*(named or ()), *(everywhere or ())])
 
 
+_MOST_NAMED = 3
+"""More backends are only counted in warnings."""
+
+
 class Fitness:
     """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
 
@@ -106,6 +110,19 @@ class Fitness:
         self._index = _Index.of(books)
         self._moved: set[str] = set()
         self._ramps: dict[str, float] = {}
+        self._unasked: dict[str, tuple[Backend, ...]] = {}
+
+    def warnings(self) -> tuple[str, ...]:
+        """Backends that serve unchecked, since their check finds no port: declared ones are problems already,
+        but others register themselves."""
+        unasked = [(name, backend) for name, found in self._unasked.items() for backend in found]
+        hint = "add port to the check, or register the backend with a port that it asks at"
+        told = [
+            f"{name}: the check of {backend} finds no port, so that it serves unchecked; hint: {hint}"
+            for name, backend in unasked[:_MOST_NAMED]
+        ]
+        more = len(unasked) - len(told)
+        return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
         """These services are new or other than before, or gone: from now on the backends of those that there
@@ -122,6 +139,8 @@ class Fitness:
         self._leave(service.name)
         entry = _Known(service, targets_of(service))
         self._known[service.name] = entry
+        if len(entry.targets) < len(service.backends) and (unasked := without_port(service)):
+            self._unasked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # Before the old ones are let go, so that what another check found is taken over.
@@ -184,6 +203,7 @@ class Fitness:
     def _leave(self, name: str) -> None:
         known = self._known.pop(name, None)
         self._ramps.pop(name, None)
+        self._unasked.pop(name, None)
         for target in known.targets.values() if known else ():
             users = self._users.get(target, set())
             users.discard(name)
@@ -201,26 +221,40 @@ class Fitness:
             healthy,
             orders.admin,
             orders.weight,
-            orders.pinned,
-            "; ".join(reasons),
-            str(verdict.state) if verdict else "",
-            verdict.reason if verdict else "",
+            pinned=orders.pinned,
+            reason="; ".join(reasons),
+            health=str(verdict.state) if verdict else "",
+            answer=verdict.reason if verdict else "",
         )
         return _Stood(standing, verdict)
 
     def _weights(
         self, service: Service, targets: Mapping[str, Target], found: Mapping[str, _Stood]
-    ) -> Mapping[str, int]:
+    ) -> Mapping[str, _Weight]:
         """The weights of those backends that have others than declared, by checks or by slow start."""
         self._ramps.pop(service.name, None)
         if not targets or not (service.weight_from_check or service.slow_start):
             return {}
         claims = [_claim(service, backend, found[str(backend)]) for backend in service.backends]
-        shares, next_step = weights(claims, service.slow_start, self._clock())
+        now = self._clock()
+        shares, next_step = weights(claims, service.slow_start, now)
         if next_step is not None:
             self._ramps[service.name] = next_step
-        pairs = zip(service.backends, claims, shares, strict=True)
-        return {str(backend): share for backend, claim, share in pairs if share != claim.declared}
+        ramps = [ramp(claim.healthy_since, service.slow_start, now) for claim in claims]
+        grown_shares = zip(service.backends, claims, shares, ramps, strict=True)
+        return {
+            str(backend): _Weight(share, full_weight(claim), grown)
+            for backend, claim, share, grown in grown_shares
+            if (share, full_weight(claim), grown) != (claim.declared, claim.declared, FULL)
+        }
+
+
+class _Weight(NamedTuple):
+    """A weight beside those of the service's other backends, and what it is by itself."""
+
+    value: int
+    full: int
+    ramp: Ramp
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +262,15 @@ class _Stood:
     standing: Standing
     verdict: Verdict | None
 
-    def at(self, weight: int | None) -> Standing:
+    def at(self, weight: _Weight | None) -> Standing:
         """The standing with another weight, unless that is None."""
         if weight is None:
             return self.standing
         said = self.verdict.weight if self.verdict else None
-        why = f"weight {said} said by its check" if said else "slow start"
-        reason = "; ".join(filter(None, (self.standing.reason, why)))
-        return replace(self.standing, weight=weight, reason=reason)
+        why = [f"weight {said} said by its check"] if said else []
+        why += ["slow start"] if weight.ramp != FULL else []
+        reason = "; ".join(filter(None, (self.standing.reason, *why)))
+        return replace(self.standing, weight=weight.value, shown_weight=weight.full, reason=reason)
 
 
 def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:

@@ -1,4 +1,4 @@
-"""What is amiss on this host and would make services behave oddly: told, and mended where it is vipd's own.
+"""What is amiss on this host and would make services behave oddly. It is looked at and told, never changed.
 
 Rules in the iptables variant that vipd does not use are applied beside its own (contract 7.2), and affinity
 lists have a limit (contract 1.7).
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.former import holds_own, other_variant, own_prefix
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables import surroundings
 from vipd.dataplane.nftables.surroundings import dropping_chains
@@ -33,6 +33,8 @@ DEFAULT_LIST_LIMIT = 100
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
+_ACCEPTS = tuple((family, variant) for family in Family for variant in ("nft", "legacy"))
+"""Accepts in FORWARD stay there: who wrote them knows whether they are needed."""
 
 
 class HostChecks:
@@ -50,43 +52,49 @@ class HostChecks:
         self._names = Names(settings.chain_prefix)
         self._root, self._clock = root, clock
         self._next = 0.0
+        self._looked_at = ""
         self._mixed = ""
         self._full: tuple[str, ...] = ()
         self._dropping: tuple[str, ...] = ()
-        self._flow_mark = 1 << settings.flow_mark_bit
         self.dataplane = dataplane
 
     async def look(self, needs: HostNeeds) -> bool:
         """Check if it is time to; whether there is something else to warn of than before."""
-        if self._clock() < self._next:
+        dataplane = self.dataplane()
+        if self._clock() < self._next and dataplane == self._looked_at:
             return False
-        native = self.dataplane() == "nftables"
+        native, self._looked_at = dataplane == "nftables", dataplane
         self._next = self._clock() + (CHAINS_SECONDS if native else CHECK_SECONDS)
         before = self._mixed, self._full, self._dropping
         if native:
-            self._full, self._dropping = (), await self._chains_that_drop(needs)
+            self._mixed, self._full = "", ()
+            self._dropping = await self._chains_that_drop(needs)
             return before != (self._mixed, self._full, self._dropping)
         self._dropping = ()
-        self._mixed = await self._variants.check(needs.families)
+        self._mixed, own = await self._variants.check(needs.families)
         self._full = await asyncio.to_thread(self._full_lists, tuple(needs.pinned), self._limit())
-        return before != (self._mixed, self._full, self._dropping)
+        return own or before != (self._mixed, self._full, self._dropping)
 
     async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
-        """Others' chains that our own table cannot keep from dropping translated flows."""
+        """Others' chains that our own table cannot keep from dropping what is for health ports."""
         try:
             chains = await dropping_chains()
         except (ApplyError, OSError) as error:
             log.warning("other tables cannot be looked at: %s", error)
             return self._dropping
-        return surroundings.warnings(chains, self._flow_mark, needs.health_ports)
+        return surroundings.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
         """What is to be told about this host now."""
         if self.dataplane() == "nftables":
-            return tuple(filter(None, (self._mixed, *self._dropping)))
+            return self._dropping
         pinned = {forwarding.key.service for forwarding in needs.pinned}
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
+
+    def tell_own(self, found_own: Callable[[], None]) -> None:
+        """Call this when rules of vipd's are in the iptables variant that is not in use."""
+        self._variants.found_own = found_own
 
     def _limit(self) -> int | None:
         try:
@@ -110,53 +118,37 @@ class HostChecks:
 
 
 class OtherVariant:
-    """The iptables variant that vipd does not write with: nft's or legacy's."""
+    """The iptables variant that vipd does not write with: nft's or legacy's. It is looked at alone."""
 
-    def __init__(self, settings: Settings, run: Runner, proc: Path) -> None:
+    def __init__(
+        self, settings: Settings, run: Runner, proc: Path, found_own: Callable[[], None] = lambda: None
+    ) -> None:
+        """`found_own` is called when rules of vipd's are there, which the dataplane has to remove."""
         self._settings, self._run, self._proc = settings, run, proc
+        self.found_own = found_own
 
-    async def check(self, families: Iterable[Family]) -> str:
-        """Remove vipd's own rules from it; a warning if it holds other rules in any of these families."""
+    async def check(self, families: Iterable[Family]) -> tuple[str, bool]:
+        """A warning if it holds rules of others in any of these families; and whether it holds vipd's own."""
         found: dict[str, str] = {}
-        used = ""
+        used, own = "", False
         for family in sorted(families):
             try:
                 tools = await find_tools(family, self._settings.iptables_variant, self._run)
-                used = variant_of(tools)
-                other = "nft" if used == "legacy" else "legacy"
+                used, other = variant_of(tools), other_variant(tools)
                 if other == "legacy" and not has_legacy_tables(family, self._proc):
                     continue
-                foreign = await self._foreign_tables(family, other)
+                saved = await save(await find_tools(family, other, self._run), self._run)
             except ApplyError as error:
                 log.debug("the other iptables variant cannot be read: %s", error)
                 continue
-            if foreign:
+            ours = holds_own(saved, self._settings.chain_prefix)
+            own = own or ours
+            if foreign := tables_with_rules(saved, own_prefix(saved, self._settings.chain_prefix)):
                 stem = "iptables" if family is Family.IPV4 else "ip6tables"
                 found[f"{stem}-{other}-save"] = f"{family} {', '.join(foreign)}"
-        return mixed_warning(used, found)
-
-    async def _foreign_tables(self, family: Family, other: str) -> tuple[str, ...]:
-        """The tables that hold rules of others, after vipd's own have been removed."""
-        prefix = self._settings.chain_prefix
-        tools = await find_tools(family, other, self._run)
-        text = await save(tools, self._run)
-        if f"\n:{prefix}-" in text and not _has_kube_proxy(text, prefix):
-            await self._remove_own(family, other)
-            text = await save(tools, self._run)
-            return tables_with_rules(text, prefix)
-        return tables_with_rules(text, "")
-
-    async def _remove_own(self, family: Family, other: str) -> None:
-        """Clean up after a change of iptables_variant, once the new variant's rules are at work."""
-        leftovers = [
-            one
-            for one in await find_leftovers([self._settings.chain_prefix], self._run)
-            if one.family is family
-        ]
-        old = [one for one in leftovers if variant_of(one.tools) == other]
-        if old and any(_at_work(one) for one in leftovers if one not in old):
-            await remove(old, self._run)
-            log.info("removed vipd's former %s rules: %s", family, old[0].tools.version_text)
+        if own:
+            self.found_own()
+        return mixed_warning(used, found), own
 
 
 def variant_of(tools: Tools) -> str:
@@ -212,16 +204,6 @@ def _listed(names: Collection[str]) -> str:
     first = sorted(names)[:NAMED_SERVICES]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
-
-
-def _at_work(leftover: Leftover) -> bool:
-    """Whether built-in chains jump to these rules."""
-    return any(change.builtin for change in leftover.plan.changes)
-
-
-def _has_kube_proxy(saved: str, prefix: str) -> bool:
-    """Whether chains under the prefix are a kube-proxy's rather than vipd's."""
-    return f"\n:{prefix}-PROXY-CANARY " in saved
 
 
 def _lines(path: Path) -> int:

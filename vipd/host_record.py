@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 
-from vipd.durable import write_durably
+from vipd.durable import make_directory, write_durably
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "host-changes.json"
+REQUIRED = ("sysctls", "tables", "prefixes")
+ASIDE = "damaged-"
+"""What the names of damaged records end in, before a number."""
 
 
 @dataclass(slots=True)
@@ -23,6 +30,8 @@ class Changes:
     """Chain prefixes that were written."""
     devices: dict[str, str] = field(default_factory=dict)
     """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
+    accepts: list[str] = field(default_factory=list)
+    """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
 
 
 class HostRecord:
@@ -32,24 +41,35 @@ class HostRecord:
         self._path = state_dir / FILE_NAME
 
     def read(self) -> Changes:
-        """What is recorded; nothing when there is no record, or none that can be read."""
+        """What is recorded; nothing when there is no record, or none that can be read. Only looks."""
         try:
-            found = json.loads(self._path.read_text())
-            devices = found.get("devices", {})  # a record of an earlier version has none
-            return Changes(found["sysctls"], found["tables"], found["prefixes"], devices)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return self._load()
+        except (OSError, ValueError):
             return Changes()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the record: what cleanup has to put back may not be known."""
+        what = "what vipd has changed on this host is not known to vipctl cleanup"
+        found = [
+            f"{path}: a damaged record was kept aside: {what}; hint: look at it, then delete it"
+            for path in sorted(self._path.parent.glob(f"{FILE_NAME}.{ASIDE}*"))
+        ]
+        try:
+            self._load()
+        except (OSError, ValueError) as error:
+            found.append(f"{self._path}: {_reason(error)}: {what}")
+        return tuple(found)
 
     def sysctl(self, name: str, was: str, now: str) -> None:
         """A kernel setting is about to be changed. The first value seen is the one to go back to."""
-        changes = self.read()
+        changes = self._to_change()
         if name not in changes.sysctls:
             changes.sysctls[name] = {"was": was, "set": now}
             self._write(changes)
 
     def rules(self, prefix: str, new_tables: list[str]) -> None:
         """Chains of a prefix are about to be written, and these tables to come into being."""
-        changes = self.read()
+        changes = self._to_change()
         tables = [table for table in new_tables if table not in changes.tables]
         if tables or prefix not in changes.prefixes:
             changes.tables += tables
@@ -58,7 +78,7 @@ class HostRecord:
 
     def forget_prefix(self, prefix: str) -> None:
         """Every chain of a prefix has been removed."""
-        changes = self.read()
+        changes = self._to_change()
         if prefix in changes.prefixes:
             changes.prefixes.remove(prefix)
             self._write(changes)
@@ -68,21 +88,99 @@ class HostRecord:
 
         The first state of a device is the one to go back to.
         """
-        changes = self.read()
+        changes = self._to_change()
         if name not in changes.devices:
             changes.devices[name] = state
             self._write(changes)
 
     def forget_device(self, name: str) -> None:
         """A device is as it was before."""
-        changes = self.read()
+        changes = self._to_change()
         if changes.devices.pop(name, None) is not None:
             self._write(changes)
 
+    def accept(self, prefix: str, place: str) -> None:
+        """A rule of a chain prefix is about to be written into a chain of somebody else."""
+        changes = self._to_change()
+        if place not in changes.accepts or prefix not in changes.prefixes:
+            changes.accepts += [place] if place not in changes.accepts else []
+            changes.prefixes += [prefix] if prefix not in changes.prefixes else []
+            self._write(changes)
+
+    def forget_accept(self, place: str) -> None:
+        """That chain holds no rule of ours any more."""
+        changes = self._to_change()
+        if place in changes.accepts:
+            changes.accepts.remove(place)
+            self._write(changes)
+
     def clear(self) -> None:
-        """Everything has been undone."""
+        """Everything has been undone. A record that cannot be understood is kept aside. Raises OSError."""
+        self._to_change()
         self._path.unlink(missing_ok=True)
 
+    def _load(self) -> Changes:
+        """Raises OSError when the record cannot be read, and ValueError when it is not understood."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return Changes()
+        return _parsed(text)
+
+    def _to_change(self) -> Changes:
+        """What is recorded, in order to write it anew. What cannot be understood is kept aside first; what
+        cannot be read stays. Raises OSError."""
+        try:
+            return self._load()
+        except ValueError as error:
+            aside = self._free_name()
+            self._path.rename(aside)
+            why = "what vipd has changed on this host before is not known to vipctl cleanup"
+            log.error("%s: %s; kept aside as %s: %s", self._path, _reason(error), aside, why)
+            return Changes()
+        except OSError as error:
+            text = f"{self._path} cannot be read ({_reason(error)}), and is not overwritten"
+            raise OSError(error.errno, text) from None
+
+    def _free_name(self) -> Path:
+        names = (f"{FILE_NAME}.{ASIDE}{number}" for number in count(1))
+        return next(path for path in map(self._path.with_name, names) if not path.exists())
+
     def _write(self, changes: Changes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_directory(self._path.parent)
         write_durably(self._path, json.dumps(asdict(changes), indent=1).encode())
+
+
+def _parsed(text: str) -> Changes:
+    """Raises ValueError."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
+        raise ValueError("it is no record")
+    # A record of an earlier version has neither devices nor accepts.
+    later = found.get("devices", {}), found.get("accepts", [])
+    changes = Changes(found["sysctls"], found["tables"], found["prefixes"], *later)
+    sound = (
+        _is_mapping(changes.sysctls, dict)
+        and all({"was", "set"} <= each.keys() for each in changes.sysctls.values())
+        and all(_is_mapping(each, str) for each in changes.sysctls.values())
+        and _is_texts(changes.tables)
+        and _is_texts(changes.prefixes)
+        and _is_mapping(changes.devices, str)
+        and _is_texts(changes.accepts)
+    )
+    if not sound:
+        raise ValueError("it is no record")
+    return changes
+
+
+def _is_mapping(found: object, kind: type) -> bool:
+    return isinstance(found, dict) and all(isinstance(value, kind) for value in found.values())
+
+
+def _is_texts(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(value, str) for value in found)
+
+
+def _reason(error: Exception) -> str:
+    why = error.strerror if isinstance(error, OSError) else ""
+    return why or f"it is damaged: {error}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, use_problem
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
@@ -74,12 +75,35 @@ def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI
     if known == service:
         return Outcome(stored, {service.name: "unchanged"})
     if known is not None:
-        hint = f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+        hint = _way_to_change(known, service, source)
         raise RefusedError(
             "conflict", f"service {known.name} is there already and differs", _owner(known), hint
         )
-    _check_frontends(snapshot, service)
+    _check_frontends(snapshot, service, _way_to_add(service, source))
+    _check_addresses(snapshot, [service])
     return Outcome({**stored, service.name: service}, {service.name: "created"})
+
+
+def _way_to_change(known: Service, wanted: Service, source: str) -> str:
+    """How to make a service what somebody wants to add under its name."""
+    if known.origin.source != source:
+        return _owner_hint(known)
+    if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
+        return _way_to_add(wanted, source)(known)
+    return f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+
+
+def _way_to_add(wanted: Service, source: str) -> Callable[[Service], str]:
+    """How to reach a service that is there already under the frontend of what somebody wants to add."""
+
+    def way(known: Service) -> str:
+        look = f"vipctl describe {known.name} shows it"
+        missing = [str(b) for b in wanted.backends if str(b) not in map(str, known.backends)]
+        if known.origin.source != source or (wanted.backends and not missing):
+            return look
+        return f"{look}; vipctl add-backend {known.name} {' '.join(missing) or 'ADDR'} adds to it"
+
+    return way
 
 
 def change(
@@ -94,6 +118,7 @@ def change(
     spec = {**spec_of(service), **fields}
     changed = _parse({key: value for key, value in spec.items() if value is not None}, source)
     _check_frontends(snapshot, changed)
+    _check_addresses(snapshot, [changed])
     return _replaced(stored, service, changed)
 
 
@@ -166,6 +191,7 @@ def apply(snapshot: Services, stored: Services, specs: object, prune: bool, *, s
             _owned(others[service.name], source)
         _check_frontends(others, service)
         others[service.name] = service
+    _check_addresses(others, list(wanted.values()))
     results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in wanted.items()}
     results.update({name: "removed" for name in stored if name not in wanted and name not in kept})
     return Outcome({**kept, **wanted}, results)
@@ -183,7 +209,10 @@ def _change_backends(
     declared = tuple(backend for backend in service.backends if not backend.registered)
     edited = replace(service, backends=edit(declared))
     # Through the parser again, so that what the store will read at the next start is what was checked.
-    return _replaced(stored, service, _parse(spec_of(edited), source))
+    parsed = _parse(spec_of(edited), source)
+    if not backend_addresses(parsed) <= backend_addresses(service):
+        _check_addresses(snapshot, [parsed])
+    return _replaced(stored, service, parsed)
 
 
 def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
@@ -232,19 +261,21 @@ def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
     for backend in backends:
         if (backend.address, backend.port) == (wanted.address, wanted.port):
             return backend
-    raise RefusedError(
-        "not-found", f"{target} has no backend {name}", "", f"vipctl describe {target} shows them"
-    )
+    same = [str(backend) for backend in backends if backend.address == wanted.address]
+    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
+    raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
 
 
 def _owned(service: Service, source: str) -> Service:
     """The service, if it belongs to the source that is to be changed."""
     if service.origin.source != source:
-        hint = _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
-        raise RefusedError(
-            "owned", f"service {service.name} is not vipctl's to change", _owner(service), hint
-        )
+        what = f"service {service.name} is not vipctl's to change"
+        raise RefusedError("owned", what, _owner(service), _owner_hint(service))
     return service
+
+
+def _owner_hint(service: Service) -> str:
+    return _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
 
 
 def _may_have(service: Service, addresses: set[str]) -> bool:
@@ -259,12 +290,48 @@ def _owner(service: Service) -> str:
     return f"it is owned by {service.origin.owner}"
 
 
-def _check_frontends(snapshot: Services, service: Service) -> None:
+def _describe_hint(known: Service) -> str:
+    return f"vipctl describe {known.name}"
+
+
+def _check_frontends(
+    snapshot: Services, service: Service, hint: Callable[[Service], str] = _describe_hint
+) -> None:
+    """Raises RefusedError, with what `hint` says of the other service, when one has a frontend of this."""
     claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
     for other in snapshot.values():
         # Most have no address in common, and then need no closer look; a port of the host is at "".
         if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
-            hint = f"vipctl describe {other.name}"
-            raise RefusedError("conflict", f"{frontend} already belongs to {other.name}", _owner(other), hint)
+            what = f"{frontend} already belongs to {other.name}"
+            raise RefusedError("conflict", what, _owner(other), hint(other))
+
+
+def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
+    """Raises RefusedError if one of these services has a backend at the address of another, or its address is
+    that of a backend. All others are looked through once."""
+    uses: dict[AddressUse, Service] = {}
+    for service in changed:
+        for use in address_uses(service):
+            _refuse_use(service, use, uses.get(use.opposite()))
+            uses.setdefault(use, service)
+    names = {service.name for service in changed}
+    vips = {use.address for use in uses if not use.as_backend}
+    backends = {use.address for use in uses if use.as_backend}
+    for other in snapshot.values():
+        if other.name in names:
+            continue
+        for address in backends.intersection(other.addresses):
+            use = AddressUse(address, True)
+            _refuse_use(uses[use], use, other)
+        for backend in (*other.backends, *other.fallback):
+            if backend.address in vips:
+                use = AddressUse(backend.address, False)
+                _refuse_use(uses[use], use, other)
+
+
+def _refuse_use(service: Service, use: AddressUse, other: Service | None) -> None:
+    if other is not None:
+        what, hint = use_problem(use, other.name, other)
+        raise RefusedError("conflict", f"{service.name}: {what}", _owner(other), hint)

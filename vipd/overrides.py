@@ -7,10 +7,10 @@ why, and may end by itself.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from vipd.model import MAX_WEIGHT, Backend, Service
 from vipd.standing import Admin
@@ -106,32 +106,6 @@ def next_lapse(overrides: Overrides) -> datetime | None:
     return min(times, default=None)
 
 
-class Lapsing(Protocol):
-    """Orders, some of which end by themselves."""
-
-    def due(self) -> datetime | None:
-        """When the next one ends."""
-
-    def tick(self) -> None:
-        """Let those end whose time has come."""
-
-
-class AllOrders:
-    """Several books, for whoever keeps the time for them."""
-
-    def __init__(self, books: Sequence[Lapsing]) -> None:
-        self._books = books
-
-    def due(self) -> datetime | None:
-        """When the next order of any book ends."""
-        return min((due for book in self._books if (due := book.due()) is not None), default=None)
-
-    def tick(self) -> None:
-        """Let orders end whose time has come. Raises what a book raises; those behind it then wait."""
-        for book in self._books:
-            book.tick()
-
-
 def merged(before: Override | None, order: Override) -> Override:
     """An order given beside an earlier one about the same: a weight keeps the state, a state the weight."""
     if before is None:
@@ -211,4 +185,7 @@ def _time(value: object) -> datetime:
     if not isinstance(value, str):
         raise MalformedError(f"{value!r} is not a time")
     moment = datetime.fromisoformat(value)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise MalformedError(f"{value!r} is not a time") from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 """Added to PATH: a service or a plain user's shell may lack the sbin directories where iptables lives."""
@@ -19,11 +22,22 @@ LIMIT_SECONDS = 60.0
 restore that deletes 2,000 chains."""
 
 
-class ProgramTimeoutError(Exception):
-    """A program ran for longer than it may, and was killed: which, and how long."""
+STALL_SECONDS = 10.0
+"""After how long without using any CPU time a program that works on rules counts as hanging. It waits for the
+lock of other programs no longer than LOCK_WAIT_SECONDS."""
+_SAMPLE_SECONDS = 1.0
+_LEAST_SHARE = 0.005
+"""Of a CPU. A script that only waits takes less."""
+_KILLED_SECONDS = 5.0
+"""How long to wait for the end of what was killed: what hangs in the kernel does not end."""
 
-    def __init__(self, program: str, seconds: float) -> None:
-        super().__init__(f"{program} did not end within {seconds:.0f} s and was killed")
+
+class ProgramTimeoutError(Exception):
+    """A program ran, or did nothing, for longer than it may and was killed: which, and how long."""
+
+    def __init__(self, program: str, seconds: float, *, idle: bool = False) -> None:
+        did = f"did nothing for {seconds:.0f} s" if idle else f"did not end within {seconds:.0f} s"
+        super().__init__(f"{program} {did} and was killed")
         self.program, self.seconds = program, seconds
 
 
@@ -46,23 +60,77 @@ Started = Callable[[int], AbstractContextManager[object]]
 
 
 async def run(
-    argv: Sequence[str], stdin: str = "", started: Started = nullcontext, limit: float = LIMIT_SECONDS
+    argv: Sequence[str],
+    stdin: str = "",
+    started: Started = nullcontext,
+    limit: float = LIMIT_SECONDS,
+    stall: float | None = None,
 ) -> Finished:
     """Run a program to its end. A cancelled call kills it with whatever it has started, and so do more than
-    `limit` seconds; then ProgramTimeoutError is raised."""
-    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C"}
-    process = await _start(argv, environment)
+    `limit` seconds, or `stall` seconds in which it uses no CPU time; then ProgramTimeoutError is raised."""
+    process = await _start(argv, {**os.environ, "PATH": _path(), "LC_ALL": "C"})
+    watching: asyncio.Task[bool] | None = None
     with started(process.pid):
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as end:
+                if stall:
+                    watching = asyncio.create_task(_end_when_stalled(process.pid, stall, end))
                 output, errors = await process.communicate(stdin.encode())
         except TimeoutError:
             await _kill(process)
-            raise ProgramTimeoutError(argv[0], limit) from None
-        except asyncio.CancelledError:
+            idle = watching is not None and watching.done() and watching.result()
+            raise ProgramTimeoutError(argv[0], stall if idle and stall else limit, idle=idle) from None
+        except BaseException:
             await _kill(process)
             raise
+        finally:
+            if watching:
+                watching.cancel()
     return Finished(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+
+def identity(program: str) -> object:
+    """Something that is another when another program stands in a program's place; None: there is none."""
+    found = shutil.which(program, path=_path())
+    try:
+        status = Path(found).stat() if found else None
+    except OSError:
+        return None
+    return (found, status.st_dev, status.st_ino, status.st_mtime_ns) if status else None
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+
+
+async def _end_when_stalled(pid: int, seconds: float, end: asyncio.Timeout) -> bool:
+    """Let a time limit end once a process and all below it have used no CPU time for so many seconds; False
+    when that cannot be seen here."""
+    samples = deque[float](maxlen=max(round(seconds / _SAMPLE_SECONDS), 1) + 1)
+    while True:
+        used = _cpu_seconds(pid)
+        if used is None:
+            return False
+        samples.append(used)
+        if len(samples) == samples.maxlen and used - samples[0] < _LEAST_SHARE * seconds:
+            end.reschedule(asyncio.get_running_loop().time())
+            return True
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """CPU time of a process and all below it, 0 if it has ended; None if this kernel names no children."""
+    directory = Path(f"/proc/{pid}")
+    try:
+        ticks = directory.joinpath("stat").read_text().rpartition(")")[2].split()[11:15]
+    except OSError:
+        return 0.0  # what it has left behind may hold its pipes open
+    try:
+        children = directory.joinpath(f"task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0 if not directory.exists() else None
+    below = [_cpu_seconds(int(child)) or 0.0 for child in children]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") + sum(below)
 
 
 async def _start(argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -86,8 +154,13 @@ async def _start(argv: Sequence[str], environment: Mapping[str, str]) -> asyncio
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a program that leads its own group, and the group: what it has started may hold its pipes open."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    """Kill a program that leads its own group, and the group: what it has started may hold its pipes open,
+    also when the program itself has ended. As long as one of them lives the number is nobody else's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_KILLED_SECONDS):
+            await process.wait()
+    # Its pipes may be held by what has left the group, and asyncio has no other way to close them.
+    process._transport.close()  # type: ignore[attr-defined]  # of CPython's
+    await asyncio.sleep(0)

@@ -1,8 +1,10 @@
-"""Signs of life of the work: whoever wants to know that it goes on listens here. Pure."""
+"""Signs of life of the work: whoever wants to know that it goes on listens here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from vipd.containment import Containment
 
 
 class Pulse:
@@ -13,10 +15,17 @@ class Pulse:
         self.every = every
         self.beats = 0
         self.listeners: list[Callable[[], None]] = []
-        """Called at each beat. They must return at once; what raises here ends the loop."""
+        """Called at each beat. They must return at once. What one raises is logged once, and ends nothing."""
+        self._containment = Containment()
 
     def beat(self) -> None:
         """The work goes on."""
         self.beats += 1
         for listener in self.listeners:
-            listener()
+            with self._containment.around("heartbeat", "sending it"):
+                listener()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What keeps signs of life from being sent."""
+        return self._containment.warnings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
@@ -17,8 +17,9 @@ from typing import TypeVar
 
 from vipd.catalog import Merged
 from vipd.collecting import loading
+from vipd.containment import Containment
 from vipd.dataplane.base import ApplyError, Dataplane
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
 from vipd.in_parts import AT_ONCE, in_parts
 from vipd.model import Forwarding, ForwardingKey, Service
 from vipd.observe.events.causes import Causes
@@ -30,12 +31,15 @@ from vipd.observe.trouble_log import (
     tell_readmitted,
     tell_recovered,
 )
+from vipd.programming import Programming
 from vipd.progress import Progress
 from vipd.pulse import Pulse
 from vipd.readiness import Readiness
 from vipd.reconciler_partners import Follower, Judges, Surroundings, Undisputed
 from vipd.registrations import Registrations
 from vipd.selection import SelectionPolicy, choose
+from vipd.service_quarantine import ServiceQuarantine
+from vipd.shared_run import SharedRun
 from vipd.snapshot import Snapshot
 from vipd.sources.base import Source
 from vipd.standing import Standings
@@ -45,6 +49,12 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
+
+RETRY_UNITS_SECONDS = 30.0
+"""A unit that cannot be merged is tried again so often: that may cost a merge of all units, some times
+over."""
+UNDISTURBED_TRIES = 3
+"""How often a difference is looked for beside the steps. The last time they wait for it."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -65,6 +75,8 @@ class Selection:
     changes: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
     moved: set[str] = field(default_factory=set)
     """Services whose backends may stand otherwise than before; this is taken up here."""
+    tried: set[str] = field(default_factory=set)
+    """Services that were chosen for, or are gone."""
 
 
 class Reconciler:
@@ -81,7 +93,11 @@ class Reconciler:
     ) -> None:
         self._dataplane = dataplane
         self._judges = judges or Undisputed()
-        self._snapshot = Snapshot(sources, registrations)
+        self.containment = Containment()
+        """Exceptions that nobody expected, in what belongs to no unit and no service."""
+        self._snapshot = Snapshot(sources, registrations, self.containment)
+        self._quarantine = ServiceQuarantine()
+        self._programming = Programming(dataplane, self._hold, lambda: self.pulse.beat())
         self._moved: set[str] = set()
         """Services whose backends may stand otherwise since they were last chosen for."""
         self._unsure: set[ForwardingKey] = set()
@@ -91,9 +107,12 @@ class Reconciler:
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
+        self._turns = 0
+        """Counts those who had the lock in order to write."""
+        self._differences = SharedRun(self._find_difference)
         self.followers: list[Follower] = []
         self.after_step: list[Callable[[], None]] = []
-        """Called after each step, good or bad. They only look; what raises here ends the loop."""
+        """Called after each step, good or bad. They only look."""
         self.causes = Causes()
         """Whoever lets a source hold something else notes here who asked for it."""
         self._source_faults: Mapping[str, tuple[str, ...]] = {}
@@ -136,9 +155,22 @@ class Reconciler:
         failed_in_row = 0
         while True:
             pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), LONGEST_RETRY_SECONDS)
-            if not await self._woken_within(pause if failed_in_row else inf):
+            if not await self._woken_within(pause if failed_in_row else self._pause()) and failed_in_row:
                 log.info("trying again after: %s", self.progress.fault)
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
+
+    def _pause(self) -> float:
+        """Seconds until what is held because of an exception that nobody expected is to be tried again."""
+        at = self._quarantine.next_retry()
+        pause = inf if at is None else max(at - self._monotonic(), 0.0)
+        return min(pause, RETRY_UNITS_SECONDS) if self._snapshot.internal_errors else pause
+
+    def _monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _hold(self, service: str, doing: str, error: Exception) -> None:
+        """A service is quarantined because of an exception that nobody expected."""
+        self._quarantine.hold(service, doing, error, self._monotonic())
 
     async def _in_parts(self, items: Mapping[K, V], size: int = AT_ONCE) -> AsyncIterator[Mapping[K, V]]:
         """Large work in parts, each of them a sign of life."""
@@ -162,6 +194,7 @@ class Reconciler:
     async def step(self) -> bool:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""
         async with self._one_at_a_time:
+            self._turns += 1
             self._woken.clear()
             wish, began = self.progress.take_up(), self.clock()
             try:
@@ -170,81 +203,126 @@ class Reconciler:
             except ApplyError as error:
                 self._failed(wish, str(error))
             except Exception as error:
-                log.exception("reconciling failed")
                 self._snapshot.doubt(self.services)
-                self._failed(
-                    wish, f"{type(error).__name__}: {error}; hint: this is a fault in vipd, see the log"
-                )
+                self._failed(wish, f"{internal_error(error, 'reconciling')}; {PLEASE_REPORT}", error)
             for look in self.after_step:
-                look()
+                with self.containment.around(_name_of(look), "looking at a step"):
+                    look()
         async with self._stepped:
             self._stepped.notify_all()
         return not self.progress.fault
 
     async def _make_it_so(self, wish: int, began: datetime, work: contextlib.ExitStack) -> None:
-        policy = await self._surroundings.policy()
-        self._tell(await self._snapshot.look(self._surroundings.claims()))
+        self._quarantine.begin()
+        policy, host = await self._surroundings.policy(), self._surroundings
+        if self._snapshot.internal_errors:
+            self._snapshot.retry()
+        await self._tell(await self._snapshot.look(host.claims(), host.check_problems))
         if len(self._snapshot.touched) > LARGE:
             work.enter_context(loading())
-        await self._hand_over(await self._select(policy))
-        self.pulse.beat()  # each of these takes seconds with a hundred thousand services
-        self._host_warnings = await self._surroundings.prepare()
+        selection = await self._select(policy)
+        await self._yield_to_loop()
+        await self._hand_over(selection)
+        await self._yield_to_loop()
+        with self.containment.around("host", "preparing it"):
+            self._host_warnings = await host.prepare()
+        await self._yield_to_loop()
+        wrote = await self._programming.write()
+        self._quarantine.settle(selection.tried)
+        self._succeeded(wish, began, wrote)
+
+    async def _yield_to_loop(self) -> None:
+        """A part of a step is done, which takes seconds with a hundred thousand services: the event loop
+        gets its turn, and that is a sign of life."""
         self.pulse.beat()
-        plan = await self._dataplane.plan()
-        self.pulse.beat()
-        if plan:
-            await self._dataplane.apply(plan)
-        self._succeeded(wish, began, wrote=bool(plan))
+        await asyncio.sleep(0)
 
     async def difference(self) -> str:
-        """What a step would write now, having looked at the kernel afresh; empty when in sync."""
+        """What a step would write now, by a reading of the kernel that disturbs nothing; empty when in sync.
+        Those who ask at the same time share a run."""
+        return await self._differences.result()
+
+    async def _find_difference(self) -> str:
+        for _ in range(UNDISTURBED_TRIES):
+            async with self._one_at_a_time:
+                turn = self._turns
+            surveyed = await self._dataplane.survey()  # seconds, if there are many rules: steps go on
+            async with self._one_at_a_time:
+                if turn == self._turns:
+                    return await self._told(surveyed)
         async with self._one_at_a_time:
-            self._dataplane.forget()
-            try:
-                return str(await self._dataplane.plan())
-            finally:
-                self._dataplane.forget()  # a plan that is not applied leaves its difference for the next step
+            return await self._told(await self._dataplane.survey())
+
+    async def _told(self, surveyed: object) -> str:
+        return await asyncio.to_thread(str, await self._dataplane.difference(surveyed))
 
     async def between_steps(self, work: Callable[[], Awaitable[bool]]) -> bool:
         """Do something to the dataplane while no step does; returns what it returned."""
         async with self._one_at_a_time:
+            self._turns += 1
             return await work()
 
     async def sweep(self) -> None:
-        """Have the dataplane clear away what changes left behind; a failure means a look at the kernel."""
+        """Have the dataplane clear away what changes left behind. A failure means a look at the kernel, and
+        is raised: ApplyError, unless nobody expected it."""
         async with self._one_at_a_time:
+            self._turns += 1
             try:
                 await self._dataplane.sweep()
-            except ApplyError as error:
-                log.warning("old rules cannot be deleted: %s", error)
+            except Exception:
                 self._dataplane.forget()
                 self.wake()
+                raise
 
-    def _tell(self, merged: Merged) -> None:
+    async def _tell(self, merged: Merged) -> None:
         """Have the log say what is wrong with declarations and sources, or is not any more."""
         faults = self._snapshot.faults()
-        tell_problems(self.problems, merged.problems)
+        before, self.problems = self.problems, merged.problems
+        await tell_problems(before, merged.problems)
         tell_faults(self._source_faults, faults)
-        self.problems, self._source_faults = merged.problems, faults
+        self._source_faults = faults
 
     async def _select(self, policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Changes nothing here yet, so that a failure loses nothing."""
         touched, same_policy = self._snapshot.touched, policy == self._policy
-        async for part in self._in_parts({name: self._snapshot.service(name) for name in touched}):
-            self._judges.follow(part)
+        async for part in self._in_parts(dict.fromkeys(touched)):
+            self._follow(part)
         moved = self._judges.moved()
         self._moved |= moved
         self._judges.taken_up(moved)  # what moves from here on is for the next step
         selection = Selection(policy, moved=set(self._moved))
-        names = dict.fromkeys((*touched, *self._moved), None)
+        again = self._quarantine.due(self._monotonic())
+        names = dict.fromkeys((*touched, *self._moved, *again), None)
         names.update({} if same_policy else dict.fromkeys(self._snapshot.names))
         async for part in self._in_parts(names):
             for name in part:
-                self._consider(name, selection, anew=not same_policy or name in self._moved)
+                anew = not same_policy or name in self._moved or name in again
+                self._consider_alone(name, selection, anew)
         for key in self._unsure - selection.changes.keys():
             known = selection.forwardings.get(key.service) or self.forwardings.get(key.service, ())
             selection.changes[key] = next((f for f in known if f.key == key), None)
         return selection
+
+    def _follow(self, names: Iterable[str]) -> None:
+        """Have these services' backends checked as they are declared now."""
+        for name in names:
+            try:
+                self._judges.follow({name: self._snapshot.service(name)})
+            except Exception as error:
+                self._hold(name, "following its backends", error)
+
+    def _consider_alone(self, name: str, selection: Selection, anew: bool) -> None:
+        """Choose for a service. An exception that nobody expected is its own: what it has stays."""
+        selection.tried.add(name)
+        try:
+            self._consider(name, selection, anew)
+            if anew or name in selection.services:
+                selection.changes.update(
+                    {k: f for k, f in self._programming.withheld(name).items() if k not in selection.changes}
+                )
+        except Exception as error:
+            selection.forwardings[name] = self.forwardings.get(name, ())
+            self._hold(name, "selecting its backends", error)
 
     def _consider(self, name: str, selection: Selection, anew: bool) -> None:
         """Choose for a service, unless it says what it said before and nothing else asks for it."""
@@ -266,35 +344,44 @@ class Reconciler:
 
     async def _hand_over(self, selection: Selection) -> None:
         """Give the dataplane what differs, then remember it."""
-        listeners: list[Dataplane | Follower] = [self._dataplane, *self.followers]
         if selection.policy != self._policy:
-            for listener in listeners:
-                listener.host_changed(selection.policy.host.addresses)
+            self._dataplane.host_changed(selection.policy.host.addresses)
+            for follower in self.followers:
+                with self.containment.around(_name_of(follower), "taking this host's addresses"):
+                    follower.host_changed(selection.policy.host.addresses)
         self._unsure |= selection.changes.keys()
         async for part in self._in_parts(selection.changes):
-            self._dataplane.update(part)
+            self._programming.update(part, self._forwarding)
         # All at once, but for the first load: what moves from one service to another is never missing there.
         parts = self._in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
         async for part in parts:
-            self._surroundings.update(part)
+            with self.containment.around("host", "taking changed services"):
+                self._surroundings.update(part)
             for follower in self.followers:
-                follower.update(part)
+                with self.containment.around(_name_of(follower), "taking changed services"):
+                    follower.update(part)
         async for chosen in self._in_parts(selection.forwardings):
             for name, forwardings in chosen.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)
         self._remember(selection)
+
+    def _forwarding(self, key: ForwardingKey) -> Forwarding | None:
+        """What the dataplane was given last."""
+        return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
 
     def _remember(self, selection: Selection) -> None:
         before = {name: self.services[name] for name in selection.services if name in self.services}
         after = {name: service for name, service in selection.services.items() if service is not None}
         causes = self.causes.take()
         if self._policy is not None:  # of the first load the log tells the number alone
-            tell_changes(before, after, [name for name in selection.forwardings if name in after], causes)
+            with self.containment.around("log", "telling of changed services"):
+                tell_changes(before, after, [n for n in selection.forwardings if n in after], causes)
         # A new one, so that whoever is going through the old one is not disturbed.
         services = dict(self.services) if selection.services else self.services
         services.update(after)
         for name in before.keys() - after.keys():
-            del services[name], self.forwardings[name]
+            del services[name]
+            self.forwardings.pop(name, None)
             self.readiness.update(name, None)
         self.forwardings.update(selection.forwardings)
         self._policy, self.services = selection.policy, services
@@ -311,15 +398,25 @@ class Reconciler:
         if progress.fault:
             tell_recovered(progress.fault)
         quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
+        quarantined.update(self._quarantine.reasons)
         tell_readmitted(progress.quarantined, quarantined, self.services)
         progress.quarantined = quarantined
         progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
         for follower in self.followers:
-            follower.applied(wrote)
+            with self.containment.around(_name_of(follower), "hearing of written rules"):
+                follower.applied(wrote)
         progress.fulfilled(wish)
 
-    def _failed(self, wish: int, fault: str) -> None:
+    def _failed(self, wish: int, fault: str, error: Exception | None = None) -> None:
+        """A step has failed; `error`: in a way that nobody expected."""
         if fault != self.progress.fault:
-            log.error("%s", fault, extra=fields(Event.APPLY_FAILED, cause="kernel", reason=fault))
+            extra = fields(Event.APPLY_FAILED, cause="vipd" if error else "kernel", reason=fault)
+            log.error("%s", fault, extra=extra, exc_info=error)
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
+
+
+def _name_of(part: object) -> str:
+    """What a part of vipd is called in status: its class, or that of the method."""
+    owner = getattr(part, "__self__", part)
+    return type(owner).__name__

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from vipd.admission import AddressPolicy
+from vipd.checks import Check
 from vipd.model import Forwarding, ForwardingKey, Service
 from vipd.selection import SelectionPolicy
 from vipd.standing import Standings
@@ -19,6 +20,9 @@ class Surroundings(Protocol):
 
     def claims(self) -> AddressPolicy:
         """Which addresses services may claim."""
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
+        """What this host lacks for checks. Answers soon, whatever hangs."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new, or gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from vipd.process import LIMIT_SECONDS, Finished, Runner, Started, run
+from vipd.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
 from vipd.pulse import Pulse
 
 BYTES_A_SECOND = 250_000
@@ -13,7 +13,8 @@ BYTES_A_SECOND = 250_000
 
 
 def rule_programs(started: Started, pulse: Pulse, limit: float = LIMIT_SECONDS) -> Runner:
-    """A runner that kills what does not end within `limit` seconds, and the time that its input needs.
+    """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
+    what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
 
     While it works on a large input that is told by signs of life; the last of them comes no less than `limit`
     before its end. Each block of rules that was dealt with is one, too: a large load has many.
@@ -23,7 +24,7 @@ def rule_programs(started: Started, pulse: Pulse, limit: float = LIMIT_SECONDS) 
         more = len(stdin) / BYTES_A_SECOND
         beating = asyncio.create_task(_beat(pulse, more), name="beat")
         try:
-            finished = await run(argv, stdin, started, limit + more)
+            finished = await run(argv, stdin, started, limit + more, STALL_SECONDS)
         finally:
             beating.cancel()
         if stdin:

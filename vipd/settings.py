@@ -21,10 +21,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from vipd.declaration.nodes import Node
 from vipd.declaration.notation import parse_frontend
+from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd_options import EtcdOptions
 from vipd.model import Balance, Family, Masquerade, family_of, socket_text
-from vipd.settings_faults import fault_text
+from vipd.settings_faults import fault_text, line_of, syntax_faults
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
@@ -112,7 +114,8 @@ class Settings(BaseSettings):
     """
     dataplane: Literal["iptables", "nftables", "auto"] = "iptables"
     """What programs the kernel; `auto`: nftables where the host has all that it may need and no other table
-    drops forwarded packets, else iptables. `vipctl set-dataplane` has the last word.
+    drops forwarded packets that vipd cannot accept there, else iptables. `vipctl set-dataplane` has the last
+    word.
     """
     iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
     """Which iptables programs to use; `auto`: what `iptables` itself is."""
@@ -132,7 +135,9 @@ class Settings(BaseSettings):
     cluster_cidrs: Networks = ()
     """Networks whose hosts get replies back without masquerade."""
     masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
-    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`."""
+    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`; `auto` is `off-cluster` where
+    these name a network of the family, else `forwarded`, or `hairpin` with `compat: kube-proxy`.
+    """
     random_fully: bool | None = None
     """Whether masquerading picks source ports at random; unset: if iptables and kernel can."""
     node_name: str = Field(default_factory=gethostname)
@@ -154,8 +159,9 @@ class Settings(BaseSettings):
     members of `admin_group` add.
     """
     localhost_node_ports: bool | None = None
-    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`.
-    route_localnet is never set.
+    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`. To
+    backends on other hosts that takes route_localnet, which vipd never sets; the flows are masqueraded in
+    every mode.
     """
     reject_unused_ports: bool = True
     """Refuse at once what is for a service's `address` and none of its ports. Never with the prefix KUBE or
@@ -172,7 +178,9 @@ class Settings(BaseSettings):
     traffic_accounting: bool = True
     """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
     accept_forwarded: bool = True
-    """Accept in FORWARD the flows that vipd translated, whatever the policy there."""
+    """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
+    would drop them.
+    """
     manage_sysctls: bool = True
     """Turn on what forwarding needs while there are services, and put it back on cleanup."""
     vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")
@@ -222,7 +230,9 @@ class Settings(BaseSettings):
         """What `masquerade` means for one family: auto is off-cluster where that family has cluster CIDRs."""
         if self.masquerade != "auto":
             return Masquerade(self.masquerade)
-        return Masquerade.OFF_CLUSTER if self.cluster_cidrs_of(family) else Masquerade.FORWARDED
+        if self.cluster_cidrs_of(family):
+            return Masquerade.OFF_CLUSTER
+        return Masquerade.HAIRPIN if self.compat == "kube-proxy" else Masquerade.FORWARDED
 
     def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
         """The cluster networks of one family."""
@@ -292,7 +302,9 @@ def load_settings(
         return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
     except ValidationError as error:
         place = str(config) if config else ""
-        problems = [problem for item in error.errors() for problem in _say(item, blame, place)]
+        lines = _lines_of(config) if config else None
+        found = sorted(error.errors(), key=lambda item: line_of(lines, [str(p) for p in item["loc"]]))
+        problems = [problem for item in found for problem in _say(item, blame, place, lines)]
         raise SettingsError(problems) from None
 
 
@@ -311,7 +323,7 @@ def read_settings_text(text: str, place: str) -> dict[str, object]:
     try:
         loaded = _UniqueKeyLoader(text).get_single_data()
     except (yaml.YAMLError, ValueError) as error:
-        raise SettingsError([f"{place}: is not YAML: {' '.join(str(error).split())}"]) from None
+        raise SettingsError(syntax_faults(text, place, error)) from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -367,7 +379,16 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return address.version, int(address)
 
 
-def _say(error: Any, blame: Mapping[str, str], whole: str) -> list[str]:
+def _lines_of(config: Path) -> Node | None:
+    """The tree of a file that was read already, for the lines of its values."""
+    try:
+        documents = read_tree(config.read_text(encoding="utf-8"), str(config)).documents
+    except (OSError, UnicodeDecodeError):
+        return None
+    return documents[0] if documents else None
+
+
+def _say(error: Any, blame: Mapping[str, str], whole: str, lines: Node | None) -> list[str]:
     """One line for each problem, of which a mapping may tell several."""
     loc = [str(part) for part in error["loc"]]
     name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
@@ -375,4 +396,6 @@ def _say(error: Any, blame: Mapping[str, str], whole: str) -> list[str]:
         error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)
     )
     place = blame.get(loc[0], "") if loc else whole
+    if loc and place == whole and (line := line_of(lines, loc)):
+        place = f"{place}:{line}"
     return [": ".join(part for part in (place, name, line) if part) for line in message.split("\n")]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vipd.declaration import nodes
+from vipd.declaration.nodes import Node
+from vipd.declaration.yaml_tree import read_tree
 
 MANUAL_HINT = "man vipd.yaml tells them all"
 
@@ -39,6 +44,36 @@ def fault_text(error: Mapping[str, object], known: tuple[str, ...]) -> str:
         if kind.startswith(start):
             return f"must be {wanted.format_map(_context(error))}, not {given}"
     return re.sub(r"^Value error, ", "", str(error["msg"]))
+
+
+def syntax_faults(text: str, place: str, error: Exception) -> list[str]:
+    """`file:line: what; hint: ...` for each fault of a text that PyYAML refuses to read with `error`."""
+    tree = read_tree(text, place)
+    if not tree.problems:
+        what = " ".join(str(error).split())
+        what = "more than one document; hint: keep one" if len(tree.documents) > 1 else f"is not YAML: {what}"
+        return [f"{place}: {what}"]
+    faults = []
+    for problem in tree.problems:
+        hint = f"; hint: {problem.hint}" if problem.hint else ""
+        # What stands on a command line has no lines.
+        line = problem.line if "\n" in text else 0
+        faults.append(f"{replace(problem, line=line, hint='')}{hint}")
+    return faults
+
+
+def line_of(tree: Node | None, location: Sequence[str]) -> int:
+    """The line of a value, by keys and numbers of items, or of what is nearest around it; 0: not known."""
+    line, node = 0, tree
+    for part in location:
+        if isinstance(node, nodes.Mapping) and part in node.items:
+            line, node = node.key_lines[part], node.items[part]
+        elif isinstance(node, nodes.Sequence) and part.isdecimal() and int(part) < len(node.items):
+            node = node.items[int(part)]
+            line = node.line
+        else:
+            break
+    return line
 
 
 def _no_choice(given: str, error: Mapping[str, object]) -> str:

@@ -7,25 +7,40 @@ given up, and everything is looked at again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from vipd.admission import AddressPolicy, Admission
-from vipd.catalog import Catalog, Merged
+from vipd.catalog import Merged, Unit
+from vipd.checks import Check
 from vipd.collecting import loading
+from vipd.contained_catalog import ContainedCatalog
+from vipd.containment import Containment
 from vipd.model import Service
 from vipd.registrations import Registrar, Registrations
 from vipd.sources.base import Source
 
-IN_THREAD_ABOVE = 2000
-"""Services in changed units above which the work is done beside the event loop: it takes seconds then."""
+AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
+"""What this host lacks for each of some checks."""
+
+IN_THREAD_ABOVE = 200
+"""Services in changed units above which the work is done beside the event loop: it takes 10 ms and more
+then."""
 
 
 class Snapshot:
     """The services of all sources, as far as they may serve, with the backends that registered themselves."""
 
-    def __init__(self, sources: Sequence[Source], registrations: Callable[[], Registrations]) -> None:
-        self._sources, self._registrations = sources, registrations
-        self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        registrations: Callable[[], Registrations],
+        containment: Containment,
+    ) -> None:
+        self._sources, self._registrations, self._containment = sources, registrations, containment
+        self._units: dict[str, Mapping[str, Unit]] = {}
+        """What each source declared when it was last read, by its place."""
+        self._registered_last: Registrations = {}
+        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
         self._merged = Merged({}, {}, {})
         self._touched: dict[str, None] = {}
         self._faults: Mapping[str, tuple[str, ...]] | None = None
@@ -46,20 +61,32 @@ class Snapshot:
         declared = self._merged.services.get(name)
         return None if declared is None else self._registrar.extended(declared)
 
-    async def look(self, policy: AddressPolicy) -> Merged:
-        """See what the sources hold now, and tell them which of their versions serve."""
-        changed = self._admission.notice([source.units() for source in self._sources], policy)
+    async def look(self, policy: AddressPolicy, ask: AskHost) -> Merged:
+        """See what the sources hold now, and tell them which of their versions serve. `ask` tells what this
+        host lacks for checks."""
+        changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
+        answers = await ask(self._admission.questions(changed))
         if self._admission.size(changed) > IN_THREAD_ABOVE:
             with loading():
-                await asyncio.to_thread(self._merge, changed)
+                await asyncio.to_thread(self._merge, changed, answers)
         else:
-            self._merge(changed)
-        self._touched.update(dict.fromkeys(self._registrar.take(self._registrations())))
+            self._merge(changed, answers)
+            await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
+        self._touched.update(dict.fromkeys(self._registrar.take(self._registered())))
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
-                source.accepted(self._merged.chosen)
-        self._faults = {source.location: source.faults() for source in self._sources}
+                self._accept(source)
+        self._faults = self._faults_of_sources()
         return self._merged
+
+    @property
+    def internal_errors(self) -> bool:
+        """Whether an exception that nobody expected keeps some unit from being merged."""
+        return self._catalog.holds
+
+    def retry(self) -> None:
+        """Have the next look try again what an exception that nobody expected has kept out."""
+        self._catalog.retry()
 
     def faults(self) -> Mapping[str, tuple[str, ...]]:
         """What was wrong with the sources themselves at the last look, by their place."""
@@ -74,10 +101,33 @@ class Snapshot:
 
     def doubt(self, known: Iterable[str]) -> None:
         """Trust nothing that is remembered: all services are touched, and those `known` elsewhere too."""
-        self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
+        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
         self._touched.update(dict.fromkeys(known))
 
-    def _merge(self, changed: set[str]) -> None:
-        admitted = self._admission.admit(changed)
+    def _units_of(self, source: Source) -> Mapping[str, Unit]:
+        """A source's units; while it fails in a way that nobody expected, those that it had."""
+        with self._containment.around(source.location, "reading its units"):
+            self._units[source.location] = source.units()
+        return self._units.get(source.location, {})
+
+    def _accept(self, source: Source) -> None:
+        with self._containment.around(source.location, "keeping what was accepted"):
+            source.accepted(self._merged.chosen)
+
+    def _faults_of_sources(self) -> Mapping[str, tuple[str, ...]]:
+        found = dict[str, tuple[str, ...]]()
+        for source in self._sources:
+            with self._containment.around(source.location, "asking for its faults"):
+                found[source.location] = source.faults()
+        return found
+
+    def _registered(self) -> Registrations:
+        """Who registered; while that cannot be read, who was known before."""
+        with self._containment.around("registered backends", "reading them"):
+            self._registered_last = self._registrations()
+        return self._registered_last
+
+    def _merge(self, changed: set[str], answers: Mapping[Check, tuple[str, ...]]) -> None:
+        admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
         self._touched.update(dict.fromkeys(self._merged.touched))

@@ -25,6 +25,8 @@ class Standing:
     admin: Admin = Admin.ACTIVE
     weight: int | None = None
     """Wins over the declared weight."""
+    shown_weight: int | None = field(default=None, compare=False)
+    """What people are shown for `weight`, which may be on a scale of all backends' own; None: `weight`."""
     pinned: bool = False
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)

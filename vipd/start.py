@@ -16,6 +16,7 @@ from vipd.settings import Settings
 EXIT_FAILED = 1
 EXIT_NOT_PERMITTED = 77
 """EX_NOPERM of sysexits.h: a restart would not help."""
+LOCK = "lock"
 CAP_NET_ADMIN = 12
 """Its bit (linux/capability.h)."""
 
@@ -48,7 +49,7 @@ def may_change_rules(status: Path = Path("/proc/self/status")) -> bool:
 @contextlib.contextmanager
 def state_lock(settings: Settings) -> Iterator[None]:
     """Hold the state directory: two daemons on one would undo each other. Raises StartError."""
-    path = settings.state_dir / "lock"
+    path = settings.state_dir / LOCK
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -70,9 +71,12 @@ def _namespace_lock(settings: Settings) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
         try:
             held.bind(f"\0vipd/{settings.chain_prefix}")
-        except OSError:
-            what = f"another vipd writes the chains {settings.chain_prefix}-* in this network namespace"
-            raise StartError(f"{what}; hint: stop it, or use another chain_prefix") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                what = f"another vipd writes the chains {settings.chain_prefix}-* in this network namespace"
+                raise StartError(f"{what}; hint: stop it, or use another chain_prefix") from None
+            what = f"the chains {settings.chain_prefix}-* cannot be locked in this network namespace"
+            raise StartError(f"{what}: {error.strerror or error}", number=error.errno or 0) from None
         yield
 
 
@@ -82,5 +86,13 @@ def _take_lock(descriptor: int, settings: Settings) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    except OSError as error:
+        what = f"{settings.state_dir / LOCK} cannot be locked: {error.strerror or error}"
+        hint = "state_dir must be on a file system of this host that knows locks"
+        raise StartError(f"{what}; hint: {hint}", number=error.errno or 0) from None
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+    except OSError as error:
+        what = f"{settings.state_dir / LOCK} cannot be written: {error.strerror or error}"
+        raise StartError(f"{what}; hint: df {settings.state_dir}", number=error.errno or 0) from None

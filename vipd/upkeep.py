@@ -1,4 +1,7 @@
-"""What goes on beside the reconciler: looking for changes and cleaning after them. Loops run for ever."""
+"""What goes on beside the reconciler: looking for changes and cleaning after them.
+
+Each is one round of a loop, or a loop of its own; `vipd.supervisor` runs it again, and deals with what it
+raises."""
 
 from __future__ import annotations
 
@@ -6,13 +9,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
-from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Disturbance, named
 from vipd.dataplane.iptables.watch.peace import Peace
@@ -20,7 +21,6 @@ from vipd.dataplane.opening import RuleWatch
 from vipd.model import Family
 from vipd.reconciler import Reconciler
 from vipd.sources.files import FileSource
-from vipd.sources.store import StoreError
 from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ LOOK_AT_CONNTRACK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
 SHORTEST_PAUSE_SECONDS = 0.01
 SWEEP_AFTER_SECONDS = 1.0
-WATCH_AGAIN_SECONDS = 5.0
+SWEEP_ANYWAY_SECONDS = 10.0
+"""However often something changes, what changes left behind goes after so long."""
 REPAIR_SECONDS = 60.0
 DEEDS_TOLD = 5
 
@@ -53,28 +54,23 @@ class Doubting(Protocol):
 
 
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
-    """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back."""
+    """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back; for
+    ever."""
     async for _ in files.changes():
         faults = files.faults()
         if await asyncio.to_thread(files.scan) or files.faults() != faults:
             reconciler.wake()
 
 
-async def watch_host(host: Looking, reconciler: Reconciler) -> None:
-    """Wake the reconciler when this host gets or loses an address."""
-    while True:
-        await asyncio.sleep(LOOK_AT_HOST_SECONDS)
-        try:
-            changed = await host.look()
-        except OSError as error:
-            log.warning("this host cannot be looked at: %s", error)
-            continue
-        if changed:
-            reconciler.wake()
+async def look_at_host(host: Looking, reconciler: Reconciler) -> None:
+    """After a pause, wake the reconciler if this host got or lost an address. Raises OSError."""
+    await asyncio.sleep(LOOK_AT_HOST_SECONDS)
+    if await host.look():
+        reconciler.wake()
 
 
-class Fading(Protocol):
-    """Orders, some of which end by themselves."""
+class Expiring(Protocol):
+    """Overrides, some of which end by themselves."""
 
     def due(self) -> datetime | None:
         """When the next one ends."""
@@ -93,51 +89,64 @@ class Growing(Protocol):
         """Note those whose time has come; whether there are any."""
 
 
-async def watch_time(orders: Fading, shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:
-    """Wake the reconciler when an order ends or a share grows. `changed`: set when others may be due."""
-    while True:
-        changed.clear()
-        pauses = [LONGEST_PAUSE_SECONDS]
-        if (moment := orders.due()) is not None:
-            pauses.append((moment - reconciler.clock()).total_seconds())
-        if (at := shares.due()) is not None:
-            pauses.append(at - time.monotonic())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(min(pauses), SHORTEST_PAUSE_SECONDS)):
-                await changed.wait()
-            continue
-        try:
-            ended = moment is not None and moment <= reconciler.clock()
-            orders.tick()
-        except StoreError as error:
-            log.error("orders cannot end: %s", error)
-            ended = False
-        if shares.tick() or ended:
-            reconciler.wake()
+async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
+    """Wait until the next override ends, and wake the reconciler then. `changed`: set when others may be due.
+    Raises StoreError."""
+    changed.clear()
+    moment = overrides.due()
+    pause = LONGEST_PAUSE_SECONDS
+    if moment is not None:
+        pause = min(pause, (moment - reconciler.clock()).total_seconds())
+    if await _set_within(changed, pause):
+        return
+    overrides.tick()
+    if moment is not None and moment <= reconciler.clock():
+        reconciler.wake()
+
+
+async def grow_shares(shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:
+    """Wait until the next share of a slow start grows, and wake the reconciler then."""
+    changed.clear()
+    at = shares.due()
+    pause = LONGEST_PAUSE_SECONDS if at is None else min(LONGEST_PAUSE_SECONDS, at - time.monotonic())
+    if not await _set_within(changed, pause) and shares.tick():
+        reconciler.wake()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; whether it was set in time."""
+    try:
+        async with asyncio.timeout(max(seconds, SHORTEST_PAUSE_SECONDS)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
-    """Clear away what changes left behind, once they have paused."""
-    while True:
-        await woken.wait()
+    """Clear away what changes left behind, once they have paused, or after some seconds in which they did
+    not. Raises ApplyError."""
+    await woken.wait()
+    clock = asyncio.get_running_loop().time
+    latest = clock() + SWEEP_ANYWAY_SECONDS
+    while (left := latest - clock()) > 0:
         woken.clear()
-        await asyncio.sleep(SWEEP_AFTER_SECONDS)
-        if not woken.is_set():
-            await reconciler.sweep()
+        if not await _set_within(woken, min(SWEEP_AFTER_SECONDS, left)):
+            break
+    await reconciler.sweep()
 
 
 async def watch_rules(
     open_watch: Callable[[], RuleWatch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
 ) -> None:
-    """Repair what others do to our rules: at once, or after a pause where somebody keeps undoing it."""
-    while True:
-        try:
-            async with open_watch() as watch:
-                while True:
-                    await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
-        except (OSError, ApplyError) as error:
-            log.warning("changes of our rules by others cannot be seen: %s; trying again", error)
-            await asyncio.sleep(WATCH_AGAIN_SECONDS)
+    """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
+    it. Raises OSError and ApplyError when they cannot be watched."""
+    async with open_watch() as watch:
+        # What happened while nothing was watched has not been seen.
+        dataplane.forget()
+        reconciler.wake()
+        while True:
+            await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
 
 
 async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
@@ -175,27 +184,16 @@ async def _repair(
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
-async def keep_conntrack(
-    keeper: ConntrackKeeper, woken: asyncio.Event, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> None:
-    """End the flows that must end: when rules have changed, and from time to time. Holds up nothing."""
-    failures = 0
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AT_CONNTRACK_SECONDS):
-                await woken.wait()
-        woken.clear()
-        while keeper.due:
-            try:
-                cleaned = await keeper.clean()
-            except ConntrackError as error:
-                failures += 1
-                log.warning("flows cannot be cleaned: %s", error)
-                await sleep(min(2.0**failures, LONGEST_PAUSE_SECONDS))
-                continue
-            failures = 0
-            if cleaned.deleted:
-                told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
-                extra = fields(Event.FLOWS_ENDED)
-                text = "flows ended: %s; %d examined in %.2f s"
-                log.info(text, told, cleaned.examined, cleaned.seconds, extra=extra)
+async def clean_flows(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+    """End the flows that must end: when rules have changed, and from time to time. Holds up nothing. Raises
+    ConntrackError; it is due again then."""
+    if not keeper.due:
+        await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    woken.clear()
+    while keeper.due:
+        cleaned = await keeper.clean()
+        if cleaned.deleted:
+            told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
+            extra = fields(Event.FLOWS_ENDED)
+            text = "flows ended: %s; %d examined in %.2f s"
+            log.info(text, told, cleaned.examined, cleaned.seconds, extra=extra)

@@ -32,8 +32,10 @@ log = logging.getLogger(__name__)
 
 IFF_UP, IFF_NOARP = 0x1, 0x80
 IPV6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
-CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
+ROUTE_CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
 """Netlink groups: links (IPv4 routes go silently with their device), routes and rules of both families."""
+ADDRESS_CHANGES = 0x10 | 0x100
+"""Those of addresses of both families."""
 
 
 class VipRoutes:
@@ -169,8 +171,14 @@ class VipRoutes:
 class RouteChanges:
     """Hears that something about routes has changed, not what."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int = ROUTE_CHANGES) -> None:
+        self._groups = groups
         self._socket: socket.socket | None = None
+
+    def __del__(self) -> None:
+        """Not every owner lives as long as the process."""
+        if self._socket is not None:
+            self._socket.close()
 
     def seen(self) -> bool:
         """Whether anything has changed since the last call; True at the first, or if nothing can be heard."""
@@ -181,7 +189,7 @@ class RouteChanges:
                     socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
                     socket.NETLINK_ROUTE,
                 )
-                opened.bind((0, CHANGES))
+                opened.bind((0, self._groups))
                 self._socket = opened
                 return True
             return _drained(self._socket)

@@ -250,3 +250,28 @@ def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemo
         raise AssertionError("the daemon does not answer any more") from None
     # What came and went in its directory may be due to be looked at just now.
     node.wait_for(lambda: node.get("status")["state"] == "in-sync")
+
+
+def test_status_and_list_say_that_nothing_serves_after_the_allowed_addresses_were_narrowed(
+    node: Host,
+) -> None:
+    other = block("10.97.0.11", "web", "10.244.0.6")
+    node.declare("two.yaml", block("10.96.0.12", "old", "10.244.0.7"), other)
+    node.start()
+    node.wait_for(lambda: node.names() == {"dns", "old", "web"})
+    assert node.end(signal.SIGTERM) == 0
+    node.settings["allowed_addresses"] = ["10.97.0.0/16"]
+    node.start()
+    node.wait_for(lambda: node.names() == {"web"})
+    files = node.get("status")["sources"][0]
+    assert {unit["unit"].rpartition("/")[2]: unit["serves"] for unit in files["refused"]} == {
+        "dns.yaml": "nothing of the file serves",
+        "two.yaml": "1 of 2 services of the file serve",
+    }
+    said = node.run("--socket", str(node.socket), "status", module="vipd.cli.main").stdout
+    assert "last good version" not in said
+    assert "of what serves; 2 declarations have problems" in said
+    (node.services_dir / "two.yaml").unlink()
+    node.wait_for(lambda: not node.names())
+    listed = node.run("--socket", str(node.socket), "list", module="vipd.cli.main")
+    assert "no service serves, with 1 problem" in listed.stderr

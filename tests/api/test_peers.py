@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
 import os
 import socket
@@ -8,14 +9,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.api.serving import Api, served
+from vipd import accounts
 from vipd.api import peers
-from vipd.api.peers import Peer, Permission, bind_socket, group_id
+from vipd.api.peers import Peer, Permission, bind_socket, group_id, groups_of
 
 NOBODY = 65534
 
@@ -100,22 +103,103 @@ def test_no_connection_is_no_peer() -> None:
         Permission("x").peer(None)
 
 
+def allowed(permission: Permission, peer: Peer) -> bool:
+    return asyncio.run(permission.may_change(peer))
+
+
 def test_who_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     permission = Permission("admins")
     stranger = Peer(1, 4_000_000, 4_000_000)
-    assert permission.may_change(Peer(1, 0, 0))
-    assert permission.may_change(Peer(1, os.geteuid(), 5))
-    assert not permission.may_change(stranger), "no such group: nobody is in it"
+    assert allowed(permission, Peer(1, 0, 0))
+    assert allowed(permission, Peer(1, os.geteuid(), 5))
+    assert not allowed(permission, stranger), "no such group: nobody is in it"
     monkeypatch.setattr(peers, "group_id", lambda name: 4_000_000 if name == "admins" else None)
-    assert permission.may_change(stranger), "by primary group"
-    assert not permission.may_change(Peer(1, 4_000_000, 4_000_001))
-    monkeypatch.setattr(peers, "_groups_of", lambda _: [7, 4_000_000])
-    assert permission.may_change(Peer(1, 4_000_000, 4_000_001)), "by membership"
+    assert allowed(permission, stranger), "by its group"
+    assert not allowed(permission, Peer(1, 4_000_000, 4_000_001))
+    assert allowed(permission, Peer(1, 4_000_000, 4_000_001, (7, 4_000_000))), "by a supplementary one"
 
 
 def test_an_unknown_group_or_user_has_no_number() -> None:
     assert group_id("no-such-group") is None
     assert "uid 4000000" in str(Peer(1, 4_000_000, 1))
+
+
+def open_to_all(place: Path) -> None:
+    for path in (place.parent.parent, place.parent):
+        path.chmod(0o755)
+    place.chmod(0o666)
+
+
+CONNECT = """
+import os, socket, sys
+groups = list(map(int, filter(None, sys.argv[2].split(","))))
+os.setgroups(groups); os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect(sys.argv[1])
+    client.recv(1)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("count", [0, 1, 3, 256, 257, 5000])
+def test_all_groups_of_the_process_are_known(place: Path, count: int) -> None:
+    groups = range(100_000, 100_000 + count)
+    with bind_socket(place, "no-such-group") as listener:
+        open_to_all(place)
+        argv = [sys.executable, "-I", "-S", "-c", CONNECT, str(place), ",".join(map(str, groups))]
+        with subprocess.Popen(argv) as process:
+            listener.settimeout(60)
+            with listener.accept()[0] as end:
+                assert groups_of(end) == tuple(groups)
+            assert process.wait(60) == 0
+
+
+@pytest.mark.root
+def test_the_process_counts_and_not_its_account(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has given up a group has given it up, and a group that it was started with counts."""
+    group = grp.getgrnam("users").gr_gid
+    monkeypatch.setattr(os, "getgrouplist", lambda *_: [group])  # the account is a member
+
+    async def ask(groups: str) -> bool:
+        seen: asyncio.Queue[bool] = asyncio.Queue()
+
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            permission = Permission("users")
+            seen.put_nowait(await permission.may_change(permission.peer(writer.transport)))
+            writer.close()
+
+        async with await asyncio.start_unix_server(greet, sock=bind_socket(place, "no-such-group")):
+            open_to_all(place)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", "-c", CONNECT, str(place), groups
+            )
+            try:
+                return await asyncio.wait_for(seen.get(), 60)
+            finally:
+                await process.wait()
+
+    assert asyncio.run(ask(str(group)))
+    assert not asyncio.run(ask(""))
+
+
+def test_names_are_looked_up_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that hangs holds up neither others nor, for long, the one who asks."""
+    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.3)
+    free = threading.Event()
+    slow: accounts.Lookup[str, int] = accounts.Lookup(lambda _: free.wait(60) and 7)
+    monkeypatch.setattr(accounts, "groups", slow)
+
+    async def ask() -> int:
+        question = asyncio.ensure_future(Permission("admins").may_change(Peer(1, 4_000_000, 7)))
+        turns = 0
+        while not question.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert question.result() is False
+        return turns
+
+    assert asyncio.run(ask()) > 20
+    free.set()
 
 
 STRANGER = """

@@ -5,6 +5,7 @@ import json
 import socket
 
 import pytest
+from yarl import URL
 
 from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.fake_dataplane import broken_tool
@@ -43,6 +44,20 @@ def test_a_service_lives_from_add_to_remove() -> None:
         assert actions(await api.ask("DELETE", target)) == {"kube-system/kube-dns": "removed"}
         assert api.stored() == set()
         assert api.dataplane.kernel == {}
+
+    served(story)
+
+
+def test_whoever_asks_may_say_over_which_port_he_does() -> None:
+    async def story(api: Api) -> None:
+        spec = {**WEB, "ports": [{"port": 80, "node_port": 22}]}
+        for session, status in (("192.0.2.1:22", 422), ("[2001:db8::1]:22", 200), ("22", 400)):
+            body = json.dumps({"service": spec})
+            url = URL("http://vipd/v1/services", encoded=True)
+            async with api.session.post(url, data=body, headers={"Vipd-Session": session}) as response:
+                answer = await response.json()
+            assert response.status == status, answer
+        assert answer["error"]["what"] == "Vipd-Session: 22"
 
     served(story)
 

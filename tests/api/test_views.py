@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from tests.api.serving import Api, served
-from vipd.api.views import time_text
+from tests.page.examples import web
+from tests.samples import declared
+from vipd.api.views import _served_of, time_text
+from vipd.catalog import Unit
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 
@@ -99,3 +102,47 @@ def test_a_serving_fallback_does_not_count_as_a_ready_backend() -> None:
     assert (view["status"]["state"], view["status"]["ready"]) == ("ok", 0)
     spare = next(e for e in view["forwardings"][0]["endpoints"] if e["address"] == "10.244.9.9")
     assert spare["ready"]
+
+
+def blocks(*names: str) -> str:
+    return "".join(
+        f"  - {{name: {name}, address: 10.96.{n}.10, ports: [53], backends: [10.244.0.5]}}\n"
+        for n, name in enumerate(names)
+    )
+
+
+def test_each_problem_says_what_of_its_unit_serves() -> None:
+    async def story(api: Api) -> None:
+        async def refused() -> dict[str, str]:
+            await api.ask("POST", "/v1/reload")
+            sources = (await api.ask("GET", "/v1/status")).body["sources"]
+            found = [unit for source in sources for unit in source["refused"]]
+            assert [p for unit in found for p in unit["problems"]] == [
+                p for source in sources for p in source["problems"]
+            ]
+            return {unit["unit"].rpartition("/")[2]: unit["serves"] for unit in found}
+
+        assert await refused() == {}
+        api.declare("a.yaml", blocks("a", "b") + "  - {address: 10.96.0.300}\n")
+        api.declare("b.yaml", "  - {address: 10.96.0.300}\n")
+        assert await refused() == {
+            "a.yaml": "the last good version of the file serves on",
+            "b.yaml": "nothing of the file serves",
+        }
+
+    served(story, lambda api: api.declare("a.yaml", blocks("a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("serving", "words"),
+    [
+        (0, "nothing of the file serves"),
+        (2, "2 of 3 services of the file serve"),
+        (3, "the last good version of the file serves on"),
+    ],
+)
+def test_what_serves_of_a_unit_whose_accepted_version_is_cut_down(serving: int, words: str) -> None:
+    whole = declared(web(1), web(2), web(3))
+    assert _served_of("file:/a.yaml", Unit(whole, whole), serving) == words
+    assert _served_of("etcd:/x", Unit(whole, whole), 0) == "nothing of the key serves"
+    assert _served_of("cli", Unit(whole, whole), 0) == "nothing of the store serves"

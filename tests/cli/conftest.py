@@ -16,6 +16,8 @@ from tests.cli.fake_daemon import FakeDaemon, fake_daemon
 from vipd.cli.main import run
 
 ROOT = Path(vipd.__file__).parents[1]
+OWN_ENVIRONMENT = ("NO_COLOR", "COLUMNS", "PYTHONUNBUFFERED")
+"""Variables of whoever runs the tests that would change what a command line prints, or when."""
 
 
 class Ended(NamedTuple):
@@ -53,7 +55,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     def start(
         *arguments: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environment: str
     ) -> subprocess.Popen[bytes]:
-        inherited = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+        inherited = {key: value for key, value in os.environ.items() if key not in OWN_ENVIRONMENT}
         process = subprocess.Popen(
             [sys.executable, "-m", "vipd.cli.main", *arguments],
             env=inherited

@@ -117,8 +117,23 @@ STATUS: Json = {
             "location": "/etc/vipd/services.d",
             "services": 10,
             "problems": ["/etc/vipd/services.d/web.yaml:7: services[0].ports[0]: not a port; write 80/tcp"],
+            "refused": [
+                {
+                    "unit": "file:/etc/vipd/services.d/web.yaml",
+                    "serves": "the last good version of the file serves on",
+                    "problems": [
+                        "/etc/vipd/services.d/web.yaml:7: services[0].ports[0]: not a port; write 80/tcp"
+                    ],
+                }
+            ],
         },
-        {"name": "store", "location": "/var/lib/vipd/services.yaml", "services": 2, "problems": []},
+        {
+            "name": "store",
+            "location": "/var/lib/vipd/services.yaml",
+            "services": 2,
+            "problems": [],
+            "refused": [],
+        },
     ],
     "warnings": ["br_netfilter is not loaded"],
     "settings": {"chain_prefix": "VIPD"},

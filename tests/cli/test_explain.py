@@ -104,6 +104,14 @@ def test_the_same_from_daemon_and_files(vipctl: Vipctl, daemon: FakeDaemon, decl
     assert parse_qs(daemon.last.query) == {"from": ["10.10.0.9"], "target": ["10.96.0.10:53/udp"]}
 
 
+@pytest.mark.parametrize("verb", [["explain", "--from", "local", "-f"], ["render"], ["check"]])
+def test_what_check_refuses_is_not_explained(vipctl: Vipctl, declared: str, verb: list[str]) -> None:
+    own = ("--set", "host_addresses=[10.96.0.10]")
+    ended = vipctl(*verb, declared, *(["dns"] if verb[0] == "explain" else []), *own)
+    assert ended.code == 1
+    assert "10.96.0.10 is an address of this host itself" in ended.err
+
+
 def test_settings_count(vipctl: Vipctl, declared: str) -> None:
     for mode, seen in (("always", True), ("hairpin", False)):
         words = ("--set", f"masquerade={mode}", "--from", "local", "dns", "--json")

@@ -18,6 +18,7 @@ import pytest
 from tests.cli.conftest import ROOT, Spawn, Vipctl
 from tests.cli.documents import DNS, STATUS, WEB, changed
 from tests.cli.fake_daemon import FakeDaemon
+from vipd import __version__
 from vipd.cli.main import FAMILIES, VERBS
 
 HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email", "vipd.settings")
@@ -65,6 +66,29 @@ def test_wrong_usage_exits_2_with_a_way_out(vipctl: Vipctl, words: list[str], hi
     assert ended.err.startswith("vipctl: ")
     assert f"; hint: {hint}" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_the_version_needs_no_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    assert vipctl("--version") == (0, f"vipctl {__version__}\n", "")
+    assert daemon.requests == []
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_set_dataplane_may_be_quiet(vipctl: Vipctl, daemon: FakeDaemon, changed: bool) -> None:
+    daemon.answer("POST /v1/dataplane", {"changed": changed, "before": "iptables", "name": "nftables"})
+    assert vipctl("set-dataplane", "nftables", "-q") == (0, "", "")
+    assert vipctl("set-dataplane", "nftables").out != ""
+
+
+def test_a_line_is_in_the_pipe_as_soon_as_it_is_printed(spawn: Spawn, daemon: FakeDaemon) -> None:
+    override = {"service": "web", "backend": "10.0.0.1", "admin": "draining", "by": "root", "at": "x"}
+    answer = {"changed": True, "applied": True, "message": "", "override": override, "backends": []}
+    daemon.answer("POST /v1/overrides", answer)
+    daemon.answer("GET /v1/flows", {"flows": 3})
+    process = spawn("drain", "web/10.0.0.1", "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"draining web/10.0.0.1")
+    assert process.poll() is None, "it still waits"
 
 
 def test_no_daemon(vipctl: Vipctl, tmp_path: Path) -> None:
@@ -253,6 +277,18 @@ def test_a_terminal_of_80_columns_holds_the_list(daemon: FakeDaemon, spawn: Spaw
     assert len(lines[2].split()[0]) >= 16
 
 
+def test_a_terminal_of_80_columns_holds_long_names_and_a_long_status(
+    daemon: FakeDaemon, spawn: Spawn
+) -> None:
+    status = DNS["status"] | {"message": "1 draining, 1 disabled, 10 unhealthy"}
+    ipv6 = [f | {"frontends": ["[fd00:96:aaaa:bbbb::52]:8443/tcp"]} for f in DNS["forwardings"][:1]]
+    view = DNS | {"status": status, "forwardings": ipv6, "owner": "etcd:services/kube-system"}
+    daemon.answer("GET /v1/services", {"services": [view]})
+    lines = on_terminal(spawn, "list", NO_COLOR="").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "8443/tcp" in lines[1]
+
+
 LONG = "affinity of web, shop and mail: each backend's list remembers 100 clients, then forgets; hint: " * 2
 
 
@@ -260,7 +296,7 @@ def test_prose_is_wrapped_on_a_terminal_and_nowhere_else(
     daemon: FakeDaemon, spawn: Spawn, vipctl: Vipctl
 ) -> None:
     problem = f"/etc/vipd/services.d/{'x' * 80}.yaml:3: {LONG.strip()}"
-    source = STATUS["sources"][0] | {"problems": [problem]}
+    source = STATUS["sources"][0] | {"problems": [problem], "refused": []}
     daemon.answer("GET /v1/status", STATUS | {"warnings": [LONG.strip()], "sources": [source]})
     lines = on_terminal(spawn, "status", NO_COLOR="").splitlines()
     assert [len(line) > 80 for line in lines].count(True) == 1, "a path is never broken"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import changed
+from tests.cli.documents import DNS, Json, changed
 from tests.cli.fake_daemon import FakeDaemon
 
 STORED = "; stored in /var/lib/vipd/services.yaml; survives reboot"
@@ -19,6 +19,17 @@ def test_add_as_in_the_manual(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     spec = {"address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5", "10.244.2.21"]}
     assert daemon.last.body == {"service": spec}
     assert daemon.last.query == ""
+
+
+def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    warned = {"warnings": ["service web: one", "service web: two"]}
+    daemon.answer("POST /v1/services", changed(("created", "web")) | warned)
+    words = ("add", "10.96.0.10:53/udp", "--name", "web")
+    ended = vipctl(*words)
+    assert (ended.code, ended.err) == (0, "warning: service web: one\nwarning: service web: two\n")
+    assert vipctl(*words, "-q") == (0, "", "")
+    ended = vipctl(*words, "-o", "json")
+    assert (json.loads(ended.out)["warnings"], ended.err) == (warned["warnings"], "")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +181,8 @@ def test_set_sends_only_what_was_named(vipctl: Vipctl, daemon: FakeDaemon) -> No
     fallback = ("--fallback", "10.0.0.1", "--fallback", "10.0.0.2")
     told = vipctl("set", "kube-system/kube-dns", "--affinity", "10m", *fallback).out
     assert "(affinity 10m, fallback 10.0.0.1 10.0.0.2)" in told
+    assert "(balance source-hash)" in vipctl("set", "kube-system/kube-dns", "--balance", "source-hash").out
+    assert daemon.last.body == {"service": {"balance": "source-hash"}}
 
 
 def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -193,7 +206,90 @@ def test_remove_several_is_one_json_document(vipctl: Vipctl, daemon: FakeDaemon)
     assert ended.code == 1
 
 
+def with_backends(*backends: object) -> Json:
+    return {"service": DNS | {"spec": DNS["spec"] | {"backends": [*backends]}}}
+
+
+@pytest.mark.parametrize(
+    ("others", "given", "sent", "told"),
+    [
+        ([{"address": "10.0.0.1", "port": 8080}], "10.0.0.9", {"address": "10.0.0.9", "port": 8080}, True),
+        (
+            [{"address": "10.0.0.1", "port": 8080}],
+            "10.0.0.9@2",
+            {"address": "10.0.0.9", "port": 8080, "weight": 2},
+            True,
+        ),
+        ([{"address": "10.0.0.1", "port": 8080}], "10.0.0.9:80", {"address": "10.0.0.9", "port": 80}, False),
+        (["10.0.0.1", {"address": "10.0.0.2", "weight": 2}], "10.0.0.9", "10.0.0.9", False),
+        ([], "10.0.0.9", "10.0.0.9", False),
+        (["10.0.0.1", {"address": "10.0.0.2", "port": 8080}], "10.0.0.1", "10.0.0.1", False),
+    ],
+)
+def test_a_new_backend_gets_the_port_that_all_others_have(
+    vipctl: Vipctl, daemon: FakeDaemon, others: list[object], given: str, sent: object, told: bool
+) -> None:
+    daemon.answer("GET /v1/services/web", with_backends(*others))
+    daemon.answer("POST /v1/services/web/backends", changed(("changed", "web")))
+    ended = vipctl("add-backend", "web", given)
+    assert ended.code == 0
+    assert daemon.last.body == {"backends": [sent]}
+    assert ("on port 8080, as all its others" in ended.out) == told
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        ([{"address": "10.0.0.1", "port": 80}, {"address": "10.0.0.2", "port": 8080}], "80, 8080"),
+        (["10.0.0.1", {"address": "10.0.0.2", "port": 8080}], "none of their own, 8080"),
+    ],
+)
+def test_where_the_others_differ_the_port_has_to_be_said(
+    vipctl: Vipctl, daemon: FakeDaemon, others: list[object], shown: str
+) -> None:
+    daemon.answer("GET /v1/services/web", with_backends(*others))
+    ended = vipctl("add-backend", "web", "10.0.0.9")
+    assert ended.code == 2
+    assert f"the backends of web have different ports: {shown}; hint: say which: 10.0.0.9:8080" in ended.err
+    assert [request.method for request in daemon.requests] == ["GET"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["drain", "web"], "vipctl drain web/ADDR; vipctl describe web shows its backends"),
+        (["drain", "10.96.0.1:80/tcp"], "vipctl drain 10.96.0.1:80/tcp/ADDR"),
+        (["disable", "shop/web"], "vipctl disable shop/web/ADDR"),
+        (
+            ["drain", "10.0.0.1:80"],
+            "vipctl drain TARGET/10.0.0.1:80, or in every service: vipctl drain --address",
+        ),
+        (["resume", "10.0.0.1"], "vipctl resume TARGET/10.0.0.1, or in"),
+        (
+            ["drain", "fd00::5"],
+            "vipctl drain TARGET/fd00::5, or in every service: vipctl drain --address fd00::5",
+        ),
+        (["set", "web", "--weight", "3"], "vipctl set web/ADDR --weight 3"),
+        (["set", "10.0.0.1", "--weight", "3"], "vipctl set TARGET/10.0.0.1 --weight 3"),
+        (["add", "fd00:96::1:80/tcp", "fd00::5"], "write it like [fd00:96::1]:80/tcp"),
+        (["add", "http://10.96.0.1/x", "10.0.0.1"], "write address, port and protocol: 10.96.0.1:80/tcp"),
+        (["add", "10.96.0.1:80/tcp", "http://10.0.0.1"], "write an address, and a port"),
+        (["completion"], "vipctl completion -h"),
+        (["set-dataplane"], "vipctl set-dataplane -h"),
+    ],
+)
+def test_the_hint_is_for_what_was_typed(
+    vipctl: Vipctl, daemon: FakeDaemon, words: list[str], hint: str
+) -> None:
+    ended = vipctl(*words)
+    assert ended.code == 2
+    assert f"hint: {hint}" in ended.err
+    assert ended.err.count("\n") == 1
+    assert daemon.requests == []
+
+
 def test_add_and_remove_backends(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("GET /v1/services/dns", {"service": DNS})
     daemon.answer("POST /v1/services/dns/backends", changed(("changed", "dns")))
     ended = vipctl("add-backend", "dns", "10.244.3.9", "10.244.3.10@2")
     assert ended.out == f"changed dns (with 10.244.3.9, 10.244.3.10@2){STORED}\n"

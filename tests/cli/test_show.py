@@ -66,6 +66,8 @@ def test_documents_carry_what_the_daemon_said(vipctl: Vipctl, words: list[str]) 
 
 def test_an_empty_list_hints_at_add(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("GET /v1/services", {"services": []})
+    sources = [source | {"problems": [], "refused": []} for source in STATUS["sources"]]
+    daemon.answer("GET /v1/status", STATUS | {"sources": sources})
     ended = vipctl("list")
     assert (ended.code, ended.out) == (0, "")
     assert "vipctl add" in ended.err
@@ -131,7 +133,10 @@ def test_describe_what_is_not_there(vipctl: Vipctl) -> None:
 def test_status_in_sync(vipctl: Vipctl) -> None:
     ended = vipctl("status")
     assert ended.code == 0
-    assert "State        in sync" in ended.out
+    assert (
+        "State        in sync: the kernel has every rule of what serves; 1 declaration has problems"
+        in ended.out
+    )
     assert "  ipv6       ip6tables v1.8.9 (nf_tables)\n" in ended.out
     assert "Backends     31 of 33 ready\n" in ended.out
     assert "Last apply   2026-01-01T00:00:05Z (" in ended.out
@@ -214,3 +219,31 @@ def test_shortened_keeps_both_ends() -> None:
     assert shortened("abcdefgh", 8) == "abcdefgh"
     assert shortened("abcdefgh", 5) == "ab…gh"
     assert shortened("abcdefgh", 4) == "ab…h"
+
+
+def test_status_says_of_each_problem_what_serves(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    refused = [
+        {"unit": "file:a", "serves": "nothing of the file serves", "problems": ["a:1: bad"]},
+        {
+            "unit": "file:b",
+            "serves": "1 of 3 services of the file serve",
+            "problems": ["b:1: bad", "b:2: bad"],
+        },
+        {"unit": "file:c", "serves": "nothing of the file serves", "problems": ["c:1: bad"]},
+    ]
+    problems = ["the directory is odd", "a:1: bad", "b:1: bad", "b:2: bad", "c:1: bad"]
+    source = STATUS["sources"][0] | {"problems": problems, "refused": refused}
+    daemon.answer("GET /v1/status", STATUS | {"sources": [source]})
+    out = vipctl("status").out
+    assert "Problems (nothing of the file serves)\n  a:1: bad\n  c:1: bad\n" in out
+    assert "Problems (1 of 3 services of the file serve)\n  b:1: bad\n  b:2: bad\n" in out
+    assert "Problems\n  the directory is odd\n" in out
+    assert "3 declarations have problems" in out
+    daemon.answer("GET /v1/services", {"services": []})
+    assert "no service serves, with 5 problems; hint: vipctl status" in vipctl("list").err
+
+
+def test_status_of_a_daemon_that_does_not_say_what_serves(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    source = {k: v for k, v in STATUS["sources"][0].items() if k != "refused"}
+    daemon.answer("GET /v1/status", STATUS | {"sources": [source]})
+    assert f"Problems\n  {source['problems'][0]}\n" in vipctl("status").out

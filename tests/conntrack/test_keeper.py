@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.conntrack.fake_table import FakeTable, Fault
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.kernel import made
 from vipd.dataplane.conntrack import keeper as keeping
+from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean, flows_to
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.keeper import REMEMBERED_SECONDS, ConntrackKeeper
@@ -30,10 +32,10 @@ def flow(to: SocketAddress, backend: SocketAddress, source_port: int = 40000) ->
 class Bench:
     """A keeper over a fake table with a clock of its own."""
 
-    def __init__(self, *entries: Entry) -> None:
+    def __init__(self, *entries: Entry, checkpoint: Checkpoint | None = None) -> None:
         self.now = 1000.0
         self.table = FakeTable(entries)
-        self.keeper = ConntrackKeeper(lambda: self.now, INTERVAL, self.table.connect)
+        self.keeper = ConntrackKeeper(lambda: self.now, INTERVAL, self.table.connect, checkpoint=checkpoint)
 
     def become(self, *changes: Forwarding | ForwardingKey) -> None:
         """Tell what is new or gone, and that the rules are so."""
@@ -240,14 +242,66 @@ def test_a_frontend_may_pass_to_another_service() -> None:
     assert bench.keeper.wanted == wanted_from([forwarding(*DNS, B1)], []), "it is the third service's now"
 
 
-def test_what_ended_before_this_process_began_can_be_told() -> None:
-    bench = Bench(flow(DNS, B1), flow(OTHER, B1, 40001))
-    bench.become(forwarding(*OTHER, B1))
-    bench.keeper.remember([forwarding(*DNS, B1), forwarding(*OTHER, B2)])
-    assert not bench.due()
-    bench.keeper.applied(wrote=False)
+@pytest.mark.parametrize("lost", [False, True], ids=["cleaned", "killed before it cleaned"])
+def test_what_ended_before_this_process_began_is_known_from_the_checkpoint(
+    tmp_path: Path, lost: bool
+) -> None:
+    entries = flow(DNS, B1), flow(DNS, B3, 40002), flow(OTHER, B1, 40001)
+    first = Bench(*entries, checkpoint=Checkpoint(tmp_path))
+    before = forwarding(*DNS, B1)
+    first.become(before, forwarding(*OTHER, B1))
+    first.clean()
+    if lost:
+        first.become(before.key)
+        first.table.faults = [Fault.REFUSED]
+        with pytest.raises(ConntrackError):
+            first.clean()
+    second = Bench(*entries, checkpoint=Checkpoint(tmp_path))
+    second.become(forwarding(*OTHER, B1))
+    assert second.clean().deleted == {Reason.BACKEND_GONE: 1}
+    assert second.left == [B3, B1], "what vipd did not lead there is somebody else's"
+    second.now += 2 * REMEMBERED_SECONDS
+    second.clean()
+    assert second.keeper.wanted == wanted_from([forwarding(*OTHER, B1)], [])
+    third = Checkpoint(tmp_path).read()
+    assert {place.address for place in third} == {DNS[0], OTHER[0]}
+    second.clean()
+    assert {place.address for place in Checkpoint(tmp_path).read()} == {OTHER[0]}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'[["4","udp","a",1,[]]]', b'[[4,"udp","a",1,[["b"]]]]', b"[" * 100_000]
+)
+def test_a_checkpoint_that_cannot_be_read_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(data)
+    bench = Bench(flow(DNS, B2), checkpoint=Checkpoint(tmp_path))
+    bench.become(forwarding(*DNS, B1))
     assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
-    assert [entry.destination for entry in bench.table.entries.values()] == [OTHER]
+    assert "cannot be read" in caplog.text
+    assert len(Checkpoint(tmp_path).read()) == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(checkpoint=Checkpoint(tmp_path / "missing"))
+    for backend in (B1, B2):
+        bench.become(forwarding(*DNS, backend))
+        bench.clean()
+    assert caplog.text.count("cannot be written") == 1
+    (tmp_path / "missing").mkdir()
+    bench.become(forwarding(*DNS, B3))
+    bench.clean()
+    assert Checkpoint(tmp_path / "missing").read()
+
+
+def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vipd.dataplane.conntrack.checkpoint.MOST_BACKENDS", 2)
+    written = Checkpoint(tmp_path)
+    written.write(wanted_from([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
+    assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
 
 
 def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:

@@ -225,7 +225,7 @@ def test_top_in_a_plain_terminal(lab: Lab, daemon: Daemon, terminal: Terminal, t
     terminal.resize(60, 12)
     terminal.wait_for(lambda text: "q quit" in "".join(text.splitlines()[11:12]) and row_of(text, "plain"))
     terminal.resize(80, 24)
-    for key, code in (("q", 0), ("C-c", 0), ("", 128 + signal.SIGTERM)):
+    for key, code in (("q", 0), ("C-c", 130), ("", 128 + signal.SIGTERM)):
         ended_by(terminal, daemon, key, code)
         if key:
             start()

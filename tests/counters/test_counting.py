@@ -417,3 +417,30 @@ def test_numbers_are_short() -> None:
         "10",
         "1520",
     ]
+
+
+def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
+    """So that what comes with the next one is spread over all the time since the last good one."""
+
+    async def run() -> None:
+        counter = Scripted()
+        counting = Counting(counter, tmp_path / "counters.json", list)
+        await counting.take_now()
+        good = counting.at
+        counter.flows = OSError(1, "not permitted")
+        await counting.take_now()
+        assert counting.at == good
+        counter.flows = {ONE: 5}
+        await counting.take_now()
+        assert counting.at > good
+
+    asyncio.run(run())
+
+
+def test_what_is_gone_is_forgotten_although_the_clock_was_set_back() -> None:
+    ledger = Ledger()
+    ledger.add({ONE: 1})
+    ledger.age((), 1e9)
+    ledger.age((), 1000.0)
+    ledger.age((), 1000.0 + KEPT_SECONDS + 1)
+    assert ledger.of_service("web") == 0

@@ -105,7 +105,7 @@ def test_a_first_load_that_fails_is_made_good(
 
 def test_a_failed_save_is_an_error_and_writes_nothing(machine: Machine, kernel: FakeKernel) -> None:
     kernel.absent.add("iptables")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ApplyError, match=r"there is no such program; hint: apt install iptables"):
         machine.become([numbered(1)])
     assert not kernel.blocks
 

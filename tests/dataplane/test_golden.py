@@ -72,9 +72,21 @@ def loaded(text: str, family: str) -> str:
 @pytest.mark.root
 @pytest.mark.parametrize("name", CASES)
 def test_the_rules_are_those_of_kube_proxy(name: str, tmp_path: Path) -> None:
-    case = GOLDEN / name
+    told = json.loads((GOLDEN / name / "case.json").read_text())
+    compare(GOLDEN / name, told["settings"], told["family"], tmp_path)
+
+
+@pytest.mark.root
+def test_no_setting_is_needed_to_masquerade_as_kube_proxy_does(tmp_path: Path) -> None:
+    case = GOLDEN / "no-cluster-cidr"
     told = json.loads((case / "case.json").read_text())
-    ours = chains(loaded(render(case, told["settings"], told["family"], tmp_path), told["family"]))
+    assert told["settings"].pop("masquerade") == "hairpin"
+    compare(case, told["settings"], told["family"], tmp_path)
+
+
+def compare(case: Path, settings: dict[str, object], family: str, directory: Path) -> None:
+    """Assert that under these settings a case's rules are those that kube-proxy wrote."""
+    ours = chains(loaded(render(case, settings, family, directory), family))
     theirs = chains("".join((case / f"{table}.rules").read_text() for table in ("nat", "filter")))
     assert ours.keys() == theirs.keys()
     for chain, rules in theirs.items():

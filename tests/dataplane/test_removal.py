@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,8 +72,14 @@ def write_foreign(run: Runner) -> None:
 
 
 def write_ours(run: Runner, directory: Path, **settings: object) -> None:
-    for variant in VARIANTS:
-        Machine(run, directory, iptables_variant=variant, **settings).become(SERVICES)
+    for variant, other in (VARIANTS, VARIANTS[::-1]):
+
+        async def alone(argv: Sequence[str], stdin: str, other: str = other) -> Finished:
+            if f"-{other}" in argv[0]:  # else what that holds of ours would be removed
+                raise FileNotFoundError(argv[0])
+            return await run(argv, stdin)
+
+        Machine(alone, directory, iptables_variant=variant, **settings).become(SERVICES)
 
 
 def clean(run: Runner, *prefixes: str) -> int:

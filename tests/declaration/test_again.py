@@ -116,3 +116,14 @@ def test_a_claim_of_a_service_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch
     found, read = read_in_part(TEXT.replace("10.96.0.5\n", "10.96.0.1\n"), monkeypatch)
     assert read == [1, 8]
     assert "already belongs to web-1" in str(found.problems[0])
+
+
+@pytest.mark.parametrize(
+    "change", [("10.244.0.3]", "10.96.0.7]"), ("address: 10.96.0.3", "address: 10.244.0.7")]
+)
+def test_a_backend_at_the_address_of_a_service_elsewhere_is_found(change: tuple[str, str]) -> None:
+    text = TEXT.replace(*change)
+    assert text != TEXT
+    found = parse_again(text, PATH, TEXT, parse_declaration(TEXT, PATH))
+    assert found == parse_declaration(text, PATH)
+    assert len(found.problems) == 1

@@ -69,3 +69,37 @@ def test_an_object_has_the_keys_that_are_described(heading: str) -> None:
     assert {key for key in described if not key.startswith(apart)} == {
         key for key in real if not key.startswith(apart)
     }
+
+
+def test_a_service_is_shown_with_the_values_that_are_described() -> None:
+    """But for what belongs to a host: its paths, its chains, and what its checks found."""
+    elsewhere = {"owner", "origin", "status", "chain", "health", "check"}
+
+    def told(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: told(item) for key, item in value.items() if key not in elsewhere}
+        return [told(item) for item in value] if isinstance(value, list) else value
+
+    described, real = documented("ServiceView"), json.loads(json.dumps(view_of("ServiceView")))
+    assert isinstance(described, dict)
+    wanted = described["forwardings"][0]["endpoints"]
+    got = real["forwardings"][0]["endpoints"][: len(wanted)]
+    real["forwardings"][0]["endpoints"] = got
+    assert told(real) == told(described)
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ("ports: 53/udp", "reject"),
+        ("ports: 53/udp, fallback: drop", "drop"),
+        ("ports: 53/udp, traffic_policy: {internal: local}", "drop"),
+        ("ports: [{port: 53, protocol: udp, node_port: 30053}], traffic_policy: {external: local}", "drop"),
+    ],
+)
+def test_the_refusal_is_what_a_flow_meets_that_no_endpoint_may_take(said: str, refusal: str) -> None:
+    (service,) = parse_declaration(DECLARED.replace("ports: 53/udp", said), "dns.yaml").services
+    world = World(service)
+    asyncio.run(world.reconciler.step())
+    view = json.loads(json.dumps(service_view(service, world.reconciler, world.dataplane)))
+    assert view["forwardings"][0]["refusal"] == refusal

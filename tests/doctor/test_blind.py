@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, well
+from tests.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, well
 from vipd.dataplane.nftables.reading import BaseChain
+from vipd.model import Family
 from vipd.observe.doctor import diagnosis
 from vipd.observe.doctor.diagnosis import CHECKS, Diagnosis, diagnose
+from vipd.observe.doctor.facts import Kernel, Network
 from vipd.observe.doctor.finding import Severity
 from vipd.observe.doctor.looking import firewall_rules, host, kernel
 from vipd.observe.doctor.looking.host import Question, look
@@ -67,6 +69,8 @@ FILES = {
     "sys/module/xt_recent/parameters/ip_list_tot": "4095\n",
     **{f"proc/sys/{name}": f"{value}\n" for name, value in KERNEL.items()},
     "proc/sys/net/bridge/bridge-nf-call-iptables": "1\n",
+    "proc/sys/net/ipv6/conf/all/disable_ipv6": "0\n",
+    "proc/sys/net/ipv6/conf/eth1/disable_ipv6": "0\n",
 }
 
 Run = Callable[[Sequence[str]], Finished]
@@ -268,6 +272,42 @@ def test_a_file_that_cannot_be_read(root: Path, name: str, fault: str) -> None:
     if name == "proc/net/ip_tables_names" and fault != "directory":
         return  # names of tables may be any
     assert ids(found, Severity.UNCHECKED) == OF_FILE[name]
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "of_device", "severity"),
+    [
+        ("0\n", "0\n", Severity.OK),
+        ("1\n", "0\n", Severity.OK),
+        ("1\n", "1\n", Severity.PROBLEM),
+        ("1\n", "no\n", Severity.UNCHECKED),
+        ("", "1\n", Severity.UNCHECKED),
+    ],
+)
+def test_whether_ipv6_is_disabled(
+    root: Path, everywhere: str, of_device: str, severity: Severity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (forwarding,) = VIEW["forwardings"]
+    endpoints = [{"address": "fd00:244::11", "port": 8080}]
+    frontends = {"frontends": ["[fd00:96::10]:80/tcp"], "endpoints": endpoints}
+    view = VIEW | {"forwardings": [forwarding | frontends | {"family": "ipv6"}]}
+    monkeypatch.setattr(host, "ask", lambda socket: (ANSWERS, [view], ""))
+    ways = [f'[{{"dst": "{address}", "dev": "eth1"}}]\n' for address in ("fd00:96::10", "fd00:244::11")]
+    monkeypatch.setitem(SAID, "ip -force -j -batch -", "".join(ways))
+    (root / "proc/sys/net/ipv6/conf/all/disable_ipv6").write_text(everywhere)
+    for name in ("eth1", "p1"):
+        path = root / f"proc/sys/net/ipv6/conf/{name}/disable_ipv6"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(of_device)
+    found = [f.severity for f in asked(root).findings if f.id == "ipv6-disabled"]
+    assert found == [severity]
+
+
+def test_without_a_list_of_devices_ipv6_is_not_said_to_be_disabled() -> None:
+    services = (replace(WEB, family=Family.IPV6),)
+    off = Kernel(KERNEL | {"net/ipv6/conf/all/disable_ipv6": "1"}, {})
+    found = diagnose(well(services=services, kernel=off, network=Network(fault="no such program")))
+    assert "ipv6-disabled" in ids(found, Severity.UNCHECKED)
 
 
 def test_without_the_kernels_lists_nothing_is_said_of_daemons(

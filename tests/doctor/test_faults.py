@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
+from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
+from tests.lab.topology import Lab
 from vipd.observe.doctor.looking.services import from_daemon, from_files
 from vipd.settings import load_settings
 
@@ -58,14 +61,6 @@ HARM = {
         traffic=True,
     ),
     "ipv6 forwarding": Harm({"ip-forward": "problem"}, ("sysctl -w net.ipv6.conf.all.forwarding=0",)),
-    "nft chain": Harm(
-        {"forward-chains": "problem"}, NFT_DROP, ("nft delete table inet filter",), traffic=True
-    ),
-    "nft chain that lets some pass": Harm(
-        {"forward-chains": "warning"},
-        (*NFT_DROP, "nft add rule inet filter forward iifname clients accept"),
-        ("nft delete table inet filter",),
-    ),
     "other rules": Harm(
         {
             "rules-twice": "problem",
@@ -94,6 +89,45 @@ HARM = {
         ),
     ),
 }
+
+
+FIREWALLS = {
+    "nft chain": Harm(
+        {"forward-chains": "problem"}, NFT_DROP, ("nft delete table inet filter",), traffic=True
+    ),
+    "nft chain that lets some pass": Harm(
+        {"forward-chains": "warning"},
+        (*NFT_DROP, "nft add rule inet filter forward iifname clients accept"),
+        ("nft delete table inet filter",),
+    ),
+}
+"""What vipd mends by itself, unless it may not."""
+
+
+@pytest.fixture
+def bound(patient: Patient) -> Iterator[Patient]:
+    """One whose vipd may not accept in FORWARD."""
+    config = patient.daemon.config
+    before = config.read_text()
+    patient.daemon.stop()
+    config.write_text(f"{before}accept_forwarded: false\n")
+    patient.daemon.start()
+    yield patient
+    patient.daemon.stop()
+    config.write_text(before)
+    patient.daemon.start()
+
+
+@pytest.mark.parametrize("harm", FIREWALLS.values(), ids=FIREWALLS)
+def test_a_chain_that_drops_is_found_and_mended(bound: Patient, harm: Harm) -> None:
+    test_what_harms_the_host_is_found_and_mended(bound, harm)
+
+
+def test_a_chain_that_drops_is_mended_by_vipd_itself(patient: Patient) -> None:
+    patient.shell(*NFT_DROP)
+    patient.daemon.wait_until(patient.faults, {})
+    patient.lab.client.send(VIP, 80).all_answered()
+    patient.shell("nft delete table inet filter")
 
 
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
@@ -128,8 +162,9 @@ def test_a_healthy_host(patient: Patient) -> None:
     assert patient.doctor.run("doctor", "-q") == (0, "")
 
 
-def test_a_forward_policy_of_the_other_variant(patient: Patient) -> None:
+def test_a_forward_policy_of_the_other_variant(bound: Patient) -> None:
     """Its DROP is a verdict that no rule of vipd's variant can take back."""
+    patient = bound
     patient.shell("iptables-legacy -P FORWARD DROP")
     found = patient.faults()
     assert found.keys() == {"forward-policy", "mixed-variants"}
@@ -440,3 +475,20 @@ def listening(patient: Patient, address: str, port: int = 0) -> Iterator[None]:
         yield
     finally:
         finish(process)
+
+
+@pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
+def test_disabled_ipv6_is_told_by_status_and_by_doctor(dataplane: str) -> None:
+    declared = "- {name: six, address: 'fd00:96::1', ports: [80/tcp], backends: ['fd00:244::11']}\n"
+    with Lab() as lab, Daemon(lab.host, declared, dataplane=dataplane) as daemon:
+
+        def warnings() -> list[str]:
+            return [word for word in daemon.status()["warnings"] if "disable_ipv6 is 1" in word]
+
+        assert warnings() == []
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
+        daemon.wait_until(lambda: len(warnings()), 1)
+        told = json.loads(daemon.vipctl("doctor", "-o", "json", check=False).stdout)["diagnosis"]["findings"]
+        assert [each["id"] for each in told if each["severity"] == "problem"] == ["ipv6-disabled"]
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 0)
+        daemon.wait_until(warnings, [])

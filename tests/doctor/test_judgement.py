@@ -11,6 +11,7 @@ import pytest
 
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, judged, well
 from vipd import __version__
+from vipd.dataplane.forward_accept.fates import Fate, NftForward
 from vipd.model import Family, Protocol
 from vipd.observe import doctor
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
@@ -27,7 +28,7 @@ from vipd.observe.doctor.facts import (
     StateDir,
     Way,
 )
-from vipd.observe.doctor.rules import Fate, NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 from vipd.settings import Settings
 
 DOCTOR = Path(doctor.__file__).parent
@@ -42,6 +43,7 @@ ALLOWED = {
     "re",
     "textwrap",
     "typing",
+    "vipd.dataplane.forward_accept.fates",
     "vipd.model",
     "vipd.observe.tracer.tokens",  # pure as well; a test of its own says so
 }
@@ -55,6 +57,13 @@ def kernel(counters: dict[str, int] | None = None, limit: int = 4095, **settings
 
 def status(**different: Any) -> Daemon:
     return Daemon(STATUS | different, holder=True, vipctl=__version__)
+
+
+WEB6 = replace(
+    WEB, family=Family.IPV6, node_port=None, addresses=("fd00:96::10",), backends=(("fd00:244::11", 8080),)
+)
+NETWORK6 = replace(NETWORK, ways={**NETWORK.ways, "fd00:96::10": Way(), "fd00:244::11": Way()})
+KERNEL6 = kernel(net__ipv6__conf__all__disable_ipv6=1, net__ipv6__conf__all__forwarding=1)
 
 
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
@@ -243,6 +252,18 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "no forwarding, and vipd is not to set it": (
         well(settings=Settings(manage_sysctls=False), kernel=kernel(net__ipv4__ip_forward=0)),
         {"ip-forward": "problem"},
+    ),
+    "no IPv6 at all": (
+        well(services=(WEB, WEB6), kernel=KERNEL6, network=NETWORK6),
+        {"ipv6-disabled": "problem"},
+    ),
+    "IPv6 on one device alone": (
+        well(
+            services=(WEB, WEB6),
+            network=NETWORK6,
+            kernel=replace(KERNEL6, settings={**KERNEL6.settings, "net/ipv6/conf/eth1/disable_ipv6": "0"}),
+        ),
+        {"backend-route": "problem"},
     ),
     "a socket for all": (
         well(socket=SocketFile("/s", 0o666, "vipd", "vipd")),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, well
 from tests.doctor.test_judgement import CASES
+from vipd.dataplane.forward_accept.fates import NftForward
 from vipd.model import Family, Protocol
 from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
@@ -27,7 +28,7 @@ from vipd.observe.doctor.facts import (
     StateDir,
     Way,
 )
-from vipd.observe.doctor.rules import NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 from vipd.settings import Settings
 
 HARMFUL = re.compile(
@@ -196,6 +197,7 @@ def test_every_check_that_can_mend_was_asked() -> None:
     mended = {finding.id for finding in findings if finding.judgement.mend}
     spoken = {finding.id for finding in findings if str(finding.severity) in ("problem", "warning")}
     assert {"settings", "daemon-running", "store", "vip-in-subnet", "vip-route", "rules-twice"} <= mended
+    assert {"ip-forward", "ipv6-disabled"} <= mended
     assert {check.id for check in CHECKS} - spoken == {
         "kernel",
         "firewalls",

@@ -84,7 +84,8 @@ async def following(
     source.load()
     made = Following(source, client)
     made.step()
-    work = [asyncio.create_task(source.run()), asyncio.create_task(made.steps())]
+    work = [asyncio.ensure_future(loop()) for loop in source.loops().values()]
+    work.append(asyncio.create_task(made.steps()))
     try:
         yield made
     finally:

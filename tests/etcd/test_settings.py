@@ -64,3 +64,22 @@ def test_pauses_grow_to_a_limit_and_differ() -> None:
     for failures, longest in ((0, 1), (1, 2), (4, 16), (5, 30), (100_000, 30)):
         pauses = [pause_after(failures, times, random) for _ in range(100)]
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+@pytest.mark.parametrize(
+    ("user", "endpoint", "warned"),
+    [
+        ("u", "http://10.0.0.1:2379", True),
+        ("u", "http://etcd.example:2379", True),
+        ("u", "https://10.0.0.1:2379", False),
+        ("u", "http://127.0.0.1:2379", False),
+        ("u", "http://[::1]:2379", False),
+        ("u", "http://localhost:2379", False),
+        ("", "http://10.0.0.1:2379", False),
+    ],
+)
+def test_a_password_that_goes_unencrypted_is_warned_of(user: str, endpoint: str, warned: bool) -> None:
+    settings = EtcdSettings(("https://10.0.0.9:2379", endpoint), user=user, password_file=Path("/pw"))
+    assert [endpoint in warning and "10.0.0.9" not in warning for warning in settings.warnings()] == [
+        True
+    ] * warned

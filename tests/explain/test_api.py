@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from tests.api.serving import DNS, Api, served
+from tests.api.test_hostile_requests import WORDS, encoded
 from tests.fake_dataplane import FakeDataplane
+from vipd.api import explain_routes
+from vipd.api.explain_routes import AT_ONCE
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family
@@ -78,3 +84,73 @@ def test_a_dataplane_without_such_rules() -> None:
         assert (await api.ask("GET", "/v1/explain?from=local&target=dns")).kind == "invalid"
 
     served(story)
+
+
+def many(api: Api) -> None:
+    """10,000 services, and one of so many backends that explaining it takes a second."""
+    wired(api)
+    blocks = [
+        f"  - {{name: s{n}, address: 10.{96 + n // 50000}.{n // 250 % 200}.{n % 250 + 1}, ports: 80, "
+        f"backends: [10.244.{n // 250 % 200}.{n % 250 + 1}]}}\n"
+        for n in range(10_000)
+    ]
+    backends = ", ".join(f"10.245.{n // 250}.{n % 250 + 1}" for n in range(1_000))
+    blocks.append(f"  - {{name: large, address: 10.97.255.1, ports: 80, backends: [{backends}]}}\n")
+    api.declare("many.yaml", *blocks)
+
+
+@pytest.mark.slow
+def test_the_loop_goes_on_while_a_large_table_is_explained() -> None:
+    """However long it takes, the loop misses but a part of it; before, all of it."""
+
+    async def story(api: Api) -> None:
+        await api.until(lambda: len(api.reconciler.services) == 10_001)
+        for target in ("large", "10.96.3.3%3A81"):
+            began = last = time.perf_counter()
+            asked = asyncio.ensure_future(api.ask("GET", f"/v1/explain?from=10.10.0.9&target={target}"))
+            longest = 0.0
+            while not asked.done():
+                await asyncio.sleep(0)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+            assert (await asked).status == 200
+            if target == "large":
+                took = time.perf_counter() - began
+                assert longest < took / 3, f"{longest:.3f} s of {took:.3f} s"
+
+    served(story, many)
+
+
+def test_so_many_questions_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, running = threading.Event(), []
+
+    def slow(*_: object) -> bytes:
+        running.append(1)
+        free.wait(60)
+        return b'"explanation": {}'
+
+    monkeypatch.setattr(explain_routes, "_answer", slow)
+    monkeypatch.setattr(explain_routes, "MOST_WAITING", 3)
+
+    async def story(api: Api) -> None:
+        query = "/v1/explain?from=local&target=dns"
+        asked = [asyncio.ensure_future(api.ask("GET", query)) for _ in range(AT_ONCE + 3)]
+        await api.until(lambda: len(running) == AT_ONCE and api.begun >= len(asked))
+        assert (await api.ask("GET", query)).kind == "conflict"
+        assert (await api.ask("GET", "/v1/version")).status == 200
+        assert len(running) == AT_ONCE
+        free.set()
+        assert {(await one).status for one in asked} == {200}
+        assert (await api.ask("GET", query)).status == 200
+
+    served(story, wired)
+
+
+def test_hostile_words_are_no_fault() -> None:
+    async def story(api: Api) -> None:
+        await api.add(DNS)
+        for word in map(encoded, WORDS):
+            for query in (f"from={word}&target=10.96.0.10%3A53%2Fudp", f"from=local&target={word}"):
+                assert (await api.ask("GET", f"/v1/explain?{query}")).status < 500, query[:200]
+
+    served(story, wired)

@@ -71,7 +71,7 @@ def test_every_problem_is_told_by_its_key() -> None:
         ({"store": "etcd"}, "store: etcd needs etcd; hint: name its endpoints"),
         ({"etcd": {}}, "etcd: endpoints: none; hint: name at least one"),
         ({"etcd": [URL]}, "etcd: must be a mapping; hint: {endpoints:"),
-        ({"etcd": "{endpoints: [}"}, "etcd: the text: is not YAML"),
+        ({"etcd": "{endpoints: [}"}, "etcd: the text: YAML syntax: "),
     ],
 )
 def test_what_cannot_be_used_says_the_way_out(flags: dict[str, object], said: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.notation import parse_backend
+from vipd.etcd.beacon import read_report
 from vipd.fleet.keys import (
     UnwritableError,
     keys_about,
@@ -98,3 +99,42 @@ def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> No
     values = {}
     orders.refresh()
     assert told == [{DRAIN.subject}] * 2
+
+
+def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:
+    bad = {
+        "a": "[" * 50_000,
+        "b\udcff": "null",
+        "c": '{"backend": []}',
+        "d": '{"backend": "10.0.0.1", "at": "0001-01-01T00:00:00+23:59", "admin": {}}',
+    }
+    evil = replace(DRAIN, reason="\x1b[2J\ud800", by="x" * 5000)
+    orders, faults = read_orders({**bad, "e": order_value(evil)})
+    assert list(orders) == [DRAIN.subject]
+    assert orders[DRAIN.subject].reason.isprintable()
+    assert len(orders[DRAIN.subject].by) == 1000
+    assert len(faults) == 4
+    assert all(fault.isprintable() for fault in faults)
+    _, many = read_orders({str(number): "x" for number in range(1000)})
+    assert len(many) == 11
+    assert "990 more" in many[-1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 50_000,
+        b'{"revision": "x"}',
+        b'{"version": "\\u001b"}',
+        b'{"services": []}',
+    ],
+)
+def test_a_malformed_report_of_a_host_is_a_fault_of_that_host(value: bytes) -> None:
+    found, fault = read_report(value)
+    assert found == {"version": "", "revision": 0, "services": 0, "problems": 0}
+    assert "cannot be read" in fault
+    good = b'{"version": "0.1.0", "revision": 7, "services": 2, "problems": 1, "later": 1}'
+    assert read_report(good) == ({"version": "0.1.0", "revision": 7, "services": 2, "problems": 1}, "")

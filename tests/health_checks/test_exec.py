@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import PATIENCE, answer, run, target
+from vipd import accounts
 from vipd.checks import ExecProbe
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
@@ -32,6 +33,12 @@ def program(tmp_path: Path) -> Program:
         return str(path)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run programs as their own user, which a daemon never does."""
+    monkeypatch.setattr(accounts, "privileged", lambda _: "")
 
 
 def probe(*command: str, user: str = ME, timeout: float = 60.0) -> Result:
@@ -141,6 +148,23 @@ def test_what_cannot_be_started_blames_no_backend(tmp_path: Path) -> None:
     assert probe(str(plain)).reason == f"cannot be asked: {plain}: exec format error"
     unknown = probe("/bin/true", user="nobody-of-that-name")
     assert told(unknown) == (None, "cannot be asked: there is no user nobody-of-that-name")
+
+
+@pytest.mark.parametrize("user", [ME, pwd.getpwuid(0).pw_name])
+def test_nothing_runs_as_root_or_as_the_daemon(
+    user: str, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the user's number has changed since the declaration was looked at."""
+    monkeypatch.undo()
+    found = told(probe(program(f"touch {tmp_path}/ran"), user=user))
+    assert found[0] is None
+    assert f"user {user}: " in found[1]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command", [(), ("",), ("/bin/true", "a\0b"), ("/bin/\0",), ("/bin/true", "\ud800")])
+def test_a_malformed_command_is_trouble_alone(command: tuple[str, ...]) -> None:
+    assert probe(*command).good is None
 
 
 def test_a_daemon_that_may_not_change_user_says_so() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from vipd import accounts
 from vipd.checks import Check, ExecProbe, HttpProbe, TcpProbe
 from vipd.health.host_problems import host_problems
+from vipd.health.probes.tls import MOST_CA_BYTES
 
 
 def problems_of_program(path: Path | str) -> tuple[str, ...]:
@@ -37,12 +44,99 @@ def test_every_problem_is_told_at_once() -> None:
     assert [problem.partition(":")[0] for problem in found] == ["/none", "user nobody-of-that-name"]
 
 
+def of_user(user: str) -> tuple[str, ...]:
+    return host_problems(Check(ExecProbe(command=("/bin/true",), user=user)))
+
+
 def test_a_user_must_exist_and_not_be_root() -> None:
-    root = host_problems(Check(ExecProbe(command=("/bin/true",), user="root")))
-    assert root == ("user root: checks never run as root; hint: use nobody",)
-    me = getpass.getuser()
-    if me != "root":
-        assert host_problems(Check(ExecProbe(command=("/bin/true",), user=me))) == ()
+    assert of_user("root") == ("user root: checks never run as root; hint: use nobody",)
+
+
+def test_a_user_must_not_be_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name: the API lets that number change services."""
+    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("daemon").pw_uid)
+    (found,) = of_user("daemon")
+    assert found.startswith("user daemon: vipd itself runs as this user")
+    assert found.endswith("; hint: use nobody")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        Check(ExecProbe()),
+        Check(ExecProbe(command=("",))),
+        Check(ExecProbe(command=("/bin/a\0b",))),
+        Check(ExecProbe(command=("/bin/\ud800",))),
+        Check(ExecProbe(command=("/" + "x" * 5000,))),
+        Check(ExecProbe(command=("/" + "x/" * 5000,))),
+        Check(ExecProbe(command=("/bin/true/x",))),
+        Check(ExecProbe(command=("/bin/true",), user="a\0b")),
+        Check(ExecProbe(command=("/bin/true",), user="\ud800")),
+        Check(ExecProbe(command=("/bin/true",), user="")),
+        Check(ExecProbe(command=(None,))),  # type: ignore[arg-type]
+        Check(ExecProbe(command=None)),  # type: ignore[arg-type]
+        Check(ExecProbe(command=("/bin/true",), user=None)),  # type: ignore[arg-type]
+        Check(ExecProbe(command=("/bin/true",), user=["x"])),  # type: ignore[arg-type]
+        Check(HttpProbe(tls=True, ca="/a\0b")),
+        Check(HttpProbe(tls=True, ca="/\ud800")),
+        Check(HttpProbe(tls=True, ca="/" + "x" * 5000)),
+        Check(HttpProbe(tls=True, ca=7)),  # type: ignore[arg-type]
+        None,
+    ],
+)
+def test_nothing_raises_and_what_is_malformed_is_a_problem(check: Check) -> None:
+    found = host_problems(check)
+    assert found
+    assert all("; hint: " in problem for problem in found)
+
+
+def test_an_error_that_nobody_expects_is_a_problem_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError("by chance")
+
+    monkeypatch.setattr("vipd.health.host_problems._user_problems", fails)
+    for _ in range(3):
+        (found,) = of_user("nobody")
+        assert "internal error: ZeroDivisionError: by chance; hint: please report it" in found
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info
+
+
+def test_a_directory_of_accounts_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.1)
+    free = threading.Event()
+    monkeypatch.setattr(accounts, "users", accounts.Lookup(lambda _: free.wait(60)))
+    (found,) = of_user("someone")
+    free.set()
+    assert found.startswith("user someone: cannot be looked up: the account database does not answer; hint:")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "large", "endless"])
+def test_a_ca_that_is_no_plain_file_neither_hangs_nor_fills_memory(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path = Path("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case "large":
+            path.write_bytes(b"x" * (MOST_CA_BYTES + 1))
+        case "endless":
+            path = Path("/proc/self/pagemap")
+    found = host_problems(Check(HttpProbe(tls=True, ca=str(path))))
+    assert len(found) == 1
+    assert found[0].startswith(f"ca {path}: ")
+
+
+def test_threads_may_ask_at_once() -> None:
+    checks = [Check(ExecProbe(command=("/bin/true",), user=f"none-{n % 5}")) for n in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(host_problems, checks))
+    assert {len(problems) for problems in found} == {1}
 
 
 def test_a_ca_file_must_hold_certificates(tmp_path: Path) -> None:

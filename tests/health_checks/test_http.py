@@ -174,3 +174,32 @@ def test_head_has_no_body_to_wait_for() -> None:
 
 def test_a_pattern_that_is_none_blames_no_backend() -> None:
     assert probe(OK, HttpProbe(body="(")).good is None
+
+
+def test_a_chunk_that_looks_like_the_end_is_none() -> None:
+    """The body is read to its end, also where a read ends in the middle of it like this."""
+
+    async def ask() -> Result:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            for piece in (head, b"6\r\nhe\r\n\r\n", b"\r\n3\r\nllo\r\n", b"0\r\nEtag: x\r\n", b"\r\n"):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(300)
+
+        async with tcp_server(handler) as port:
+            return await ask_once(ask_http, target(port, HttpProbe(body="llo$")))
+
+    assert run(ask()).good
+
+
+def test_a_body_in_odd_chunks_is_no_http() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n"
+    assert told(probe(raw, HttpProbe(body="x"))) == (False, r"no HTTP: a chunk begins with b'zz'")
+
+
+def test_interim_answers_without_end_are_bad() -> None:
+    raw = b"HTTP/1.1 102 Processing\r\n\r\n" * 5000
+    assert told(probe(raw)) == (False, "no HTTP: more than 10 interim answers")

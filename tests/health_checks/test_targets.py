@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from vipd.checks import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
+from vipd.declaration.native import parse_declaration
+from vipd.fitness import Fitness
+from vipd.health.door import Health
 from vipd.health.targets import Target, targets_of, without_port
 from vipd.model import Backend, Protocol, Service, ServicePort
 
@@ -47,6 +54,54 @@ def test_without_a_port_nothing_is_asked_and_it_is_told() -> None:
     fixed = service(Backend("10.0.0.1"), check=Check(TcpProbe(port=8053)), ports=only_udp)
     assert place(fixed) == (8053, Protocol.TCP)
     assert without_port(fixed) == ()
+
+
+@pytest.mark.parametrize(
+    ("check", "own", "wanted"),
+    [
+        ("check: tcp", "", "finds no tcp port: it serves dns alone"),
+        ("check: {type: tcp, port: 9}", "", ""),
+        ("check: {type: exec, command: [/bin/true]}", "", ""),
+        ("check: {type: dns}", "", ""),
+        ("check: tcp", ", check: none", ""),
+        ("check: tcp", ", check: {type: http, port: 8080}", ""),
+        ("check: none", ", check: http", "finds no tcp port: it serves dns alone"),
+    ],
+)
+def test_a_backend_that_its_check_cannot_ask_is_a_problem(check: str, own: str, wanted: str) -> None:
+    """Not silence: it would serve for ever, alive or dead."""
+    text = f"""apiVersion: vipd/v1
+services:
+  - name: names
+    address: 10.96.0.1
+    ports: [{{port: 53, protocol: udp, name: dns}}, {{port: 80, name: web}}]
+    backends:
+      - 10.244.0.1
+      - {{address: 10.244.0.2, ports: {{dns: 5353}}{own}}}
+    {check}
+"""
+    problems = parse_declaration(text, "x.yaml").problems
+    if not wanted:
+        assert problems == ()
+        return
+    (problem,) = problems
+    assert (problem.line, problem.path) == (8, "services[0].backends[1]")
+    assert problem.what == f"the check of 10.244.0.2 {wanted}"
+    assert problem.hint == "add port to the check, or give this backend check: none"
+
+
+def test_one_that_registers_itself_unasked_is_a_warning() -> None:
+    """What it registers is not known when the service is declared."""
+    fitness = Fitness((), Health(), lambda: 0.0)
+    odd = tuple(replace(Backend(f"10.0.0.{n}", ports=(("dns", 53),)), registered=True) for n in range(2, 7))
+    other = replace(service(Backend("10.0.0.1")), name="t")
+    fitness.follow({"s": service(Backend("10.0.0.1"), *odd), "t": other})
+    *named, more = fitness.warnings()
+    assert len(named) == 3
+    assert named[0].startswith("s: the check of 10.0.0.2 finds no port, so that it serves unchecked; hint: ")
+    assert more == "2 more backends serve unchecked"
+    fitness.follow({"s": service(Backend("10.0.0.1"))})
+    assert fitness.warnings() == ()
 
 
 def test_a_backend_may_have_its_own_check_or_none() -> None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fake_dataplane import FakeDataplane
+from tests.samples import service
+from vipd.api.endpoint_views import forwarding_view, standings_by_place
+from vipd.checks import Check, TcpProbe
+from vipd.fitness import Fitness, Verdict
 from vipd.health.result import SaidWeight, parse_weight
+from vipd.health.targets import Target
 from vipd.health.weights import STEPS, Claim, effective_weight, ramp, weights
-from vipd.model import MAX_WEIGHT
+from vipd.model import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
+from vipd.selection import SelectionPolicy, choose
+
+TCP = Protocol.TCP
 
 said = st.none() | st.builds(SaidWeight, st.integers(0, 100), st.just(True))
 said |= st.builds(SaidWeight, st.integers(0, MAX_WEIGHT), st.just(False))
@@ -86,3 +100,66 @@ def test_weights_stay_in_range_and_zero_only_for_zero(
 )
 def test_a_weight_is_read_or_refused(text: str, wanted: SaidWeight | None) -> None:
     assert parse_weight(text) == wanted
+
+
+@dataclass
+class Asked:
+    """Checks that all say the same but for when a backend came back and what it says itself."""
+
+    since: dict[str, float]
+    says: dict[str, SaidWeight]
+
+    def follow(self, service: str, targets: Collection[Target]) -> None:
+        pass
+
+    def verdict(self, target: Target) -> Verdict:
+        weight = self.says.get(target.address)
+        return SimpleNamespace(
+            state="healthy",
+            fit=True,
+            reason="",
+            weight=weight,
+            serves_since=self.since.get(target.address),
+        )
+
+
+def shown(
+    since: dict[str, float], says: dict[str, SaidWeight] | None = None
+) -> dict[str, tuple[object, ...]]:
+    """The weight, the share in percent and the reason that the API shows of each backend, at 106 seconds."""
+    checking = Asked(since, says or {})
+    backends = tuple(Backend(address, 80, weight) for address, weight in (("b1", 1), ("b2", 1), ("b3", 3)))
+    backends = tuple(replace(b, address=f"10.0.0.{b.address[1]}") for b in backends)
+    made = service("web", "10.96.0.1")
+    made = replace(made, ports=(ServicePort(80, TCP),), backends=backends, check=Check(TcpProbe()))
+    made = replace(made, slow_start=60, weight_from_check=bool(says))
+    fitness = Fitness((), checking, lambda: 106.0)
+    fitness.follow({"web": made})
+    standings = fitness.standings(made)
+    (forwarding,) = choose(made, SelectionPolicy({Family.IPV4: Masquerade.ALWAYS}), standings)
+    view = forwarding_view(forwarding, FakeDataplane(), standings_by_place(made, forwarding, standings))
+    endpoints = cast("list[dict[str, object]]", view["endpoints"])
+    return {
+        str(e["address"]): (e["weight"], round(100 * cast("float", e["share"])), e["reason"])
+        for e in endpoints
+    }
+
+
+def test_a_slow_start_shows_the_declared_weights_of_all_and_is_the_reason_of_its_own_alone() -> None:
+    everyone = {"10.0.0.1": (1, 20, ""), "10.0.0.2": (1, 20, ""), "10.0.0.3": (3, 60, "")}
+    assert shown({}) == everyone
+    assert shown({"10.0.0.2": 100.0}) == {
+        "10.0.0.1": (1, 24, ""),
+        "10.0.0.2": (1, 5, "slow start"),
+        "10.0.0.3": (3, 71, ""),
+    }
+    assert shown({"10.0.0.2": 0.0}) == everyone
+
+
+def test_a_weight_that_a_backend_says_is_shown_as_it_says_it() -> None:
+    found = shown({}, {"10.0.0.3": SaidWeight(50, True), "10.0.0.1": SaidWeight(7)})
+    assert found == {
+        "10.0.0.1": (7, 74, "weight 7 said by its check"),
+        "10.0.0.2": (1, 11, ""),
+        "10.0.0.3": (2, 16, "weight 50% said by its check"),
+    }

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.dataplane.declared import Machine, numbered
 from tests.dataplane.namespace import Namespace
+from vipd.dataplane.iptables import former
 from vipd.host_checks import OtherVariant
 from vipd.model import Family
 from vipd.settings import load_settings
@@ -34,11 +36,16 @@ class Host:
 
     def __init__(self, namespace: Namespace, pid: int) -> None:
         self._namespace, self._proc = namespace, Path(f"/proc/{pid}")
+        self.run = namespace.run
+        self.told: list[str] = []
+        """The variants in use when rules of vipd's were found in the other one."""
 
     def check(self, variant: str) -> str:
         """The warning of a vipd that uses this variant."""
         settings = load_settings(flags={"iptables_variant": variant})
-        return asyncio.run(OtherVariant(settings, self._namespace.run, self._proc).check(Family))
+        other = OtherVariant(settings, self._namespace.run, self._proc)
+        other.found_own = lambda: self.told.append(variant)
+        return asyncio.run(other.check(Family))[0]
 
     def put(self, variant: str, text: str) -> None:
         """Add rules with a variant's program."""
@@ -89,16 +96,29 @@ def test_foreign_rules_are_told_and_kept(host: Host, variant: str) -> None:
     assert host.rules(other) == before
 
 
-def test_own_rules_go_once_others_are_at_work_and_foreign_ones_stay(host: Host, variant: str) -> None:
+def test_own_rules_are_told_to_the_dataplane_and_left_alone(host: Host, variant: str) -> None:
     other = OTHER[variant]
-    host.put(other, OWN)
-    assert host.check(variant) == ""
-    assert len(host.rules(other)) == 2
     host.put(variant, OWN)
+    assert host.check(variant) == ""
+    assert host.told == []
+    host.put(other, OWN)
     host.put(other, FOREIGN)
     assert "(ipv4 nat)" in host.check(variant)
+    assert host.told == [variant]
+    assert len(host.rules(other)) == 3, "a check only looks"
+
+
+def test_own_rules_go_as_soon_as_those_in_use_stand(
+    host: Host, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(former, "has_legacy_tables", lambda *_: True)  # else asked of this namespace
+    other = OTHER[variant]
+    host.put(other, OWN)
+    host.put(other, FOREIGN)
+    machine = Machine(host.run, tmp_path, iptables_variant=variant)
+    machine.become([numbered(1, "10.244.0.1")])
     assert ["--dport 2222" in rule for rule in host.rules(other)] == [True]
-    assert len(host.rules(variant)) == 2
+    assert any("VIPD-SVC-" in rule for rule in host.rules(variant))
 
 
 def test_looking_makes_no_legacy_table(host: Host) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 from urllib.parse import quote
 
 import yaml
@@ -45,6 +45,9 @@ class UnixConnection(http.client.HTTPConnection):
 
 class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
+
+    module = "vipd"
+    """What is started."""
 
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host
@@ -90,7 +93,7 @@ class Daemon:
         assert self._process is None, "the daemon runs already"
         self._log = (self.directory / "log").open("a")
         self._process = self.host.start(
-            sys.executable, "-m", "vipd", "--config", str(self.config), stderr=self._log
+            sys.executable, "-m", self.module, "--config", str(self.config), stderr=self._log
         )
         self.wait_in_sync(timeout)
 
@@ -175,7 +178,7 @@ class Daemon:
             self._log.close()
         return code
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

@@ -143,7 +143,7 @@ def test_a_quoted_word_is_completed(shell: Terminal) -> None:
     ("line", "offered"),
     [
         ("vipctl ", list(VERBS)),
-        ("vipctl --", ["--socket", "--store", "--help"]),
+        ("vipctl --", ["--socket", "--store", "--version", "--help"]),
         ("vipctl describe ", ["dns", "shop/web", "10.96.0.30:80/tcp"]),
         ("vipctl describe 10.96.0.3", ["10.96.0.30:80/tcp"]),
         ("vipctl remove ", ["dns", "10.96.0.30:80/tcp"]),

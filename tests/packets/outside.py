@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,7 +96,7 @@ class Declared:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
-    def put(self, name: str, backends: tuple[str, ...], family: int, **spec: Any) -> None:
+    def put(self, name: str, backends: Sequence[str | Mapping[str, Any]], family: int, **spec: Any) -> None:
         """Declare the service `NAME-v4` or `NAME-v6`, or declare it anew; returns once the kernel has it."""
         whole = {"name": f"{name}-v{family}", "backends": list(backends), **spec}
         self._daemon.write(yaml.safe_dump([whole]), f"{name}-v{family}.yaml")

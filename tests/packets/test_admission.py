@@ -147,3 +147,24 @@ def test_networks_narrowed_later_end_what_lies_outside(lab: Lab, daemon: Daemon)
             assert f"{wide}/" not in lab.host.run("iptables-save").stdout
     finally:
         daemon.start()
+
+
+def test_a_virtual_ip_is_no_backend(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends)
+    refused = daemon.vipctl("add", "10.96.9.1:80", f"{vip.address}:80", check=False)
+    assert refused.returncode != 0
+    assert f"the backend {vip.address} is a virtual IP, that of {vip}" in refused.stderr
+    assert f"name the backends of {vip} instead: {backend_text(lab.backends[0])}" in refused.stderr
+    spec = {"name": "chained", "address": "10.96.9.2", "ports": ["80/tcp"], "backends": [f"{vip.address}:80"]}
+    daemon.write(yaml.safe_dump([spec]), "chained.yaml")
+    daemon.vipctl("reload", check=False)
+    assert any(f"the backend {vip.address} is a virtual IP" in problem for problem in problems(daemon))
+    assert "chained" not in names(daemon)
+    lab.client.send(*vip, count=5).all_answered()
+    daemon.vipctl("remove", str(vip))
+    daemon.wait_in_sync()
+    assert "chained" in names(daemon)
+    again = daemon.vipctl("add", str(vip), backend_text(lab.backends[0]), check=False)
+    assert f"{vip.address} is the address of a backend of chained" in again.stderr
+    (daemon.services_dir / "chained.yaml").unlink()
+    daemon.vipctl("reload")

@@ -199,6 +199,10 @@ def test_a_backend_says_its_weight_and_starts_slowly(
         (tcp, _) = daemon.get("services/checked")["service"]["forwardings"]
         return [e["weight"] for e in sorted(tcp["endpoints"], key=lambda e: str(e["address"]))]
 
+    def shares_told() -> list[float]:
+        (tcp, _) = daemon.get("services/checked")["service"]["forwardings"]
+        return [e["share"] for e in sorted(tcp["endpoints"], key=lambda e: str(e["address"])) if e["ready"]]
+
     check = f"check: {{type: http, {CHECK}}}, weight_from: check, slow_start: 15s"
     with declared(daemon, steady, check) as vip:
         steady[0].obey("weigh", "3")
@@ -215,7 +219,8 @@ def test_a_backend_says_its_weight_and_starts_slowly(
         steady[1].die()
         until(lambda: ready(daemon) == 2)
         steady[1].start()
-        until(lambda: len(now := weights()) == 3 and 0 < now[1] < now[2])
+        until(lambda: len(now := shares_told()) == 3 and 0 < now[1] < now[2])
+        assert weights() == [1, 1, 1], "of those who never left, too"
         until(lambda: weights() == [1, 1, 1])
 
 

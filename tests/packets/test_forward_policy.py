@@ -17,18 +17,12 @@ FOREIGN_PORT = 9000
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def lab(dataplane: str) -> Iterator[Lab]:
     with Lab(Wiring(backends=2)) as built:
         built.serve_everywhere(SERVED_PORT)
         for tool in TOOLS.values():
             built.host.run(tool, "-P", "FORWARD", "DROP")
         yield built
-
-
-@pytest.fixture(scope="module")
-def dataplane() -> str:
-    """A table of our own cannot accept for others; what it tells instead is tested below."""
-    return "iptables"
 
 
 def add_foreign_rule(lab: Lab, family: int) -> None:
@@ -76,28 +70,12 @@ def test_the_policy_stays(lab: Lab, daemon: Daemon, services: Services) -> None:
         assert "-P FORWARD DROP" in lab.host.run(tool, "-S", "FORWARD").stdout
 
 
-def test_not_accepting_forwarded_flows_leaves_them_to_the_policy(lab: Lab, daemon: Daemon) -> None:
+def test_not_accepting_forwarded_flows_leaves_them_to_the_policy(
+    lab: Lab, daemon: Daemon, dataplane: str
+) -> None:
     daemon.stop()
-    with Daemon(lab.host, accept_forwarded=False) as strict:
+    with Daemon(lab.host, dataplane=dataplane, accept_forwarded=False) as strict:
         vip = Services(strict).add(lab.backends)
         lab.client.send(*vip, timeout=0.5).all_failed("timeout")
         lab.host.send(*vip, count=5).all_answered()
-    daemon.start()
-
-
-def test_the_nftables_dataplane_tells_the_rule_that_lets_its_flows_pass(lab: Lab, daemon: Daemon) -> None:
-    daemon.stop()
-    with Daemon(lab.host, dataplane="nftables") as native:
-        vip = Services(native).add(lab.backends)
-        native.wait_until(lambda: "VIPD" in lab.host.run("iptables-save").stdout, False)
-        lab.client.send(*vip, timeout=0.5).all_failed("timeout")
-
-        def told_of() -> list[str]:
-            return [w for w in native.status()["warnings"] if "FORWARD of table ip filter drops" in w]
-
-        native.wait_until(lambda: len(told_of()), 1, 20)
-        (told,) = told_of()
-        rule = told.partition("hint: ")[2].replace("'", "").split()
-        lab.host.run(*rule)
-        lab.client.send(*vip, count=20).all_answered()
     daemon.start()

@@ -105,3 +105,29 @@ def test_what_was_changed_meanwhile_is_served_after_a_restart(
     daemon.write(service % backend_text(lab.backends[1]))
     daemon.start()
     assert set(lab.client.send(*vip, count=20).all_answered().backends) == {"b2"}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("end", list(ENDINGS))
+def test_udp_flow_of_a_service_removed_while_the_daemon_was_down_ends(
+    lab: Lab, daemon: Daemon, services: Services, end: str, family: int
+) -> None:
+    kept, other = services.vip(family, "udp"), services.vip(family, "udp")
+    text = "".join(
+        f"- {{address: '{vip.address}', ports: [{vip.port}/udp], "
+        f"backends: ['{backend_text(lab.backends[0], family)}']}}\n"
+        for vip in (kept, other)
+    )
+    daemon.declare(text)
+    checkpoint = daemon.state_dir / "flow-targets.json"
+    daemon.wait_until(lambda: checkpoint.exists() and other.address in checkpoint.read_text(), True)
+    with lab.client.open(*kept) as staying, lab.client.open(*other) as flow:
+        before = staying.ask()
+        assert flow.ask().backend == before.backend
+        ENDINGS[end](daemon)
+        assert flow.ask().backend == before.backend, "the rules stay while it is down"
+        daemon.write(text.splitlines(keepends=True)[0])
+        daemon.start()
+        daemon.wait_until(lambda: "flows ended: 1 backend gone" in daemon.log, True)
+        assert isinstance(flow.try_ask(1.0), str), "nobody answers"
+        assert staying.ask() == before

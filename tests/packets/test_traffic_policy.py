@@ -7,6 +7,7 @@ which the kernel lets a UDP server answer that has not bound to any.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from tests.lab.topology import CLUSTER_CIDRS, Lab
+from tests.lab.topology import CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
 from tests.lab.traffic import Result
 from tests.packets.outside import (
     SILENCE,
@@ -98,6 +99,26 @@ def test_external_local(lab: Lab, declared: Declared, family: int, protocol: str
                 reached(lab.host, address, port, protocol, "b1")
         # The service's own address is not held to it.
         assert spread(lab.client, inside, SERVED_PORT, protocol) == ALL
+
+
+@pytest.mark.parametrize("kind", ["external_addresses", "load_balancer_addresses", "node_port"])
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_backend_reaches_itself_from_outside(
+    lab: Lab, declared: Declared, family: int, protocol: str, kind: str
+) -> None:
+    own, outside, number = lab.backends[0], outside_address(family), node_port()
+    ports = [{"port": SERVED_PORT, "protocol": protocol, "node_port": number}]
+    spec = {"address": inside_address(family), "ports": ports, "traffic_policy": LOCAL_OUTSIDE}
+    here = {"address": own.address(family), "node": socket.gethostname()}
+    spec |= {} if kind == "node_port" else {kind: [outside]}
+    declared.put("itself", (here,), family, **spec)
+    to = (lab.host.address(family), number) if kind == "node_port" else (outside, SERVED_PORT)
+    # What comes from elsewhere keeps its source, so it is not everything that is masqueraded.
+    assert lab.client.send(*to, protocol, count=3).all_answered().sources == {lab.client.address(family)}
+    result = own.send(*to, protocol, count=10).all_answered()
+    assert set(result.backends) == {own.name}
+    assert result.sources == {HOST_TOWARDS_BACKENDS[family]}
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])

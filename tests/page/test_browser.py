@@ -183,3 +183,39 @@ def test_without_a_stream_it_asks_and_after_a_restart_it_begins_anew(
         await tab.until(f"{NAMES}.sort().join() === 'kube-system/kube-dns,shop/checkout'")
 
     shown(tmp_path, story)
+
+
+def test_a_daemon_that_has_died_is_not_shown_as_in_sync(tmp_path: Path) -> None:
+    async def story(world: Watched, tab: Browser) -> None:
+        grey = "getComputedStyle(document.querySelector('main')).filter"
+        await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
+        assert await tab.value(grey) == "none"
+        green = await tab.value("document.getElementById('state').className")
+        await world.die()
+        await tab.until(f"/^Not connected since .*\\d/.test({text('#state')})")
+        assert await tab.value("document.getElementById('state').className") != green
+        assert "grayscale" in await tab.value(grey)
+        assert "as it was" in await tab.value(text("#said"))
+        assert await tab.value("document.title.startsWith('not connected')")
+        up = await tab.value(text("#up"))
+        await asyncio.sleep(2.5)
+        assert await tab.value(text("#up")) == up, "nobody knows how long it has been up"
+        await world.live_again()
+        await tab.until(f"{text('#state')} === 'In sync'")
+        assert await tab.value(grey) == "none"
+        await tab.until(f"{text('#link')} === 'live'")
+        tab.faults.clear()  # the browser tells of each try to connect
+
+    shown(tmp_path, story)
+
+
+def test_a_daemon_that_stands_still_is_not_shown_as_in_sync(tmp_path: Path) -> None:
+    async def story(world: Watched, tab: Browser) -> None:
+        await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
+        # As if nothing had come for longer than the stream is ever silent.
+        await tab.value("stream.close(), lastContact -= SILENT + 1000")
+        await tab.until(f"{text('#state')}.startsWith('Not connected since')")
+        await tab.value("follow()")
+        await tab.until(f"{text('#state')} === 'In sync'")
+
+    shown(tmp_path, story)

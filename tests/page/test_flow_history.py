@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from vipd.dataplane.conntrack.entries import Traffic
@@ -10,7 +11,7 @@ from vipd.model import Family, ForwardingKey, Protocol
 from vipd.observe.counters.ledger import Ledger
 from vipd.observe.counters.traffic import Table
 from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.flow_history import SAMPLES, FlowHistory
+from vipd.observe.page.flow_history import AVERAGED_SECONDS, FlowHistory
 
 PLACE = Place(ForwardingKey("web", "", Protocol.TCP, Family.IPV4), "10.0.0.1", 80)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,7 +38,7 @@ def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
     assert look(4) == []
     ledger.end({PLACE: Traffic(1, 600, 1, 3000)})
     assert look(5) == [600, 3000]
-    assert [look(second) for second in range(6, 6 + SAMPLES)][-1] == []
+    assert [look(second) for second in range(6, 8 + int(AVERAGED_SECONDS))][-1] == []
 
 
 def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
@@ -47,3 +48,56 @@ def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
     second = START + timedelta(seconds=2)
     history.take_in(Reading(second, ledger, Table(1, 2, accounting=True), traffic=True), ["web"])
     assert history.latest["web"][3:] == [300, 1500]  # type: ignore[index]
+
+
+def test_constant_traffic_is_a_constant_rate_however_seldom_open_flows_are_read() -> None:
+    history, ledger = FlowHistory(), Ledger()
+    shown = set()
+    for second in range(60):
+        read = second - second % 10  # the table is large: its flows are read every ten seconds
+        if read == second:
+            ledger.end({PLACE: Traffic(10, 6000, 10, 30000)})
+        at, read_at = START + timedelta(seconds=second), START + timedelta(seconds=read)
+        table = Table(1, 2, accounting=True)
+        history.take_in(Reading(at, ledger, table, traffic=True, traffic_at=read_at), ["web"])
+        if second >= 20:
+            shown.add(tuple(history.latest["web"][3:]))  # type: ignore[index]
+    assert shown == {(600, 3000)}
+
+
+def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> None:
+    history, ledger = FlowHistory(), Ledger()
+    at = START
+    for number in range(40):
+        at += timedelta(hours=-5) if number == 20 else timedelta(seconds=1)
+        ledger.add({PLACE: 10})
+        ledger.end({PLACE: Traffic(1, 600, 1, 3000)})
+        history.take_in(Reading(at, ledger, Table(1, 2, accounting=True), traffic=True), ["web"])
+        latest = history.latest.get("web", [0, 0, {}, 0, 0])
+        assert isinstance(latest, list)
+        rate, _, backends, *traffic = latest
+        wanted = [0, 0] if number in (0, 20) else [600, 3000]
+        assert (rate, traffic) == (0 if number in (0, 20) else 10, wanted), number
+        assert set(backends.values()) <= {10}
+
+
+def test_many_services_that_go_cost_no_more_each_than_one() -> None:
+    """Counted in looks at places, not in time: what is kept of another service is not looked at."""
+    history, ledger = FlowHistory(), Ledger()
+    names = [f"s{number}" for number in range(500)]
+    places = {name: PLACE._replace(key=PLACE.key._replace(service=name)) for name in names}
+    for second in range(2):
+        ledger.add(dict.fromkeys(places.values(), 1))
+        history.take_in(
+            Reading(START + timedelta(seconds=second), ledger, Table(1, 2, accounting=True)), names
+        )
+    assert len(history._places) == 500
+
+    class Unseen(dict[str, dict[Place, int]]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("all are looked at")
+
+    history._places = Unseen(history._places)
+    for name in names:
+        history.forget(name)
+    assert len(history._places) == 0

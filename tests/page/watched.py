@@ -90,6 +90,18 @@ class Watched:
         self.at: Callable[[], datetime] = lambda: datetime.now(UTC)
         """When the counts were read."""
         self.page = StatusPage(self.board, self.place)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def die(self) -> None:
+        """The page's port is closed, as when vipd ends."""
+        task = self.tasks.pop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def live_again(self) -> None:
+        """As when vipd starts again."""
+        self.tasks.append(asyncio.create_task(self.page.listener.run()))
+        await until(lambda: self.page.listener.open)
 
     @property
     def url(self) -> str:
@@ -134,7 +146,7 @@ async def watched(services: Sequence[Service], recorder: Recorder | None = None)
     """All its loops at work, the port open."""
     world = Watched(services, recorder)
     runs = (world.reconciler.run(), world.board.run(), world.page.listener.run())
-    tasks = [asyncio.create_task(run) for run in runs]
+    tasks = world.tasks = [asyncio.create_task(run) for run in runs]
     try:
         await world.step()
         await until(lambda: world.page.listener.open)

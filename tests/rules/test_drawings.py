@@ -65,6 +65,17 @@ def texts(drawing: ET.Element) -> set[str]:
     return {text.text or "" for text in drawing.iter(f"{SVG}text")}
 
 
+def test_a_drawing_has_the_way_of_pinned_clients_to_each_backend() -> None:
+    (graph,) = [each for each in graphs("affinity-default") if any("SEP" in box for box in each.boxes)][:1]
+    chains = {box.id for what, box in graph.boxes.items() if "-SEP-" in what}
+    pinned = [edge for edge in graph.edges if edge.text.startswith("clients pinned to ")]
+    assert len(chains) > 1
+    assert {edge.end for edge in pinned} == chains
+    assert len(pinned) == len({edge.start for edge in pinned}) * len(chains)
+    seen = texts(svg([graph]))
+    assert {edge.text for edge in pinned} <= seen
+
+
 def test_a_drawing_has_every_name_and_share() -> None:
     found = graphs("affinity-default")
     seen = texts(svg(found))

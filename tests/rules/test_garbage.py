@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.rules.made import in_use, read, table
 from tests.rules.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family
-from vipd.observe.doctor.rules import Fate, MalformedRulesError, NftForward, Ruleset, read_nft_table
+from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
 from vipd.observe.rules.forest import Forest
 from vipd.observe.rules.nftables_table import TableReading, read_chains
 from vipd.observe.rules.reading_iptables import read_rules

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.sources.room import BAD, GOOD, OTHER, Room, link_swap
+from vipd.cli.inputs import read_inputs
 from vipd.sources.files import FileSource
 
 
@@ -16,9 +19,63 @@ def test_declarations_are_read_by_suffix_and_hidden_names_are_not(room: Room) ->
     room.write("c.json", '{"apiVersion": "vipd/v1", "services": [{"address": "10.96.0.12", "ports": [1]}]}')
     for ignored in (".a.yaml", "a.yaml~", "a.yaml.bak", "#a.yaml#", "a.txt", ".a.yaml.swp", "4913", "yaml"):
         room.write(ignored, BAD)
-    (room.directory / "d.yaml").mkdir()
     assert room.step() == {"dns", "web", "10.96.0.12:1/tcp"}
     assert room.problems() == ""
+
+
+def test_a_directory_that_is_named_like_a_file_is_a_problem_as_vipctl_check_has_it(room: Room) -> None:
+    room.write("a.yaml", GOOD)
+    (room.directory / "d.yaml").mkdir()
+    assert room.step() == {"dns"}
+    assert "d.yaml: is a directory, and is not read" in room.problems()
+    assert room.problems() == "\n".join(map(str, read_inputs([str(room.directory)]).problems))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x" * 240 + ".yaml",
+        "\u4e16" * 80 + ".yaml",
+        "\u4e16\u754c.yaml",
+        "new\nline\x1b[2J.yaml",
+        os.fsdecode(b"bytes-\xff\xfe.yaml"),
+        os.fsdecode(b"\xff" * 240 + b".yaml"),
+        "back\\slash %2F.yaml",
+    ],
+)
+def test_whatever_name_a_file_has_its_copy_outlives_a_restart(room: Room, name: str) -> None:
+    room.write("other.yaml", OTHER)
+    room.write(name, GOOD)
+    assert room.step() == {"dns", "web"}
+    assert room.source.faults() == ()
+    room.write(name, BAD)
+    room.restart()
+    assert room.step() == {"dns", "web"}
+    problems = room.problems().splitlines()
+    assert len(problems) == 2
+    assert all(map(str.isprintable, problems))
+    assert all(map(str.isprintable, room.source.units()))
+    for each in room.directory.iterdir():
+        each.unlink()
+    room.restart()
+    assert room.step() == set()
+    assert list(room.kept.iterdir()) == []
+
+
+def test_two_names_that_look_alike_are_two_files(room: Room) -> None:
+    room.write(os.fsdecode(b"a\xff.yaml"), GOOD)
+    room.write("a\\udcff.yaml", OTHER)
+    assert room.step() == {"dns", "web"}
+    room.restart()
+    assert room.step() == {"dns", "web"}
+
+
+def test_a_copy_that_an_earlier_version_wrote_is_read(room: Room) -> None:
+    room.kept.mkdir(parents=True)
+    path = room.write("\u4e16.yaml", BAD)
+    (room.kept / quote(str(path), safe="")).write_text(GOOD)
+    room.restart()
+    assert room.step() == {"dns"}
 
 
 def test_scan_tells_whether_anything_is_different(room: Room) -> None:

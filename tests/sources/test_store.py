@@ -143,3 +143,33 @@ def test_the_store_is_one_unit_that_was_accepted_when_it_was_stored(tmp_path: Pa
     assert set(store.units()) == {UNIT}
     unit = store.units()[UNIT]
     assert unit.accepted is unit.candidate
+
+
+def test_what_an_older_version_accepted_is_not_lost_to_a_later_rule(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}{block('10.96.0.1', 'a', '10.96.0.2')}{block('10.96.0.2', 'b', '10.244.0.5')}"
+        "  - {name: c, address: 10.96.0.3, ports: [53/udp], backends: ['10.96.0.3:54']}\n"
+    )
+    assert not parse_declaration(text, "x").ok
+    path = tmp_path / "services.yaml"
+    path.write_text(text)
+    store = StoreSource(path)
+    store.load()
+    assert store.faults() == ()
+    assert set(store.services) == {"a", "b", "c"}
+
+
+def test_what_a_check_can_no_longer_do_takes_no_service_away(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}  - {{name: a, address: 10.96.0.1, ports: [80], backends: [10.244.0.5],"
+        " check: {type: http, body: '(?=ok)ok'}}\n"
+        "  - {name: b, address: 10.96.0.2, ports: [{name: x, port: 53, protocol: udp}, {name: y, port: 80}],"
+        " backends: [{address: 10.244.0.5, ports: {x: 53}}], check: tcp}\n"
+    )
+    assert not parse_declaration(text, "x").ok
+    path = tmp_path / "services.yaml"
+    path.write_text(text)
+    store = StoreSource(path)
+    store.load()
+    assert store.faults() == ()
+    assert set(store.services) == {"a", "b"}

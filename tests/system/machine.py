@@ -79,8 +79,9 @@ class Machine:
             time.sleep(0.05)
 
     def apt(self, *arguments: str) -> str:
-        """Run apt-get without questions."""
-        return self.said("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y", *arguments)
+        """Run apt-get without questions; all that it and dpkg print."""
+        done = self.run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y", *arguments)
+        return done.stdout + done.stderr
 
     def offer(self, *packages: Path) -> None:
         """Give the machine's apt these packages, besides those that came with the root."""

@@ -166,6 +166,12 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     assert machine.property("ExecMainStatus") == "78"
     told(machine, "mark_bit")
     assert serves(machine), "the rules stay"
+    told_by_apt = machine.apt("install", "--reinstall", "vipd")
+    assert "the new vipd did not start" in told_by_apt
+    assert "vipd.yaml" in told_by_apt
+    assert "mark_bit" in told_by_apt
+    assert "vipd --check && systemctl restart vipd" in told_by_apt
+    assert serves(machine), "the rules stay"
     # Mended, with a health port below 1024.
     machine.write("/etc/vipd/vipd.yaml", settings + "health_address: 127.0.0.1:81\n")
     machine.run("systemctl", "start", "vipd")
@@ -280,7 +286,7 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     assert "vipd0" not in machine.said("ip", "link")
     assert (machine.disk / "etc/vipd/vipd.yaml").exists()
     assert "kept" in (machine.disk / "var/lib/vipd/services.yaml").read_text()
-    machine.apt("purge", "--autoremove", "vipd", "curl")
+    assert "warning" not in machine.apt("purge", "--autoremove", "vipd", "curl")
     own = ("/srv/packages/*", "/var/log/*", "/var/lib/apt/*", "/var/cache/*", "/var/lib/dpkg/*")
     apart = [word for path in own for word in ("-not", "-path", path)]
     left: list[str] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -14,6 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.docs.markdown import anchors, prose
 from tests.system.conftest import Prepared
 from vipd import __version__
 from vipd.settings import Settings
@@ -105,6 +109,46 @@ def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -
         assert done.returncode == 0, f"{python}: {done.stderr}"
     if untried:
         pytest.skip(f"not tried with Python {', '.join(untried)}: not on this machine; all others work")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "a-directory-of-another-length"
+    elsewhere.mkdir()
+    subprocess.run(
+        ["bash", str(DEBIAN / "build.sh"), str(tmp_path / "out")],
+        env={**os.environ, "TMPDIR": str(elsewhere)},
+        check=True,
+        capture_output=True,
+        timeout=800,
+    )
+    (again,) = (tmp_path / "out").glob("vipd_*.deb")
+    first, second = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (prepared.package, again))
+    assert first == second
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(prepared: Prepared, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
+    shipped = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    pages = [path for path in shipped if path.endswith(".md") and path.startswith("usr/share/doc/")]
+    assert len(pages) > 10, "pages are shipped as they are, not compressed: their links name them so"
+    dead = []
+    for page in pages:
+        for link in (link for line in prose(tmp_path / page) for link in line.links()):
+            name, _, anchor = link.partition("#")
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), name)) if name else page
+            if "://" not in link and target not in shipped:
+                dead.append(f"{page}: {link}")
+            elif anchor and target.endswith(".md") and anchor not in anchors(tmp_path / target):
+                dead.append(f"{page}: {link}: no such heading")
+    assert dead == []
+    examples = "usr/share/doc/vipd/examples/"
+    assert {examples + name for name in ("prometheus-alerts.yaml", "grafana-dashboard.json")} <= shipped
 
 
 def interpreter(version: str) -> str | None:

@@ -104,6 +104,32 @@ def test_a_call_cancelled_while_the_program_starts_kills_them_too(
     assert gone(int((tmp_path / "child").read_text()))
 
 
+def test_children_that_outlive_it_and_hold_its_pipes_are_killed(tmp_path: Path) -> None:
+    script = tmp_path / "leave"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{tmp_path}/child\n")
+    script.chmod(0o755)
+    for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
+        with pytest.raises(ProgramTimeoutError, match="did not end within"):
+            asyncio.run(run([str(script)], limit=limit))
+        if written(tmp_path / "child"):
+            break
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_what_does_nothing_is_killed_long_before_its_time(tmp_path: Path) -> None:
+    with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
+        asyncio.run(run(hanging(tmp_path), limit=10_000, stall=2))
+    assert gone(int((tmp_path / "child").read_text()))
+    with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
+        asyncio.run(run(["sh", "-c", "while :; do sleep 1; done"], limit=10_000, stall=2))
+
+
+def test_what_works_is_not_taken_for_hanging() -> None:
+    count = "i=0; while [ $i -lt 1500000 ]; do i=$((i+1)); done"
+    for argv in (["sh", "-c", count], ["sh", "-c", f"sh -c '{count}'; true"]):
+        assert asyncio.run(run(argv, stall=1)).code == 0
+
+
 def test_what_ends_in_time_is_not_touched() -> None:
     finished = asyncio.run(run(["sh", "-c", "cat; exit 3"], "text", limit=30))
     assert finished == Finished(3, "text", "")

@@ -14,6 +14,7 @@ import pytest
 from tests.samples import block
 from tests.systemd.manager import REFUSAL, Unit, unit, until
 from vipd.bench.declared import declaration as many_services
+from vipd.systemd.reporter import READY_DESPITE_SECONDS
 
 pytestmark = pytest.mark.root
 
@@ -50,6 +51,19 @@ def test_ready_is_told_when_the_rules_are_in_the_kernel_and_not_before(node: Uni
     # An event of the host may have asked for another step meanwhile.
     until(lambda: told.all("STATUS")[-1] == IN_SYNC, "in sync in the status")
     assert node.tools.inherited() == "", "what vipd starts must not speak in its name"
+
+
+def test_a_start_that_fails_for_long_is_ready_all_the_same(node: Unit) -> None:
+    """Whoever waits for the unit does not wait for ever; the API answers and says what is wrong."""
+    node.tools.set("broken")
+    node.begin()
+    until(lambda: ready(node), "ready", READY_DESPITE_SECONDS + 60)
+    assert REFUSAL in node.manager.all("STATUS")[-1]
+    status = node.get("status")
+    assert status["state"] == "failed"
+    assert REFUSAL in str(status)
+    node.tools.unset("broken")
+    until(lambda: node.manager.all("STATUS")[-1] == IN_SYNC, "in sync in the status")
 
 
 def test_a_quarantined_service_does_not_keep_ready_away(node: Unit) -> None:

@@ -70,6 +70,8 @@ class Client:
     def __init__(self, socket_path: str = DEFAULT_SOCKET, timeout: float = DEFAULT_TIMEOUT) -> None:
         self.socket_path = socket_path
         self.timeout = timeout
+        self.session = ""
+        """`ADDR:PORT` of this host over which the user is logged in: what no change may take."""
 
     def get(self, path: str) -> Json:
         """The answer to `GET path`; raises as `request` does."""
@@ -81,7 +83,7 @@ class Client:
         Raises UnreachableError, BadAnswerError, or RefusedError for every status but 2xx.
         """
         try:
-            status, content = self._exchange(_request_bytes(method, path, body))
+            status, content = self._exchange(_request_bytes(method, path, body, self.session))
         except OSError as err:
             raise UnreachableError(self.socket_path, err) from err
         answer = _json_object(content, status)
@@ -117,8 +119,9 @@ class Client:
                 return _read_response(stream)
 
 
-def _request_bytes(method: str, path: str, body: Json | None) -> bytes:
+def _request_bytes(method: str, path: str, body: Json | None, session: str = "") -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: vipd", "Accept: application/json", "Connection: close"]
+    lines += [f"Vipd-Session: {session}"] if session else []
     content = b""
     if body is not None:
         content = json.dumps(body).encode()

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
-from vipd.model import Backend, Endpoint, Forwarding, Frontend, Refusal, Service, port_names
+from vipd.model import Backend, Endpoint, Forwarding, Frontend, Policy, Refusal, Service, port_names
 from vipd.standing import GOOD, Standing, Standings
 
 Place = tuple[str, int]
@@ -69,10 +69,16 @@ def forwarding_view(
         "traffic_policy": {"internal": forwarding.internal_policy, "external": forwarding.external_policy},
         "masquerade": forwarding.masquerade,
         "affinity_seconds": forwarding.affinity_timeout,
-        "refusal": Refusal.DROP if forwarding.served else forwarding.refusal,
+        "refusal": _refusal(forwarding),
         "chain": chain if forwarding.reachable() else "",
         "endpoints": list(_endpoint_views(forwarding, dataplane, standings, waiting)),
     }
+
+
+def _refusal(forwarding: Forwarding) -> Refusal:
+    """What a flow meets that no endpoint may take: under `local` it may be that only other hosts serve it."""
+    local = Policy.LOCAL in (forwarding.internal_policy, forwarding.external_policy)
+    return Refusal.DROP if local and forwarding.served else forwarding.refusal
 
 
 def _endpoint_views(
@@ -99,7 +105,7 @@ def _endpoint_view(endpoint: Endpoint, standing: Standing, share: float = 0.0, c
         "endpoint": str(endpoint),
         "address": endpoint.address,
         "port": endpoint.port,
-        "weight": endpoint.weight,
+        "weight": endpoint.weight if standing.shown_weight is None else standing.shown_weight,
         "share": round(share, 6),
         "ready": True,
         "reason": standing.reason,

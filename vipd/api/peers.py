@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import grp
+import ctypes
+import errno
 import os
-import pwd
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from vipd import accounts
+
 SOCKET_MODE = 0o660
+_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
+_MOST_BYTES = 1024
+"""What Python's getsockopt reads at most: 256 groups."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred of unix(7): pid, uid, gid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end of a connection, as the kernel knows it (SO_PEERCRED)."""
+    """The process at the other end of a connection, as it was when it connected (SO_PEERCRED)."""
 
     pid: int
     uid: int
     gid: int
+    groups: tuple[int, ...] = ()
+    """Its supplementary groups (SO_PEERGROUPS): those of the process, whatever its account may have."""
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})"
 
     @property
     def name(self) -> str:
-        """The user's name; `uid N` without one."""
-        return _user_name(self.uid)
+        """The user's name, if it was looked up before; else `uid N`."""
+        return accounts.user_names.known(self.uid) or f"uid {self.uid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +53,45 @@ class Permission:
         if end is None:
             raise PermissionError("the connection is closed")
         raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Peer(*_CREDENTIALS.unpack(raw))
+        pid, uid, gid = _CREDENTIALS.unpack(raw)
+        return Peer(pid, uid, gid, groups_of(end))
 
-    def may_change(self, peer: Peer) -> bool:
-        """Root, the daemon's own user, and members of the admin group."""
+    async def may_change(self, peer: Peer) -> bool:
+        """Root, the daemon's own user, and processes in the admin group. Looks the user's name up too."""
+        await asyncio.to_thread(_look_up, peer.uid)
         if peer.uid in (0, os.geteuid()):
             return True
-        group = group_id(self.admin_group)
-        return group is not None and (group == peer.gid or group in _groups_of(peer))
+        group = await asyncio.to_thread(group_id, self.admin_group)
+        return group is not None and (group == peer.gid or group in peer.groups)
 
-    def way_in(self, peer: Peer) -> str:
+    async def way_in(self, peer: Peer) -> str:
         """How that user comes to be allowed to change services."""
         join = f"usermod -aG {self.admin_group} {peer.name}, then log in anew"
-        missing = group_id(self.admin_group) is None
+        missing = await asyncio.to_thread(group_id, self.admin_group) is None
         return f"groupadd --system {self.admin_group}; {join}" if missing else join
+
+
+def groups_of(end: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups of the process at the other end of a UNIX socket. Raises OSError."""
+    try:
+        raw = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        raw = _many_groups_of(end.fileno())
+    return struct.unpack(f"={len(raw) // 4}I", raw)
+
+
+def _many_groups_of(descriptor: int) -> bytes:
+    """As the kernel has it, however many; it says how much room they take when there is too little."""
+    getsockopt = ctypes.CDLL(None, use_errno=True).getsockopt
+    size = ctypes.c_uint32(0)
+    for _ in range(2):
+        room = ctypes.create_string_buffer(max(size.value, 1))
+        if not getsockopt(descriptor, socket.SOL_SOCKET, _SO_PEERGROUPS, room, ctypes.byref(size)):
+            return room.raw[: size.value]
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
 
 
 def bind_socket(path: Path, group: str) -> socket.socket:
@@ -93,10 +125,10 @@ def bind_socket(path: Path, group: str) -> socket.socket:
 
 
 def group_id(name: str) -> int | None:
-    """The number of a group; None when there is no such group."""
+    """The number of a group; None when there is none, or nobody says so in time. Waits: not for the loop."""
     try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
+        return accounts.groups.get(name)
+    except (KeyError, OSError):
         return None
 
 
@@ -110,15 +142,6 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _groups_of(peer: Peer) -> list[int]:
-    try:
-        return os.getgrouplist(pwd.getpwuid(peer.uid).pw_name, peer.gid)
-    except KeyError:
-        return []
+def _look_up(uid: int) -> None:
+    with contextlib.suppress(KeyError, OSError):
+        accounts.user_names.get(uid)

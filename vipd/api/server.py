@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,29 +13,32 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
-from vipd.admission import AddressPolicy, admit_service
+from vipd.admission import AddressPolicy, admit_service, questions
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
+from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
-from vipd.api.messages import Json, answer, body_of, flag_of
+from vipd.api.messages import Json, answer, body_of, flag_of, session_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
 from vipd.api.views import service_view, status_view
+from vipd.checks import Check
 from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.declaration.problems import Problem
+from vipd.host_facts import NO_FACTS
 from vipd.model import Service
 from vipd.observe.counters.door import Numbers
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.explain import Compiled, explain
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.question import QuestionError, ask
 from vipd.operations import Outcome, RefusedError, invalid
 from vipd.reconciler import Reconciler
 from vipd.registrations import declared
 from vipd.reload import reload
+from vipd.snapshot import AskHost
 from vipd.sources.base import Source
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
@@ -75,6 +79,19 @@ def _not_kept(_: str) -> None:
     """For a daemon that forgets such choices."""
 
 
+async def _not_looked() -> None:
+    """Where nothing has to be looked at."""
+
+
+async def _nothing_lacks(_: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
+    """Where every check can work."""
+    return {}
+
+
+def _nothing(_: object) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the API shows and changes."""
@@ -91,6 +108,12 @@ class Served:
     """Keeps an operator's choice of dataplane over a restart. Raises OSError."""
     claims: Callable[[], AddressPolicy] = AddressPolicy
     """Which addresses services may claim."""
+    check_problems: AskHost = _nothing_lacks
+    """What this host lacks for checks."""
+    look_at_claims: Callable[[], Awaitable[object]] = _not_looked
+    """Looks anew at what decides on that."""
+    warnings_of: Callable[[Collection[Service]], Sequence[str]] = _nothing
+    """What is to be told of these services' claims, as of the last look."""
     warnings: Callable[[], Sequence[str]] = tuple
     """What is wrong now besides the reconciler's own warnings."""
     events: Recorder | None = None
@@ -124,6 +147,8 @@ def application(served: Served, permission: Permission) -> web.Application:
     app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
     events = EventRoutes(lambda: served.events, lambda: served.reconciler.services)
     app.on_shutdown.append(events.end)
+    explaining = ExplainRoutes(served.reconciler, served.dataplane)
+    app.on_cleanup.append(explaining.end)
     target = "/v1/services/{target}"
     app.add_routes(
         [
@@ -133,7 +158,6 @@ def application(served: Served, permission: Permission) -> web.Application:
             web.get(target, routes.service),
             web.get("/v1/export", routes.export),
             web.get("/v1/diff", routes.diff),
-            web.get("/v1/explain", routes.explain),
             web.post("/v1/services", routes.add),
             web.patch(target, routes.change),
             web.delete(target, routes.remove),
@@ -147,6 +171,7 @@ def application(served: Served, permission: Permission) -> web.Application:
                 served.reconciler, served.dataplane, served.choose, permission, lambda: served.numbers
             ).routes(),
             *events.routes(),
+            *explaining.routes(),
             *StatsRoutes(served.reconciler, lambda: served.numbers).routes(),
             *routes.fleet(),
             web.get(METRICS_PATH, routes.metrics),
@@ -197,21 +222,6 @@ class _Routes:
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
         return answer({"in_sync": not text, "diff": text})
-
-    async def explain(self, request: web.Request) -> web.Response:
-        dataplane = self._served.dataplane
-        if not isinstance(dataplane, Compiled):
-            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
-        forwardings = [f for part in self._served.reconciler.forwardings.values() for f in part]
-        source, target = request.query.get("from", ""), request.query.get("target", "")
-        try:
-            question = ask(source, target, forwardings, dataplane.host_addresses())
-        except QuestionError as error:
-            kind: operations.Kind = "not-found" if error.unknown else "malformed"
-            raise RefusedError(kind, error.what, error.why, error.hint) from None
-        options = dataplane.options_of(question.packet.family)
-        explanation = explain(question, forwardings, options, dataplane.host_addresses()).view()
-        return answer({"explanation": explanation})
 
     async def add(self, request: web.Request) -> web.Response:
         spec = (await body_of(request)).get("service")
@@ -273,10 +283,15 @@ class _Routes:
     async def _change(self, request: web.Request, change: Change) -> web.Response:
         """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
         served, store = self._served, self._store_of(request)
-        outcome = change(served.known(), store.services, source=store.source)
+        await served.look_at_claims()
         dry_run = flag_of(request, "dry_run")
         applied, message, place = False, "dry run: nothing was changed", store.place
-        self._admit(outcome)
+        answers = dict[Check, tuple[str, ...]]()
+        outcome = change(served.known(), store.services, source=store.source)
+        while unknown := self._questions(outcome) - answers.keys():
+            answers.update(await served.check_problems(unknown))
+            outcome = change(served.known(), store.services, source=store.source)
+        self._admit(outcome, request, answers)
         store.check(outcome)
         if not dry_run:
             if outcome.changed:
@@ -294,8 +309,14 @@ class _Routes:
                 "message": message,
                 "stored": place,
                 "results": _results(outcome.results),
+                "warnings": await self._warnings(outcome),
             }
         )
+
+    async def _warnings(self, outcome: Outcome) -> Sequence[str]:
+        """What is to be told of the services that a change names, and leaves."""
+        named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
+        return await asyncio.to_thread(self._served.warnings_of, named)
 
     def _store_of(self, request: web.Request) -> Store:
         """The store that a request is for. Raises RefusedError."""
@@ -318,11 +339,26 @@ class _Routes:
         extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=store.source, cause=cause)
         log.info("%s by %s", _told(outcome), self._permission.peer(request.transport), extra=extra)
 
-    def _admit(self, outcome: Outcome) -> None:
-        """Refuse a service that claims an address which is not for services."""
+    def _questions(self, outcome: Outcome) -> set[Check]:
+        """The checks of new services that only the host can judge."""
         policy = self._served.claims()
-        fresh = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
-        problems = [problem for service in fresh for problem in admit_service(service, policy)]
+        return {check for service in _fresh(outcome) for check in questions(service, policy)}
+
+    def _admit(
+        self, outcome: Outcome, request: web.Request, answers: Mapping[Check, tuple[str, ...]]
+    ) -> None:
+        """Refuse a service that claims what is not for services. What it claims already is not held
+        against it: it may be mended, and relieved of backends, whatever the host has become meanwhile."""
+        policy = replace(self._served.claims(), check_problems=lambda check: answers.get(check, ()))
+        known = self._served.known()
+        if session := session_of(request):
+            policy = replace(policy, host=policy.host.asked_over(*session))
+        held = replace(policy, host_addresses=(), host=NO_FACTS)
+        problems = list[Problem]()
+        for service in _fresh(outcome):
+            before = known.get(service.name)
+            same = before is not None and before.frontends() == service.frontends()
+            problems += admit_service(service, held if same else policy)
         if problems:
             raise invalid(problems)
 
@@ -349,6 +385,11 @@ class _Routes:
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
         faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]
         return not faults, "; ".join(faults)
+
+
+def _fresh(outcome: Outcome) -> list[Service]:
+    """The services that a change makes, or makes other than they were."""
+    return [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
 
 
 def _results(actions: Mapping[str, str]) -> list[Json]:
@@ -393,9 +434,9 @@ def _guard(permission: Permission) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = permission.peer(request.transport)
-        if request.method not in ("GET", "HEAD") and not permission.may_change(peer):
+        if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why, permission.way_in(peer))
+            return _error("forbidden", f"{peer} may not change services", why, await permission.way_in(peer))
         return await handler(request)
 
     return guard

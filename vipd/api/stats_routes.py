@@ -23,6 +23,7 @@ from vipd.reconciler import Reconciler
 
 DEFAULT_LIMIT = 50
 MOST_FLOWS = 100_000
+_MOST_SHOWN = 40
 
 Test = Callable[[Flow], bool]
 
@@ -168,8 +169,9 @@ def _state_test(word: str) -> list[Test]:
 
 
 def _limit(word: str) -> int:
-    if not word.isdecimal() or not 0 < int(word) <= MOST_FLOWS:
-        raise RefusedError("malformed", f"limit={word}", "", f"1 to {MOST_FLOWS}")
+    known = word.isascii() and word.isdecimal() and len(word) <= len(str(MOST_FLOWS))
+    if not known or not 0 < int(word) <= MOST_FLOWS:
+        raise RefusedError("malformed", f"limit={word[:_MOST_SHOWN]}", "", f"1 to {MOST_FLOWS}")
     return int(word)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
+from vipd.catalog import Unit
 from vipd.dataplane.base import Dataplane
-from vipd.model import Forwarding, Frontend, Refusal, Service
+from vipd.declaration.problems import Problem
+from vipd.model import Forwarding, Service
 from vipd.operations import spec_of
-from vipd.progress import Progress
 from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
+from vipd.service_state import in_panic, state_of
 from vipd.sources.base import Source
-from vipd.standing import Admin, Standings
+from vipd.standing import Standings
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -48,34 +51,17 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
 def _service_status(
     service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
 ) -> Json:
-    state, message = _state(service, forwardings, reconciler.progress)
+    progress = reconciler.progress
+    pending = None if progress.state in ("in-sync", "degraded") else progress.fault
+    state, message = state_of(
+        service, forwardings, standings, progress.quarantined.get(service.name), pending
+    )
     return {
         "state": state,
-        "message": message or _backends_told(service, standings),
+        "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
     }
-
-
-def _backends_told(service: Service, standings: Standings) -> str:
-    """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
-    own = [standings[str(backend)] for backend in service.backends if str(backend) in standings]
-    unhealthy = sum(not standing.healthy for standing in own)
-    numbers = {
-        "draining": sum(standing.admin is Admin.DRAINING for standing in own),
-        "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
-        "unhealthy": unhealthy,
-    }
-    told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
-    if _in_panic(service, standings):
-        told += "; all serve, as fallback: keep says"
-    return told
-
-
-def _in_panic(service: Service, standings: Standings) -> bool:
-    """Whether none of its own backends is healthy, and all serve for want of better."""
-    own = [standings.get(str(backend)) for backend in service.backends]
-    return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
 
 
 def _panic_warnings(reconciler: Reconciler) -> list[str]:
@@ -83,21 +69,8 @@ def _panic_warnings(reconciler: Reconciler) -> list[str]:
         f"service {service.name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
         f"hint: vipctl describe {service.name} tells what the checks say"
         for service in reconciler.services.values()
-        if service.keeps_unhealthy and _in_panic(service, reconciler.standings(service))
+        if service.keeps_unhealthy and in_panic(service, reconciler.standings(service))
     ]
-
-
-def _state(service: Service, forwardings: Sequence[Forwarding], progress: Progress) -> tuple[str, str]:
-    if service.name in progress.quarantined:
-        return "quarantined", progress.quarantined[service.name]
-    if progress.state not in ("in-sync", "degraded"):
-        return "pending", progress.fault
-    empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
-    if not empty:
-        return "ok", ""
-    frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
-    dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
-    return "no-backends", f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
 
 
 def status_view(
@@ -118,25 +91,47 @@ def status_view(
         "applies": progress.applies,
         "apply_failures": progress.failures,
         "quarantined": dict(progress.quarantined),
-        "sources": [_source_view(source, reconciler) for source in sources],
+        "sources": _source_views(sources, reconciler),
         "warnings": [*progress.warnings, *_panic_warnings(reconciler), *_listed(about.get("warnings"))],
     }
 
 
-def _source_view(source: Source, reconciler: Reconciler) -> Json:
+def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:
+    serving = Counter(service.origin.owner for service in reconciler.services.values())
+    return [_source_view(source, reconciler.problems, serving) for source in sources]
+
+
+def _source_view(
+    source: Source, problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
+) -> Json:
     units = source.units()
-    serving = [s for s in reconciler.services.values() if _unit_of(s) in units]
-    problems = [str(p) for unit in units for p in reconciler.problems.get(unit, ())]
+    refused: list[Json] = [
+        {
+            "unit": name,
+            "serves": _served_of(name, unit, serving.get(name, 0)),
+            "problems": list(map(str, problems[name])),
+        }
+        for name, unit in units.items()
+        if problems.get(name)
+    ]
     return {
         "name": source.name,
         "location": source.location,
-        "services": len(serving),
-        "problems": [*source.faults(), *problems],
+        "services": sum(serving.get(name, 0) for name in units),
+        "problems": [*source.faults(), *(str(p) for name in units for p in problems.get(name, ()))],
+        "refused": refused,
     }
 
 
-def _unit_of(service: Service) -> str:
-    return service.origin.owner
+def _served_of(name: str, unit: Unit, serving: int) -> str:
+    """What serves of a unit that has problems."""
+    kind = {"file": "file", "etcd": "key"}.get(name.partition(":")[0], "store")
+    if not serving:
+        return f"nothing of the {kind} serves"
+    if serving == len(unit.accepted.services):
+        return f"the last good version of the {kind} serves on"
+    declared = {service.name for part in (unit.candidate, unit.accepted) for service in part.services}
+    return f"{serving} of {len(declared)} services of the {kind} serve"
 
 
 def _listed(value: object) -> list[object]:

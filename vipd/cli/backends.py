@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from vipd.api.client import Json
 from vipd.cli.changes import service_change_options, tell
 from vipd.cli.completion import BACKEND, OWN_TARGET
-from vipd.cli.connection import connect
+from vipd.cli.connection import Daemon, connect
+from vipd.cli.errors import USAGE, CliError
 from vipd.cli.words import backend_names, backend_specs
+from vipd.model import socket_text
 
 
 @click.command("add-backend")
@@ -19,12 +23,57 @@ from vipd.cli.words import backend_names, backend_specs
 def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
     """Add backends to a service. One that is there already stays as it is.
 
+    Without :PORT a backend gets the port that all others of the service have, if they have one of their own.
+
     \b
     vipctl add-backend dns 10.244.3.9 10.244.3.10@2
     """
-    body = {"backends": backend_specs(backends)}
-    answer = connect().change("POST", "services", target, "backends", body=body, dry_run=telling["dry_run"])
-    return tell(answer, f"with {', '.join(backends)}", **telling)
+    specs, daemon = backend_specs(backends), connect()
+    ported, port = _with_port_of_others(daemon, target, specs)
+    answer = daemon.change(
+        "POST", "services", target, "backends", body={"backends": ported}, dry_run=telling["dry_run"]
+    )
+    shared = f" on port {port}, as all its others" if port else ""
+    return tell(answer, f"with {', '.join(backends)}{shared}", **telling)
+
+
+def _with_port_of_others(
+    daemon: Daemon, target: str, specs: Sequence[str | Json]
+) -> tuple[Sequence[str | Json], int | None]:
+    """The specs, those without a port with the one that the service's backends share; and that port.
+
+    Raises CliError where they do not share one, so that nobody can say which is meant.
+    """
+    if all(_port(spec) for spec in specs):
+        return specs, None
+    others = daemon.get("services", target)["service"]["spec"].get("backends", [])
+    known = {_address(other) for other in others if _port(other) is None}
+    open_ones = [spec for spec in specs if _port(spec) is None and _address(spec) not in known]
+    ports = {_port(other) for other in others}
+    if not open_ones or not ports or ports == {None}:
+        return specs, None
+    if len(ports) > 1:
+        shown = ", ".join(str(port) if port else "none of their own" for port in sorted(ports, key=_number))
+        hint = f"say which: {socket_text(_address(open_ones[0]), max(ports, key=_number) or 0)}"
+        raise CliError(f"the backends of {target} have different ports: {shown}", hint=hint, code=USAGE)
+    (port,) = ports
+    return [_on(spec, port) if spec in open_ones else spec for spec in specs], port
+
+
+def _port(spec: str | Json) -> int | None:
+    return None if isinstance(spec, str) else spec.get("port")
+
+
+def _address(spec: str | Json) -> str:
+    return spec if isinstance(spec, str) else str(spec["address"])
+
+
+def _on(spec: str | Json, port: int | None) -> Json:
+    return {"port": port, **({"address": spec} if isinstance(spec, str) else spec)}
+
+
+def _number(port: int | None) -> int:
+    return port or 0
 
 
 @click.command("remove-backend")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ import click
 
 from vipd.api.client import Json
 from vipd.cli.errors import OK, CliError
-from vipd.cli.output import document, output_option, socket_option, store_option
+from vipd.cli.output import document, output_option, prose, screen, socket_option, store_option
 
 ACTIONS = ("created", "changed", "removed", "unchanged")
 
@@ -35,6 +36,7 @@ def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -
     if form != "text":
         print(document(answer, form))
     elif not quiet and unapplied is None:
+        _warn(answer)
         for result in answer["results"]:
             more = f" ({details})" if details else ""
             print(f"{result['action']} {result['name']}{more}{_kept({**answer, **result}, dry_run)}")
@@ -49,12 +51,19 @@ def tell_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
     if form != "text":
         print(document(answer, form))
     elif not quiet:
+        _warn(answer)
         for result in answer["results"]:
             print(f"{result['action']:9}  {result['name']}")
         print(summary(answer) + ("" if unapplied else _kept(answer, dry_run)))
     if unapplied is not None:
         raise unapplied
     return OK
+
+
+def _warn(answer: Json) -> None:
+    on = screen(sys.stderr)
+    for warning in answer.get("warnings", ()):
+        print("\n".join(prose(f"warning: {warning}", on)), file=sys.stderr)
 
 
 def merged(answers: Sequence[Json]) -> Json:
@@ -71,6 +80,8 @@ def merged(answers: Sequence[Json]) -> Json:
         for answer in answers
         for result in answer["results"]
     ]
+    if any("warnings" in answer for answer in answers):
+        whole["warnings"] = [warning for answer in answers for warning in answer.get("warnings", ())]
     return whole
 
 

@@ -10,7 +10,7 @@ import click
 from vipd.cli.completion import DIRECTORY, FILE
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
-from vipd.cli.offline import admitted, host_addresses, read_settings
+from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import counted, document, output_option, prose, screen
 from vipd.cli.settings_options import settings_options
 
@@ -39,14 +39,16 @@ def check(
     """Look for problems in declarations. FILE may be a directory, or - for standard input.
 
     Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
-    left out of Kubernetes objects is told as file:line: note: text.
+    left out of Kubernetes objects is told as file:line: note: text. No daemon is asked, so that claims of
+    vipctl add, of etcd and of files not named here are not seen.
 
     \b
     vipctl check
     vipctl check dns.yaml --set allowed_addresses=10.96.0.0/16
     """
     settings = read_settings(settings_file, assignments)
-    inputs = admitted(read_inputs(files or (services_dir,)), settings, host_addresses(settings))
+    own = host_addresses(settings)
+    inputs = admitted(read_inputs(files or (services_dir,)), settings, own, host_facts(settings, own))
     if not quiet:
         inputs.tell_notes()
     if form != "text":
@@ -65,4 +67,5 @@ def _print_text(inputs: Inputs, quiet: bool) -> None:
         print(problem_count(inputs.problems), file=sys.stderr)
     elif not quiet:
         services = counted(len(inputs.services), "service")
-        print(f"ok: {services} in {counted(len(inputs.files), 'file')}")
+        files = counted(len(inputs.files), "file")
+        print(f"ok: {services} in {files}; vipd was not asked whether others claim the same")

@@ -13,6 +13,7 @@ import click
 from vipd.cli.completion import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
 from vipd.host_record import HostRecord
@@ -40,9 +41,9 @@ DEFAULT_PREFIX = "VIPD"
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--force", is_flag=True, help="Clean up even while vipd runs here; it may put its rules back.")
 def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force: bool) -> int:
-    """Remove every rule of vipd, of both address families and both iptables variants, its routes to VIPs and
-    their device, and put back kernel settings that vipd changed. Established flows lose their translation.
-    What is declared or stored stays. No daemon, settings or record are needed.
+    """Remove every rule of vipd, of both address families and both iptables variants and in tables of others,
+    its routes to VIPs and their device, and put back kernel settings that vipd changed. Established flows
+    lose their translation. What is declared or stored stays. No daemon, settings or record are needed.
     """
     directory = Path(state_dir) if state_dir else _configured_state_dir()
     if os.geteuid() != 0 and not dry_run:
@@ -62,18 +63,25 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
 async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     leftovers = await find_leftovers(prefixes, run)
     tables = await nftables.find_leftovers(prefixes)
+    accepts = await forward_accept.find_leftovers(prefixes, record.read().accepts, run)
     for leftover in leftovers:
         print(_told(leftover, dry_run))
     for table in tables:
         print(f"would remove {table}" if dry_run else f"removing {table}")
+    for accept in accepts:
+        told = f"vipd's accept in {accept.place}"
+        print(f"would remove {told}" if dry_run else f"removing {told}")
     if dry_run:
         return await _foretell(prefixes, record)
     await remove(leftovers, run)
     await nftables.remove(tables, run)
-    found = bool(leftovers or tables)
+    await forward_accept.remove(accepts, run)
+    found = bool(leftovers or tables or accepts)
     async for undone in _undo(record):
         print(undone)
         found = True
+    for warning in record.warnings():
+        print(f"vipctl: {warning}", file=sys.stderr)
     record.clear()
     if await find_leftovers(prefixes, run) or await nftables.find_leftovers(prefixes):
         print("vipctl: some rules came back; is another vipd at work?", file=sys.stderr)

@@ -20,6 +20,7 @@ from vipd.api.client import (
     url_path,
 )
 from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
+from vipd.cli.session import session_address
 
 _SOCKET = "vipd.socket"
 """Key in a click context's `meta`, which a verb shares with the group."""
@@ -81,6 +82,8 @@ class Daemon:
         flags += ["fleet=1"] if fleet else []
         flags += [f"store={self._store}"] if self._store and segments[0] in _STORED else []
         query = f"?{'&'.join(flags)}" if flags else ""
+        if segments[0] in _STORED:
+            self._client.session = session_address()
         return self._ask(method, url_path(*segments) + query, body)
 
     def _ask(self, method: str, path: str, body: Json | None) -> Json:

@@ -14,7 +14,7 @@ import click
 from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import OK, UNREACHABLE, CliError
+from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Screen, document, duration, output_option, screen, socket_option
 from vipd.cli.words import seconds
 
@@ -110,7 +110,7 @@ def _follow(query: dict[str, str | int], form: str) -> int:
         for event in following.events():
             print(json.dumps(event) if form == "json" else line(event, screen()), flush=True)
     except KeyboardInterrupt:
-        pass
+        return INTERRUPTED
     return OK
 
 

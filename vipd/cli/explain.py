@@ -100,10 +100,11 @@ def explain(
     if files:
         # Imported on use: only without a daemon parts of it have to be imported.
         from vipd.cli.inputs import read_inputs
-        from vipd.cli.offline import explain_files, read_settings
+        from vipd.cli.offline import admitted, explain_files, host_addresses, read_settings
 
         settings = read_settings(settings_file, assignments)
-        view = explain_files(read_inputs(files).require_ok(), settings, source, target, dataplane or "")
+        inputs = admitted(read_inputs(files), settings, host_addresses(settings))
+        view = explain_files(inputs.require_ok(), settings, source, target, dataplane or "")
     elif settings_file or assignments or dataplane:
         own = "the daemon has its own"
         raise CliError("--settings, --set and --dataplane go with -f FILE", own, code=USAGE)

@@ -56,6 +56,10 @@ def fleet(what: str, form: str) -> int:
 
 def _row(host: Json) -> list[str | Cell]:
     seen, behind, problems = host["seen_seconds"], host["behind"], host["problems"]
+    heard = "?" if seen is None else f"{duration(seen)} ago"
+    if host.get("fault"):
+        unknown: list[str | Cell] = ["?"] * 5
+        return [str(host["name"]), *unknown, Cell(f"{heard}: {host['fault']}", "red")]
     return [
         str(host["name"]),
         str(host["version"]),
@@ -63,7 +67,7 @@ def _row(host: Json) -> list[str | Cell]:
         Cell(f"{behind} behind", "yellow") if behind else "none",
         str(host["services"]),
         Cell(str(problems), "red") if problems else "0",
-        "?" if seen is None else f"{duration(seen)} ago",
+        heard,
     ]
 
 

@@ -14,7 +14,8 @@ from vipd.cli.errors import FAILED, CliError
 from vipd.cli.output import counted
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Note, Problem
+from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable
+from vipd.durable import read_regular
 from vipd.model import Service
 
 DEFAULT_SERVICES_DIR = "/etc/vipd/services.d"
@@ -52,7 +53,7 @@ def read_inputs(names: Iterable[str]) -> Inputs:
     for name in dict.fromkeys(names):
         found, problems = _files_of(name)
         files += found
-        declarations += [_read(file) for file in found]
+        declarations += [_read(file, named=file == name) for file in found]
         if problems:
             files.append(name)
             declarations.append(Declaration(problems=problems))
@@ -78,7 +79,7 @@ def _files_of(name: str) -> tuple[list[str], tuple[Problem, ...]]:
             return [name], ()
         return sorted(str(file) for file in path.iterdir() if _counts(file)), ()
     except OSError as err:
-        return [], (_unreadable(name, err),)
+        return [], (unreadable(printable(name), err),)
 
 
 def _counts(file: Path) -> bool:
@@ -86,19 +87,18 @@ def _counts(file: Path) -> bool:
     return file.suffix in _SUFFIXES and not file.name.startswith(".")
 
 
-def _read(name: str) -> Declaration:
-    shown = _STDIN_SHOWN if name == STDIN else name
+def _read(name: str, named: bool) -> Declaration:
+    """One that was `named` may be a pipe; in a directory vipd reads none, and nor does this."""
+    shown = _STDIN_SHOWN if name == STDIN else printable(name)
     try:
-        content = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+        if name == STDIN:
+            content = sys.stdin.buffer.read()
+        else:
+            content = Path(name).read_bytes() if named else read_regular(Path(name))
         text = content.decode()
     except OSError as err:
-        return Declaration(problems=(_unreadable(shown, err),))
+        return Declaration(problems=(unreadable(shown, err),))
     except UnicodeDecodeError as err:
         line = content.count(b"\n", 0, err.start) + 1
         return Declaration(problems=(Problem(shown, line, "", "not UTF-8 text", "save it as UTF-8"),))
     return parse_declaration(text, shown)
-
-
-def _unreadable(name: str, err: OSError) -> Problem:
-    hint = "check the spelling" if isinstance(err, FileNotFoundError) else ""
-    return Problem(name, 0, "", f"cannot be read: {err.strerror or err}", hint)

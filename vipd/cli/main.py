@@ -143,6 +143,14 @@ def _resembling(word: str) -> str:
     return f"did you mean {' or '.join(close)}?" if close else "vipctl -h lists the verbs"
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from vipd import __version__
+
+        print(f"vipctl {__version__}")
+        ctx.exit(OK)
+
+
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
@@ -163,6 +171,14 @@ def _resembling(word: str) -> str:
     "--store",
     type=click.Choice(STORES),
     help="Where services are kept: on this host, or for all; default: as the daemon's setting says.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version; vipctl version asks the daemon for its own, too.",
 )
 @click.pass_context
 def cli(ctx: click.Context, socket: str | None, store: str | None) -> None:
@@ -194,7 +210,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage_text(err: click.ClickException) -> str:
-    text = err.format_message().rstrip(".")
+    # Click lists choices on lines of their own.
+    text = " ".join(err.format_message().split()).rstrip(".").replace(". Choose from: ", ": one of ")
     text = text[:1].lower() + text[1:]
     if isinstance(err, click.UsageError) and err.ctx is not None:
         return f"{text}; hint: {err.ctx.command_path} -h"
@@ -225,8 +242,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         # A locale without some character gets a mark in its place, not an error in the middle of a table.
+        # In a pipe, too, a line is there for the next program once it is printed.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace", line_buffering=True)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -15,6 +15,8 @@ from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.switching import ChosenDataplane
+from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Family, Forwarding, Service
 from vipd.observe.explain import explain
 from vipd.observe.question import QuestionError, ask
@@ -64,14 +66,15 @@ def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
         raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
 
 
-def admitted(inputs: Inputs, settings: Settings, own: Collection[str]) -> Inputs:
-    """The inputs with a problem for each address that services may not claim on such a host."""
+def admitted(inputs: Inputs, settings: Settings, own: Collection[str], facts: HostFacts = NO_FACTS) -> Inputs:
+    """The inputs with a problem for each thing that services may not claim on such a host."""
     compatible = settings.compat == "kube-proxy"
     policy = AddressPolicy(
         settings.allowed_addresses,
         () if compatible else tuple(own),
         settings.exec_sources,
-        balances_of(settings.dataplane),
+        balances_of(ChosenDataplane(settings.state_dir).read() or settings.dataplane),
+        host=facts.without_addresses() if compatible else facts,
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))
@@ -87,6 +90,17 @@ def host_addresses(settings: Settings) -> Collection[str]:
     from vipd.hostnet import host_addresses as read
 
     return asyncio.run(read())
+
+
+def host_facts(settings: Settings, own: Collection[str]) -> HostFacts:
+    """What services must not claim of this host; nothing for a host whose addresses settings name."""
+    if settings.host_addresses is not None:
+        return NO_FACTS
+    import asyncio
+
+    from vipd.host_reader import HostReader
+
+    return asyncio.run(HostReader(settings).read(frozenset(own)))
 
 
 def explain_files(

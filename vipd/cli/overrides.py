@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
-from urllib.parse import urlencode
 
 import click
 
@@ -15,13 +14,10 @@ from vipd.api.client import Json
 from vipd.cli.changes import change_options
 from vipd.cli.completion import PLACE
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import INTERRUPTED, OK, TIMED_OUT, USAGE, CliError, together
+from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table
+from vipd.cli.waiting import Subject, wait_for_end
 from vipd.cli.words import backend_names, seconds, split_backend
-
-POLL_SECONDS = 0.5
-TELL_SECONDS = 10.0
-"""How often a wait that is not on a terminal says how it goes."""
 
 COLUMNS = (
     Column("BACKEND", least=24),
@@ -32,8 +28,6 @@ COLUMNS = (
     Column("UNTIL"),
     Column("REASON"),
 )
-
-Subject = dict[str, str]
 
 HOST = "host"
 
@@ -93,11 +87,11 @@ def drain(
         raise CliError("--timeout is for --wait", hint="add --wait", code=USAGE)
     longest = None if timeout is None else seconds(timeout)
     order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
-    subjects = _subjects(backends, address)
+    subjects = _subjects(backends, address, "drain")
     daemon = connect()
     _give(daemon, subjects, order, telling, fleet=fleet)
     if wait and not telling["dry_run"]:
-        _wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
+        wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
     return OK
 
 
@@ -121,7 +115,7 @@ def disable(
     vipctl disable web/10.244.2.21 --reason "disk failure"
     """
     order: Json = {"admin": "disabled", "reason": reason, "for": _seconds(lasting)}
-    _give(connect(), _subjects(backends, address), order, telling, fleet=fleet)
+    _give(connect(), _subjects(backends, address, "disable"), order, telling, fleet=fleet)
     return OK
 
 
@@ -141,7 +135,7 @@ def resume(
     """
     if everything and (backends or address):
         raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
-    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address)]
+    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address, "resume")]
     daemon, answers = connect(), []
     for subject in subjects:
         answers.append(
@@ -182,7 +176,7 @@ def _row(override: Json) -> list[str]:
         "fleet" if _of_fleet(override) else "this host",
         str(override["by"]),
         f"{_away(override['at'])} ago",
-        f"in {_away(until)}" if until else "resumed",
+        f"in {_left(until)}" if until else "resumed",
         str(override.get("reason", "")),
     ]
 
@@ -192,13 +186,22 @@ def _away(moment: str) -> str:
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
-def _subjects(backends: Sequence[str], address: str | None) -> list[Subject]:
+def _left(moment: str) -> str:
+    """How long it is till then, rounded up: of what was given for 2h there is 2h left a moment later."""
+    seconds = ceil((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
+    unit = 3600 if seconds > 86400 else 60 if seconds > 3600 else 1
+    return duration(-(-max(0, seconds) // unit) * unit)
+
+
+def _subjects(backends: Sequence[str], address: str | None, verb: str) -> list[Subject]:
     if bool(backends) == (address is not None):
         hint = "name backends as dns/10.244.0.5, or --address ADDR for every service"
         raise CliError("no backend is named" if not backends else "too much at once", hint=hint, code=USAGE)
     if address is not None:
         return [{"address": backend_names([address])[0]}]
-    places = [split_backend(word) for word in backends]
+    places = [
+        split_backend(word, f"vipctl {verb} {{}}", f"vipctl {verb} --address {{}}") for word in backends
+    ]
     return [{"service": target, "backend": backend} for target, backend in places]
 
 
@@ -217,31 +220,43 @@ def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Jso
             )
         except CliError as err:
             failures.append(err)
-    for answer in answers:
-        _tell_given(answer, telling)
+    if telling["form"] != "text":
+        _print_documents(answers, telling["form"])
+    elif not telling["quiet"]:
+        for answer in answers:
+            _tell_given(answer, dry_run=telling["dry_run"])
+    failures += _unapplied(answers, telling)
     if failures:
         raise together(failures)
 
 
-def _tell_given(answer: Json, telling: Json) -> None:
-    if telling["form"] != "text":
-        print(document(answer, telling["form"]))
-    elif not telling["quiet"]:
-        override = answer["override"]
-        state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
-        about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
-        resume = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
-        end = f"in {_away(override['until'])}" if override.get("until") else f"by {resume}"
-        dry = "; dry run: nothing was done" if telling["dry_run"] else f"; ends {end}"
-        where = " on every host" if _of_fleet(override) else ""
-        print(f"{state} {_place(override)}{about}{where}{dry}")
-    _raise_unapplied(answer, telling)
+def _print_documents(answers: Sequence[Json], form: str) -> None:
+    """The answer about one backend as it is; several as `changes` of one document."""
+    if len(answers) > 1:
+        bare = [{key: value for key, value in each.items() if key != "apiVersion"} for each in answers]
+        print(document({"changes": bare}, form))
+    elif answers:
+        print(document(answers[0], form))
+
+
+def _tell_given(answer: Json, *, dry_run: bool) -> None:
+    override = answer["override"]
+    state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
+    about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
+    dry = "; dry run: nothing was done" if dry_run else f"; ends {_end(override)}"
+    where = " on every host" if _of_fleet(override) else ""
+    print(f"{state} {_place(override)}{about}{where}{dry}")
+
+
+def _end(override: Json) -> str:
+    if not override.get("until"):
+        return "by vipctl resume --fleet" if _of_fleet(override) else "by vipctl resume"
+    return f"in {_left(override['until'])}"
 
 
 def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
     if telling["form"] != "text":
-        for answer in answers:
-            print(document(answer, telling["form"]))
+        _print_documents(answers, telling["form"])
     elif not telling["quiet"]:
         taken = [override for answer in answers for override in answer["overrides"]]
         dry = "; dry run: nothing was done" if telling["dry_run"] else ""
@@ -252,8 +267,8 @@ def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
         for override in (override for answer in answers for override in answer.get("elsewhere", ())):
             way = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
             print(f"{_place(override)} is still {order_text(override)}; hint: {way} takes that back, too")
-    for answer in answers:
-        _raise_unapplied(answer, telling)
+    if failures := _unapplied(answers, telling):
+        raise together(failures)
 
 
 def _of_fleet(override: Json) -> bool:
@@ -264,60 +279,9 @@ def _place(override: Json) -> str:
     return f"{override['service']}/{override['backend']}" if override["service"] else str(override["backend"])
 
 
-def _raise_unapplied(answer: Json, telling: Json) -> None:
-    if not telling["dry_run"] and not answer["applied"]:
-        why = str(answer.get("message") or "")
-        raise CliError(
-            "the order is stored, but not in the kernel yet", why, "vipctl status shows how it goes"
-        )
-
-
-def _wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
-    """Until the backends have no flows; raises CliError at the end of the time."""
-    began, line = time.monotonic(), _Line(quiet)
-    try:
-        while left := sum(int(_flows(daemon, subject)) for subject in subjects):
-            waited = time.monotonic() - began
-            if longest is not None and waited >= longest:
-                hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
-                what = f"{counted(left, 'flow')} left after {duration(waited)}"
-                raise CliError(what, hint=hint, code=TIMED_OUT)
-            rest = "" if longest is None else f", {duration(longest - waited)} to go"
-            line.show(f"{counted(left, 'flow')} left{rest}")
-            time.sleep(POLL_SECONDS)
-        line.show("no flows left", last=True)
-    except KeyboardInterrupt:
-        hint = "vipctl resume takes it back"
-        raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None
-    finally:
-        line.end()
-
-
-def _flows(daemon: Daemon, subject: Subject) -> Any:
-    return daemon.get_query("flows", urlencode(subject))["flows"]
-
-
-class _Line:
-    """What a wait says: one line that changes on a terminal, else a line now and then."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet, self._terminal = quiet, sys.stderr.isatty()
-        self._told = float("-inf")
-        self._open = False
-
-    def show(self, text: str, *, last: bool = False) -> None:
-        """Say how it goes."""
-        now = time.monotonic()
-        if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
-            return
-        self._told, self._open = now, self._terminal
-        print(
-            f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
-        )
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._open:
-            print(file=sys.stderr)
-            self._open = False
+def _unapplied(answers: Sequence[Json], telling: Json) -> list[CliError]:
+    if telling["dry_run"]:
+        return []
+    what, hint = "the order is stored, but not in the kernel yet", "vipctl status shows how it goes"
+    missing = [answer for answer in answers if not answer["applied"]]
+    return [CliError(what, str(answer.get("message") or ""), hint) for answer in missing]

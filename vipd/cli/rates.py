@@ -54,10 +54,10 @@ class _Meter:
         if at is None:
             return
         moment = datetime.fromisoformat(at)
-        if self._at is not None and moment <= self._at:
+        if moment == self._at:
             return
         before, self._values = self._values, dict(rows_of(answer))
-        if self._at is not None:
+        if self._at is not None and moment > self._at:  # else the clock was set back: begin anew
             seconds = (moment - self._at).total_seconds()
             self._rates = {
                 key: self._grown(before.get(key), row, seconds) for key, row in self._values.items()

@@ -129,10 +129,15 @@ def set_fields(
             f"nothing to set for {target}" if weight is None else "too much at once", hint=hint, code=USAGE
         )
     if weight is None:
-        told = {"affinity": affinity, "masquerade": masquerade, "fallback": " ".join(fallback)}
+        told = {
+            "affinity": affinity,
+            "masquerade": masquerade,
+            "balance": balance,
+            "fallback": " ".join(fallback),
+        }
         details = ", ".join(f"{name} {word}" for name, word in told.items() if word)
         return _patch((target,), {"service": policy}, details, telling)
-    service, backend = split_backend(target)
+    service, backend = split_backend(target, f"vipctl set {{}} --weight {weight}")
     return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", telling)
 
 

@@ -11,17 +11,33 @@ from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
-from vipd.cli.output import Cell, Column, document, duration, output_option, screen, socket_option, table
+from vipd.cli.output import (
+    Cell,
+    Column,
+    counted,
+    document,
+    duration,
+    output_option,
+    screen,
+    socket_option,
+    table,
+)
 
-STATE_COLOURS = {"ok": "green", "no-backends": "red", "pending": "yellow", "quarantined": "red"}
+STATE_COLOURS = {
+    "ok": "green",
+    "degraded": "yellow",
+    "no-backends": "red",
+    "pending": "yellow",
+    "quarantined": "red",
+}
 
 COLUMNS = (
-    Column("NAME", least=16),
-    Column("VIP", least=22),
+    Column("NAME", least=14),
+    Column("VIP", least=18),
     Column("READY", right=True),
     Column("AFFINITY"),
-    Column("OWNER", least=8),
-    Column("STATUS"),
+    Column("OWNER", least=6),
+    Column("STATUS", least=18),
 )
 WIDE_COLUMNS = (
     *(Column(column.title, right=column.right) for column in COLUMNS),
@@ -54,10 +70,19 @@ def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: 
     elif views:
         _print_table(views, form == "wide", not no_headers)
     elif not targets:
-        print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
+        print(nothing_serves(daemon), file=sys.stderr)
     if failures:
         raise together(failures)
     return OK
+
+
+def nothing_serves(daemon: Daemon) -> str:
+    """Why there is no service: none is declared, or none of those that are can serve."""
+    sources = daemon.get("status")["sources"]
+    problems = sum(len(source["problems"]) for source in sources)
+    if problems:
+        return f"no service serves, with {counted(problems, 'problem')}; hint: vipctl status"
+    return "no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5"
 
 
 def _named(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> list[Json]:
@@ -87,14 +112,19 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
         vip,
         f"{status['ready']}/{status['backends']}",
         affinity(view),
-        owner if wide else owner.rpartition("/")[2],
+        owner if wide else _short(owner, view["name"]),
         Cell(_standing(status), STATE_COLOURS.get(status["state"], "")),
     ]
 
 
+def _short(owner: str, name: str) -> str:
+    """A file without its directories; of a key in etcd, which ends in the service's name, that name."""
+    return f"etcd:{name}" if owner.startswith("etcd:") else owner.rpartition("/")[2]
+
+
 def _standing(status: Json) -> str:
-    """The state; of a service that is ok also which of its backends do not serve as declared."""
-    told = str(status["message"]).partition(";")[0] if status["state"] == "ok" else ""
+    """The state; of a service that serves also what of it does not serve as declared."""
+    told = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
     return f"{status['state']}, {told}" if told else str(status["state"])
 
 

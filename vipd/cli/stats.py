@@ -104,7 +104,7 @@ def _with_rates(answer: Json, rates: Rates) -> Json:
 def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool) -> None:
     rows = list(_rows(answer))
     if not rows:
-        print("no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5", file=sys.stderr)
+        print("no service serves; hint: vipctl list says why", file=sys.stderr)
         return
     traffic = TRAFFIC if wide else ("bytes_in", "bytes_out")
     fields = traffic if answer["traffic"]["counted"] else ()

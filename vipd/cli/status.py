@@ -61,9 +61,8 @@ def _lines(answer: Json, on: Screen) -> Iterator[str]:
     yield from _source_lines(answer["sources"], on)
     if answer.get("etcd"):
         yield from _section("etcd", list(_etcd_lines(answer["etcd"])), "bold", on)
-    problems = [problem for source in answer["sources"] for problem in source["problems"]]
-    if problems:
-        yield from _section("Problems (the last good version of the file serves on)", problems, "red", on)
+    for title, problems in _problems(answer["sources"]).items():
+        yield from _section(title, problems, "red", on)
     if quarantined := answer.get("quarantined"):
         told = [f"{name}: {reason}" for name, reason in quarantined.items()]
         yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", on)
@@ -71,8 +70,27 @@ def _lines(answer: Json, on: Screen) -> Iterator[str]:
         yield from _section("Warnings", answer["warnings"], "yellow", on)
 
 
+def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
+    """All problems, by a title that says what serves of what they are about."""
+    found: dict[str, list[str]] = {}
+    for source in sources:
+        told = list(source["problems"])
+        for unit in source.get("refused", ()):
+            for problem in unit["problems"]:
+                if problem in told:
+                    told.remove(problem)
+                found.setdefault(f"Problems ({unit['serves']})", []).append(problem)
+        if told:
+            found.setdefault("Problems", []).extend(told)
+    return found
+
+
 def _facts(answer: Json, on: Screen) -> Iterator[tuple[str, str]]:
     text, colour = _STATES.get(answer["state"], (str(answer["state"]), ""))
+    refused = sum(len(source.get("refused", ())) for source in answer["sources"])
+    if refused and answer["state"] == IN_SYNC:
+        have = "declaration has" if refused == 1 else "declarations have"
+        text, colour = f"{text} of what serves; {refused} {have} problems", "yellow"
     yield "State", on.paint(text, colour)
     if answer["message"]:
         yield "", answer["message"]

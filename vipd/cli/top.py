@@ -17,7 +17,7 @@ import click
 
 from vipd.api.client import Json
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import NOT_FOUND, OK, USAGE, CliError
+from vipd.cli.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from vipd.cli.output import socket_option
 from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
 from vipd.cli.words import seconds
@@ -69,7 +69,7 @@ def top(delay: str) -> int:
         with _ended_by_signals(), _screen() as screen:
             _run(screen, daemon, state, pause)
     except KeyboardInterrupt:
-        return OK
+        return INTERRUPTED
     except _EndedError as ended:
         number = signal.Signals(ended.args[0])
         signal.signal(number, signal.SIG_DFL)

@@ -17,7 +17,7 @@ import click
 from vipd.api.client import Json, RefusedError
 from vipd.cli.completion import TARGET, WORDS, Word
 from vipd.cli.connection import connect
-from vipd.cli.errors import FAILED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
+from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
@@ -100,7 +100,7 @@ def trace(
         raise CliError(error.what, error.why, error.hint, code=code) from None
     except KeyboardInterrupt:
         if follow:
-            return OK
+            return INTERRUPTED
         raise
 
 

@@ -48,13 +48,23 @@ def backend_names(words: Iterable[str]) -> list[str]:
     return names
 
 
-def split_backend(word: str) -> tuple[str, str]:
-    """`dns/10.244.0.5` as target and backend. The last slash splits: a target may hold slashes itself."""
+def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, str]:
+    """`dns/10.244.0.5` as target and backend. The last slash splits: a target may hold slashes itself.
+
+    For the hint, `command` is what was typed, with `{}` for the word; `everywhere` is the same for that
+    address in every service, where the verb can do that.
+    """
     target, slash, backend = word.rpartition("/")
     # The last slash of a frontend stands before its protocol, and that of a name before more name.
     if not (slash and target and _is_backend(backend)):
-        hint = f"a weight is a backend's: vipctl set {word}/ADDR --weight 2"
-        raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
+        if not _is_backend(word) or "@" in word:
+            hint = f"{command.format(f'{word}/ADDR')}; vipctl describe {word} shows its backends"
+            raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
+        hint = command.format(f"TARGET/{word}")
+        hint += (
+            f", or in every service: {everywhere.format(parse_backend(word).address)}" if everywhere else ""
+        )
+        raise CliError(f"{word} names no service", hint=hint, code=USAGE)
     return target, backend_names([backend])[0]
 
 

@@ -18,6 +18,10 @@ class ApplyError(RuntimeError):
         """Some rule was not taken: trying again will not help, trying without it will."""
 
 
+class MissingProgramError(ApplyError):
+    """There is no such program, or one of a version that vipd never writes with: it has written nothing."""
+
+
 class DataplanePlan(Protocol):
     """Work as a value: false when there is none, and printable as a difference of rules."""
 
@@ -38,6 +42,13 @@ class Dataplane(Protocol):
 
     async def plan(self) -> DataplanePlan:
         """What has to be written now. Reads the kernel when its state is not known; raises ApplyError."""
+
+    async def survey(self) -> object:
+        """The rules that the kernel holds now, for `difference`. Changes nothing of what is known of them;
+        may go on beside all else. Raises ApplyError."""
+
+    async def difference(self, surveyed: object) -> DataplanePlan:
+        """What would have to be written if the kernel were as it was surveyed. Changes nothing."""
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been done."""

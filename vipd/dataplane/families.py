@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model import Family, Forwarding, ForwardingKey
@@ -41,6 +42,12 @@ class FamilyPart(Protocol[P]):
 
     async def plan(self) -> P:
         """What has to be written now. Raises ApplyError."""
+
+    async def survey(self) -> Any:
+        """The rules that the kernel holds now. Raises ApplyError."""
+
+    def difference(self, surveyed: Any) -> P:
+        """What would have to be written if the kernel were like this. May run in a thread."""
 
     async def apply(self, plan: P) -> None:
         """Write a plan. Raises ApplyError."""
@@ -94,6 +101,27 @@ class Families(Generic[F, P]):
             except ApplyError as error:
                 errors.append(error)
         return FamilyPlans(plans, tuple(errors))
+
+    async def survey(self) -> Mapping[Family, object]:
+        """The rules that the kernel holds now, or why they cannot be read, for each family."""
+        found: dict[Family, object] = {}
+        for family, part in self._families.items():
+            try:
+                found[family] = await part.survey()
+            except ApplyError as error:
+                found[family] = error
+        return found
+
+    async def difference(self, surveyed: object) -> FamilyPlans[P]:
+        """What would have to be written where the kernel is as surveyed."""
+        assert isinstance(surveyed, dict)  # noqa: S101 (each dataplane takes its own surveys only)
+        errors = tuple(found for found in surveyed.values() if isinstance(found, ApplyError))
+        plans = {
+            family: await asyncio.to_thread(self._families[family].difference, found)
+            for family, found in surveyed.items()
+            if not isinstance(found, ApplyError)
+        }
+        return FamilyPlans(plans, errors)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan, every family of it; raises the first ApplyError after all were tried."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.counting import FlowCounter, Place
+from vipd.dataplane.forward_accept.driver import ForwardAccepts
+from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardScope
 from vipd.dataplane.iptables import removal as iptables_removal
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
@@ -27,6 +30,8 @@ from vipd.model import Family
 from vipd.process import Runner
 from vipd.settings import Settings
 
+log = logging.getLogger(__name__)
+
 RuleWatch: TypeAlias = Watch | TableWatch
 
 
@@ -35,12 +40,14 @@ class HostDataplanes:
 
     def __init__(self, settings: Settings, record: HostRecord, run: Runner) -> None:
         self._settings, self._record, self._run = settings, record, run
+        self.prefix = settings.chain_prefix
+        self.accepts = ForwardAccepts(settings, record, run)
 
     async def open(self, name: DataplaneName) -> Doubted:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
         if name == "nftables":
             return await NftablesDataplane.start(self._settings, self._record, self._run)
-        return await IptablesDataplane.start(self._settings, self._record, self._run)
+        return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.kept)
 
     def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules in a dataplane that this has opened."""
@@ -49,6 +56,7 @@ class HostDataplanes:
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Remove everything under our prefix that a dataplane has in the kernel; whether there was anything.
+        Accepts in FORWARD stay where `accepts` has a need of them.
 
         `ready` is awaited just before. Raises ApplyError.
         """
@@ -58,20 +66,24 @@ class HostDataplanes:
             await ready()
             await nftables_removal.remove(tables, self._run)
             return bool(tables)
-        rules = await iptables_removal.find_leftovers(prefixes, self._run)
+        rules = await iptables_removal.find_leftovers(prefixes, self._run, self.accepts.kept())
         await ready()
         await iptables_removal.remove(rules, self._run)
         return bool(rules)
 
 
-def watch_of(dataplane: object, settings: Settings, own: OwnProcesses) -> RuleWatch:
-    """What sees that somebody else changes the rules of a dataplane."""
-    names = Names(settings.chain_prefix)
-    if isinstance(dataplane, IptablesDataplane):
-        watch = Watch(dataplane.watched(), names, own)
-        watch.hear = dataplane.counter.hear
-        return watch
-    return TableWatch(names, own)
+def watch_of(dataplane: SwitchableDataplane, settings: Settings, own: OwnProcesses) -> RuleWatch:
+    """What sees that somebody else changes the rules of the dataplane in use, or what they need of others."""
+    names, current, accepts = Names(settings.chain_prefix), dataplane.current, dataplane.accepts
+    watch: RuleWatch
+    if isinstance(current, IptablesDataplane):
+        watch = Watch(current.watched(), names, own)
+        watch.hear = current.counter.hear
+    else:
+        watch = TableWatch(names, own)
+    watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
+    watch.beside = ((ForwardPoll(accepts), "poll chains of the forward hook"),)
+    return watch
 
 
 class FlowCounters:
@@ -115,15 +127,30 @@ def _counter_of(dataplane: Doubted) -> FlowCounter:
 
 async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:
     """The dataplane that a setting means. `auto` is nftables where nft and kernel have all that it may need,
-    and where no other table drops forwarded packets, which ours could not prevent; else iptables.
+    and where no other table drops what is for health ports, or forwarded flows that vipd cannot accept there;
+    else iptables. An nft that is there and fails decides nothing while a table of ours stands: it may work
+    again in a moment.
     """
     if setting != "auto":
         return "nftables" if setting == "nftables" else "iptables"
     try:
         nft = await find_nft(run)
         able = [await probe(nft, TableOptions.of(settings, family), run) for family in Family]
-        if any(abilities != Abilities() for abilities in able) or await dropping_chains():
+        accepts = ForwardAccepts(settings, HostRecord(settings.state_dir), run)
+        drops = await dropping_chains() or await accepts.obstacles("nftables")
+        if any(abilities != Abilities() for abilities in able) or drops:
             return "iptables"
-    except (ApplyError, OSError):
+    except MissingProgramError:
         return "iptables"
+    except (ApplyError, OSError) as error:
+        chosen: DataplaneName = "nftables" if await _has_table(settings) else "iptables"
+        log.warning("dataplane auto: %s, for nftables cannot be tried: %s", chosen, error)
+        return chosen
     return "nftables"
+
+
+async def _has_table(settings: Settings) -> bool:
+    try:
+        return bool(await nftables_removal.find_leftovers((settings.chain_prefix,)))
+    except ApplyError:
+        return False

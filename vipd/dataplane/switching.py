@@ -7,21 +7,29 @@ what the other dataplane has left behind is removed once this one has written it
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
-from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.forward_accept.accepts import AcceptPlan
+from vipd.dataplane.forward_accept.driver import ForwardAccepts
+from vipd.dataplane.forward_accept.watch import concern_forward
+from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.nftables.options import TableOptions
-from vipd.durable import write_durably
+from vipd.dataplane.nftables.options import TableOptions, table_name
+from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 
 DataplaneName = Literal["iptables", "nftables"]
+_LONGEST_NAME = 4096
 DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
@@ -41,15 +49,21 @@ class ChosenDataplane:
     def read(self) -> str:
         """The name, or `auto`; empty if the settings count."""
         try:
-            chosen = self._path.read_text(encoding="utf-8").strip()
-        except OSError:
+            chosen = read_regular(self._path, _LONGEST_NAME).decode().strip()
+            if chosen not in (*DATAPLANES, "auto"):
+                raise ValueError("it names no dataplane")
+        except FileNotFoundError:
             return ""
-        return chosen if chosen in (*DATAPLANES, "auto") else ""
+        except (OSError, ValueError) as error:
+            what, aside = "the dataplane that was chosen cannot be read", keep_aside(self._path)
+            log.warning("%s: %s: %s; the settings count; %s", self._path, what, why(error), aside)
+            return ""
+        return chosen
 
     def write(self, chosen: str) -> None:
         """Make it last; empty: the settings count again. Raises OSError."""
         if chosen:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, f"{chosen}\n".encode())
         else:
             self._path.unlink(missing_ok=True)
@@ -65,6 +79,9 @@ class Doubted(Dataplane, Protocol):
 class Opening(Protocol):
     """Makes dataplanes, and removes what one of them has in the kernel."""
 
+    prefix: str
+    accepts: ForwardAccepts
+
     async def open(self, name: DataplaneName) -> Doubted:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
@@ -76,17 +93,37 @@ class Opening(Protocol):
         awaited when it is known what that is, just before. Raises ApplyError."""
 
 
+@dataclass(frozen=True, slots=True)
+class WholePlan:
+    """What the dataplane in use has to write, and what has to be accepted in chains of others."""
+
+    accepts: AcceptPlan
+    rules: DataplanePlan
+    fault: ApplyError | None = None
+    """Why those chains could not be read: raised once the rules are written."""
+
+    def __bool__(self) -> bool:
+        return bool(self.accepts) or bool(self.rules) or self.fault is not None
+
+    def __str__(self) -> str:
+        fault = f"# {self.fault}\n" if self.fault else ""
+        return f"{self.accepts}{self.rules}{fault}"
+
+
 class SwitchableDataplane:
     """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
 
     def __init__(self, name: DataplaneName, current: Doubted, opening: Opening) -> None:
         self._name, self.current, self._opening = name, current, opening
+        self.accepts = opening.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
+        self._families: Counter[Family] = Counter()
         self._host_addresses: frozenset[str] = frozenset()
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
         self.switched: list[Callable[[], None]] = []
-        """Called after another dataplane has taken over, before the old one is removed."""
+        """Called after another dataplane has taken over, before the old one is removed; and when the one in
+        use has found other tools, before it writes with them."""
 
     @property
     def name(self) -> DataplaneName:
@@ -110,32 +147,49 @@ class SwitchableDataplane:
         new = await self._opening.open(name)
         new.host_changed(self._host_addresses)
         new.update(dict(self._forwardings))
-        try:
-            await new.apply(await new.plan())
-            if refused := new.quarantined():
-                key, why = next(iter(refused.items()))
-                raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
-        except ApplyError:
-            await self._opening.remove(name)
-            raise
 
         async def hand_over() -> None:
             await before_removal()
             self._take_over(name, new)
 
-        await self._remove_others(name, hand_over)
-        if self.current is not new:  # what the old one has could not even be read
-            await hand_over()
+        try:
+            await self.accepts.require(name, self._families.keys())
+            await new.apply(await new.plan())
+            if refused := new.quarantined():
+                key, why = next(iter(refused.items()))
+                raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
+            await self._remove_others(name, hand_over)
+            if self.current is not new:  # what the old one has could not even be read
+                await hand_over()
+        except BaseException:
+            if self.current is not new:
+                await self._undo()
+                await self._settle_accepts()
+            raise
+        await self._settle_accepts()
         return True
+
+    async def _undo(self) -> None:
+        """Remove what a dataplane has written that did not take over: also when the request was cancelled.
+        `sweep` tries again to remove what cannot be removed now."""
+        self._others_gone = False
+        removing = asyncio.create_task(self._remove_others(self.name))
+        while not removing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(removing)
+        if error := removing.exception():
+            log.error("what a failed switch has written cannot be removed", exc_info=error)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
+        self.current.update(changes)  # first: what raises here is not to be given to another one either
         for key, forwarding in changes.items():
-            if forwarding is None:
-                self._forwardings.pop(key, None)
-            else:
+            if self._forwardings.pop(key, None) is not None:
+                self._families[key.family] -= 1
+            if forwarding is not None:
                 self._forwardings[key] = forwarding
-        self.current.update(changes)
+                self._families[key.family] += 1
+        self._families = +self._families
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
@@ -144,14 +198,42 @@ class SwitchableDataplane:
 
     async def plan(self) -> DataplanePlan:
         """What has to be written now. Raises ApplyError."""
+        tools = self.current.versions()
         plan = await self.current.plan()
         self._written = self._written or not plan
-        return plan
+        if self.current.versions() != tools:
+            self._announce()
+        return await self._with_accepts(plan)
+
+    async def survey(self) -> object:
+        """The rules that the kernel holds now. Raises ApplyError."""
+        return await self.current.survey()
+
+    async def difference(self, surveyed: object) -> DataplanePlan:
+        """What would have to be written if the kernel were as surveyed."""
+        self.accepts.doubt()
+        return await self._with_accepts(await self.current.difference(surveyed))
+
+    async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
+        """A plan of rules, with what is to be accepted in chains of others. What keeps those from being read
+        holds up no rules."""
+        try:
+            return WholePlan(await self.accepts.plan(self.name, self._families.keys()), rules)
+        except ApplyError as error:
+            return WholePlan(AcceptPlan(), rules, error)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError."""
-        await self.current.apply(plan)
+        assert isinstance(plan, WholePlan)  # noqa: S101 (this takes its own plans only)
+        fault = plan.fault
+        try:
+            await self.accepts.apply(plan.accepts)
+        except ApplyError as error:
+            fault = error  # services on this host work without
+        await self.current.apply(plan.rules)
         self._written = True
+        if fault:
+            raise fault
 
     async def sweep(self) -> None:
         """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
@@ -161,11 +243,14 @@ class SwitchableDataplane:
 
     def forget(self) -> None:
         """Trust nothing that is known about the kernel."""
+        self.accepts.doubt()
         self.current.forget()
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Trust nothing that is known about these chains."""
-        self.current.doubt(chains)
+        if concern_forward(chains, self._tables):
+            self.accepts.doubt()
+        self.current.doubt({(family, chain) for family, chain in chains if chain.table in self._tables})
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -173,7 +258,7 @@ class SwitchableDataplane:
 
     def warnings(self) -> tuple[str, ...]:
         """What this host lacks and what that means for services."""
-        return (*self._left, *self.current.warnings())
+        return (*self._left, *self.accepts.warnings(), *self.current.warnings())
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The kernel names by which a forwarding and its endpoints are found."""
@@ -191,8 +276,24 @@ class SwitchableDataplane:
         """This host's own addresses, as told last."""
         return self._host_addresses
 
+    @property
+    def _tables(self) -> tuple[str, ...]:
+        """Those that the dataplane in use writes to."""
+        return TABLES if self.name == "iptables" else (table_name(self._opening.prefix),)
+
+    async def _settle_accepts(self) -> None:
+        """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
+        self.accepts.doubt()
+        try:
+            await self.accepts.apply(await self.accepts.plan(self.name, self._families.keys()))
+        except ApplyError as error:
+            log.warning("%s", error)
+
     def _take_over(self, name: DataplaneName, new: Doubted) -> None:
         self._name, self.current, self._written = name, new, True
+        self._announce()
+
+    def _announce(self) -> None:
         for tell in self.switched:
             tell()
 

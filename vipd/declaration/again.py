@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vipd.declaration.conflicts import find_conflicts
+from vipd.declaration.conflicts import backend_addresses, find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.model import Service
@@ -104,7 +104,10 @@ def _combined(change: _Change, path: str, known: Declaration, source: str) -> De
     if change.shift:
         behind = tuple(_moved(service, change.shift) for service in behind)
     services = (*before, *fresh, *behind)
-    if not _claims(fresh) <= _claims(between) and find_conflicts(services):
+    more = not _claims(fresh) <= _claims(between) or _has_vips(
+        services, _backends(fresh) - _backends(between)
+    )
+    if more and find_conflicts(services):
         return None
     return Declaration(services)
 
@@ -129,6 +132,15 @@ def _moved(service: Service, lines: int) -> Service:
 
 def _claims(services: Sequence[Service]) -> set[object]:
     return {claim for service in services for claim in (service.name, *service.frontends())}
+
+
+def _backends(services: Sequence[Service]) -> set[str]:
+    return {address for service in services for address in backend_addresses(service)}
+
+
+def _has_vips(services: Sequence[Service], addresses: set[str]) -> bool:
+    """Whether one of these addresses is a service's. All are looked through, which takes no call for each."""
+    return bool(addresses) and not addresses.isdisjoint({a for each in services for a in each.addresses})
 
 
 def _common_prefix(one: str, other: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from vipd.body_pattern import PatternError, body_pattern
 from vipd.checks import (
     MAX_CHECK_SECONDS,
     MAX_COUNT,
@@ -181,14 +182,15 @@ def _read_status(report: Report, node: Node, path: str) -> tuple[tuple[int, int]
 
 
 def _read_body(report: Report, node: Node, path: str) -> str | None:
-    text = read_text(report, node, path, "a regular expression")
+    text = read_text(report, node, path, "text, or a regular expression")
     if text is None:
         return None
     try:
-        re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        hint = "Python's syntax; put a backslash before a character that is meant as it stands"
-        report.add(node.line, path, f"{shown(text)} is not a regular expression: {error}", hint)
+        body_pattern(text)
+    except PatternError as error:
+        if report.accepted:
+            return text  # its backends are in trouble then, and serve on
+        report.add(node.line, path, error.what, error.hint)
         return None
     return text
 

@@ -1,20 +1,90 @@
-"""What two services cannot both have: a frontend, a name. Across one file or many. Pure."""
+"""What two services cannot both have: a frontend, a name, an address in two roles. Pure.
+
+The kernel translates a packet once. A backend whose address is a service's would be sent packets that nobody
+translates again; so an address is a service's, or a backend's, but not both. External addresses do not count:
+one may be a host's own, whose server is then a sound backend.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
 from vipd.model import Frontend, Service
 
+MOST_NAMED = 3
+"""More backends than these are not suggested."""
 
-def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
-    """Every frontend and every name that an earlier service has already, in time linear in the frontends.
+
+class AddressUse(NamedTuple):
+    """An address in one of its two roles. Many services may use it in the same one."""
+
+    address: str
+    as_backend: bool
+
+    def opposite(self) -> AddressUse:
+        """The same address in the other role."""
+        return AddressUse(self.address, not self.as_backend)
+
+    def __str__(self) -> str:
+        return f"{self.address} as a {'backend' if self.as_backend else 'virtual IP'}"
+
+
+Claim = Frontend | str | AddressUse
+"""What keeps other services from something: a frontend, a name, a role of an address."""
+
+
+def backend_addresses(service: Service) -> set[str]:
+    """The addresses that a service sends packets to. Its own are not among them: the parser judges these."""
+    return {b.address for b in (*service.backends, *service.fallback)}.difference(service.addresses)
+
+
+def address_uses(service: Service) -> Iterator[AddressUse]:
+    """Each address of a service, or of a backend of it, in its role."""
+    yield from (AddressUse(address, False) for address in service.addresses)
+    yield from (AddressUse(address, True) for address in backend_addresses(service))
+
+
+class AddressUses:
+    """How many services use each address in each role, kept up as services come and go."""
+
+    def __init__(self, services: Iterable[Service] = ()) -> None:
+        self._numbers: dict[AddressUse, int] = Counter(use for s in services for use in address_uses(s))
+
+    def changed(
+        self, leaving: Iterable[Service], coming: Iterable[Service]
+    ) -> Mapping[AddressUse, int] | None:
+        """The numbers that are others after such a change; None if an address then is used in both roles."""
+        changes = Counter(use for service in coming for use in address_uses(service))
+        fresh = tuple(changes)
+        changes.subtract(use for service in leaving for use in address_uses(service))
+        after = {use: self._numbers.get(use, 0) + change for use, change in changes.items()}
+        for use in fresh:
+            other = use.opposite()
+            if after[use] and after.get(other, self._numbers.get(other, 0)):
+                return None
+        return after
+
+    def take(self, numbers: Mapping[AddressUse, int]) -> None:
+        """What `changed` said is so now."""
+        for use, number in numbers.items():
+            if number:
+                self._numbers[use] = number
+            else:
+                self._numbers.pop(use, None)
+
+
+def find_conflicts(services: Iterable[Service], *, addresses: bool = True) -> tuple[Problem, ...]:
+    """Every claim that an earlier service's keeps a service from, in time linear in the claims; without
+    `addresses`, names and frontends alone.
 
     The problem stands at the later service; the earlier one keeps what it claims, also against a third.
     """
     names: dict[str, Service] = {}
     owners: dict[Frontend, Service] = {}
+    users: dict[AddressUse, Service] = {}
     problems: list[Problem] = []
     for service in services:
         namesake = names.setdefault(service.name, service)
@@ -24,21 +94,47 @@ def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
             owner = owners.setdefault(frontend, service)
             if owner is not service:
                 problems.append(claim_problem(service, frontend, owner))
+        problems += _problems_of_addresses(service, users) if addresses else ()
     return tuple(problems)
 
 
-def claim_problem(service: Service, claim: Frontend | str, owner: Service) -> Problem:
-    """A service's fault that another one has a frontend, or the name, that it claims."""
+def _problems_of_addresses(service: Service, users: dict[AddressUse, Service]) -> Iterator[Problem]:
+    """Addresses that earlier services use in another role than this one, which then is no user."""
+    for use in sorted(address_uses(service)):
+        user = users.get(use.opposite())
+        if user is None:
+            users.setdefault(use, service)
+        else:
+            yield claim_problem(service, use, user)
+
+
+def claim_problem(service: Service, claim: Claim, owner: Service) -> Problem:
+    """A service's fault that another one has what it claims, or keeps it from it."""
     origin = service.origin
     if isinstance(claim, str):
         what = f"the name {claim} is already taken by the service {_place(owner)}"
         hint = "give each service its own name"
-    else:
-        claimant = "" if _default_name(service) else f"{service.name}: "
-        holder = "the service" if _default_name(owner) else owner.name
-        what = f"{claimant}{claim} already belongs to {holder} {_place(owner)}"
+        return Problem(origin.path or origin.source, origin.line, "", what, hint)
+    claimant = "" if _default_name(service) else f"{service.name}: "
+    holder = f"{'the service' if _default_name(owner) else owner.name} {_place(owner)}"
+    if isinstance(claim, Frontend):
+        what = f"{claim} already belongs to {holder}"
         hint = "one address, port and protocol can serve once"
-    return Problem(origin.path or origin.source, origin.line, "", what, hint)
+    else:
+        what, hint = use_problem(claim, holder, owner)
+    return Problem(origin.path or origin.source, origin.line, "", f"{claimant}{what}", hint)
+
+
+def use_problem(claim: AddressUse, holder: str, owner: Service) -> tuple[str, str]:
+    """What is wrong with a use of an address that `owner`, called `holder`, has in the other role; and a
+    hint."""
+    if not claim.as_backend:
+        what = f"{claim.address} is the address of a backend of {holder}"
+        return what, "choose an address that no host has"
+    what = f"the backend {claim.address} is a virtual IP, that of {holder}: a packet is translated only once"
+    backends = list(dict.fromkeys(map(str, owner.backends)))
+    named = ", ".join(backends[:MOST_NAMED]) + (", ..." if len(backends) > MOST_NAMED else "")
+    return what, f"name the backends of {owner.name} instead{named and ': '}{named}"
 
 
 def _place(service: Service) -> str:

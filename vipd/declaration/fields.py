@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 from vipd.declaration import nodes
+from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
-from vipd.declaration.problems import Note, Problem
+from vipd.declaration.problems import Note, Problem, internal_problem
 
 T = TypeVar("T")
 
@@ -33,8 +35,10 @@ class Placed(NamedTuple, Generic[T]):
 class Report:
     """Collects the problems and notes of one file."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, accepted: bool = False) -> None:
         self.file = file
+        self.accepted = accepted
+        """What is read was accepted once: a rule that came later does not take it away."""
         self.problems: list[Problem] = []
         self.notes: list[Note] = []
 
@@ -49,7 +53,16 @@ class Report:
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """`node` is not what the language wants at `path`."""
         if not isinstance(node, Unreadable):
-            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint)
+            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint_for_node(node) or hint)
+
+    @contextmanager
+    def contained(self, line: int, doing: str) -> Iterator[None]:
+        """An unexpected exception in the block becomes a problem at `line`: "internal error while
+        {doing}"."""
+        try:
+            yield
+        except Exception as error:
+            self.problems.append(internal_problem(error, doing, self.file, line))
 
 
 def kind(node: Node) -> str:
@@ -95,7 +108,8 @@ def known_keys(report: Report, node: Node, path: str, known: Collection[str]) ->
         if key in known:
             yield key, value
             continue
-        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", did_you_mean(key, known))
+        hint = hint_for_key(key) or did_you_mean(key, known)
+        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", hint)
 
 
 def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:

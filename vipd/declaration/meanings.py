@@ -141,7 +141,7 @@ BACKEND = {
     "address": Key(
         "an IPv4 or IPv6 address",
         "",
-        "Required. Of a family that the service has an address of; not loopback.",
+        "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
     ),
     "port": Key("1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."),
     "ports": Key(
@@ -212,7 +212,9 @@ CHECK = {
         "`200-399`",
         "http, https: good ones. Redirections are not followed.",
     ),
-    "body": Key("a regular expression", "any body", "http, https: found in the answer's first 64 KiB."),
+    "body": Key(
+        "text, or a regular expression", "any body", "http, https: found in the answer's first 64 KiB."
+    ),
     "verify": Key("`true` or `false`", "`true`", "https: whether the certificate must be valid."),
     "ca": Key("a file's path", "the host's", "https: certificates to trust."),
     "server_name": Key("a host name", "`host`, else the address", "https: name sent (SNI) and verified."),
@@ -231,13 +233,15 @@ CHECK = {
     "command": Key(
         "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
     ),
-    "user": Key("a user's name", "`nobody`", "exec: who runs it. Never root."),
+    "user": Key(
+        "a user's name", "`nobody`", "exec: who runs it. Never root, nor the user that vipd runs as."
+    ),
 }
 
 MASQUERADE_MODES = {
     "auto": Mode(
         "as the setting `masquerade` says; if that is `auto` too: `off-cluster` where `cluster_cidrs` names "
-        "a network of the family, else `forwarded`",
+        "a network of the family, else `forwarded` (with `compat: kube-proxy`: no flow to `address`)",
         "you have no reason for another",
     ),
     "always": Mode("all", "programs of this host, too, use a source address that backends have no route to"),

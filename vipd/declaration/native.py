@@ -25,29 +25,28 @@ __all__ = [
 
 DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
 
+READING_SERVICE = "reading this service"
+
 _READ = Unreadable(0)
 
 
-def parse_declaration(text: str, path: str, source: str = "file") -> Declaration:
+def parse_declaration(text: str, path: str, source: str = "file", *, accepted: bool = False) -> Declaration:
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
     No text, or only comments, declares no service. `path` names the file in problems and origins, `source`
     the kind of origin. Problems and notes come in line order. A Kubernetes Service and its endpoints belong
     together wherever they stand in the file; what stands in another file is not seen.
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
+    An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
+    text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
     """
-    tree = read_tree(text, path)
-    report = Report(path)
+    report = Report(path, accepted)
     services: list[Service] = []
-    objects = KubernetesObjects(report, Origin(source, path))
-    for document in tree.documents:
-        if is_kubernetes(document, API_VERSION):
-            objects.read(document)
-        else:
-            services += _read_document(report, document, Origin(source, path))
-    services += objects.finish()
-    services.sort(key=lambda service: service.origin.line)
-    problems = [*tree.problems, *report.problems, *find_conflicts(services)]
+    with report.contained(0, "reading this file"):
+        tree = read_tree(text, path)
+        report.problems += tree.problems
+        services += _read_documents(report, tree.documents, Origin(source, path))
+    problems = report.problems
     # What stands in `defaults` or behind an alias is read again for each service that uses it.
     problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
     notes = sorted(dict.fromkeys(report.notes), key=lambda note: note.line)
@@ -55,10 +54,28 @@ def parse_declaration(text: str, path: str, source: str = "file") -> Declaration
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
-    """Read one service from decoded JSON by the same rules. Problems stand at the origin's line."""
+    """Read one service from decoded JSON by the same rules. Problems stand at the origin's line. Never
+    raises."""
     report = Report(origin.path or origin.source)
-    service = read_service(report, tree_of(spec, origin.line), "", Policy(), origin)
+    service = None
+    with report.contained(origin.line, READING_SERVICE):
+        service = read_service(report, tree_of(spec, origin.line), "", Policy(), origin)
     return service, tuple(report.problems)
+
+
+def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin) -> list[Service]:
+    services: list[Service] = []
+    objects = KubernetesObjects(report, origin)
+    for document in documents:
+        with report.contained(document.line, "reading this document"):
+            if is_kubernetes(document, API_VERSION):
+                objects.read(document)
+            else:
+                services += _read_document(report, document, origin)
+    services += objects.finish()
+    services.sort(key=lambda service: service.origin.line)
+    report.problems += find_conflicts(services, addresses=not report.accepted)
+    return services
 
 
 def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
@@ -97,7 +114,9 @@ def _read_services(report: Report, services: Sequence, policy: Policy, origin: O
     found, items = [], services.items
     for index, item in enumerate(items):
         place = Origin(origin.source, origin.path, item.line)
-        service = read_service(report, item, f"services[{index}]", policy, place)
+        service = None
+        with report.contained(item.line, READING_SERVICE):
+            service = read_service(report, item, f"services[{index}]", policy, place)
         # The tree takes twice the memory of the services: as it is read, its place becomes theirs.
         items[index] = _READ
         if service is not None:

@@ -11,7 +11,7 @@ import re
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
-from vipd.model import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort
+from vipd.model import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, socket_text
 
 MAX_PORT = 65535
 
@@ -120,6 +120,10 @@ def parse_backend(text: str) -> Backend:
             return Backend(address)
         if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
             return Backend(address, int(port) if port else None, int(weight) if weight else 1)
+    if "://" in text:
+        raise NotationError(
+            f"{shown(text)} is a URL", "write an address, and a port if it needs one of its own"
+        )
     body, at, weight = text.partition("@")
     number = parse_weight(weight) if at else 1
     address, port = _split_socket(body)
@@ -140,9 +144,12 @@ def parse_weight(text: str) -> int:
 
 def parse_frontend(text: str) -> Frontend:
     """`10.96.0.10:53/udp` or `[fd00::10]:53/udp`; without `/PROTOCOL` it is TCP."""
+    if "://" in text:
+        _refuse_url(text)
     body, slash, protocol = text.partition("/")
     address, port = _split_socket(body)
     if port is None:
+        _refuse_bare_ipv6(text, body, protocol or "tcp")
         canonical = parse_address(address)
         example = f"[{canonical}]:53/udp" if ":" in canonical else f"{canonical}:53/udp"
         raise NotationError(f"{shown(text)} has no port", f"write it like {example}")
@@ -224,6 +231,31 @@ def _spelled(text: str) -> str:
         return f": {parse_address(text)}"
     except NotationError:
         return ""
+
+
+def _refuse_url(text: str) -> NoReturn:
+    scheme, _, rest = text.partition("://")
+    host = rest.partition("/")[0]
+    has_port = ":" in host.rpartition("]")[2]
+    port = "" if has_port else {"http": ":80", "https": ":443"}.get(scheme.lower(), "")
+    try:
+        found = parse_frontend(f"{host}{port}")
+        example = f"{socket_text(found.address, found.port)}/tcp"
+    except NotationError:
+        example = "10.96.0.10:80/tcp"
+    raise NotationError(f"{shown(text)} is a URL", f"write address, port and protocol: {example}")
+
+
+def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
+    """Raise NotationError for `fd00::10:53`, of which nobody can say where the address ends."""
+    address, _, port = body.rpartition(":")
+    if not _DIGITS.fullmatch(port) or address.count(":") < 2 or not _spelled(address):
+        return
+    address = parse_address(address)
+    hint = f"write it like [{address}]:{port}/{protocol}"
+    if _spelled(body):
+        hint += f", or, if all of it is the address, [{parse_address(body)}]:PORT/{protocol}"
+    raise NotationError(f"{shown(text)} has an IPv6 address without brackets", hint)
 
 
 def _refuse_address(text: str) -> NoReturn:

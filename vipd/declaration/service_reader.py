@@ -36,6 +36,7 @@ from vipd.declaration.policy_reader import DEFAULTS_KEYS
 from vipd.declaration.policy_reader import Policy as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
+    check_backend_ports,
     check_backends,
     check_host_ports,
     check_port,
@@ -45,6 +46,7 @@ from vipd.declaration.service_rules import (
     unique_addresses,
     unique_ports,
 )
+from vipd.health.targets import without_port
 from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
@@ -101,7 +103,12 @@ def read_service(
     if not claimed or not draft.ports:
         return None
     _settle(report, draft, unique_addresses(report, claimed))
-    return _finish(report, draft, origin)
+    service = _finish(report, draft, origin)
+    unasked = set(without_port(service))
+    if unasked and not report.accepted:
+        places = [b for b in (*draft.backends, *draft.fallback) if b.value in unasked]
+        check_backend_ports(report, places, service)
+    return service
 
 
 def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:

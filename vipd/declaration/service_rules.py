@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.declaration.fields import Placed, Report
 from vipd.declaration.notation import shown
-from vipd.model import Backend, Family, Frontend, Protocol, ServicePort, family_of, socket_text
+from vipd.model import Backend, Family, Frontend, Protocol, Service, ServicePort, family_of, socket_text
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 
@@ -208,11 +208,12 @@ def _check_loops(
             continue
         reached = [Frontend(backend.value.address, backend.value.port_for(p) or 0, p.protocol) for p in ports]
         looping = [frontend for frontend in reached if frontend[1:] in frontends]
+        what = f"{backend.value.address} is the service's own virtual IP: a packet is translated only once"
         if looping:
             what = f"{looping[0]} is the service itself: a loop"
-            report.add(
-                backend.line, backend.path, what, "name the address and port that the server listens on"
-            )
+        elif report.accepted:
+            continue
+        report.add(backend.line, backend.path, what, "name the address and port that the server listens on")
 
 
 def needs_protocol(check: Check) -> Protocol | None:
@@ -228,6 +229,22 @@ def check_port(report: Report, check: Placed[Check], protocols: Collection[Proto
     if protocol is not None and protocol not in protocols:
         what = f"the service has no {protocol} port that this check could ask at"
         report.add(check.line, check.path, what, "add port to the check, or use another type of check")
+
+
+def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], service: Service) -> None:
+    """Report backends that serve no port that their check could ask at, though the service has some."""
+    for backend in unasked:
+        check = service.check if backend.value.check is None else backend.value.check
+        protocol = needs_protocol(check)
+        if protocol is not None and protocol not in {port.protocol for port in service.ports}:
+            continue  # said of the check already
+        what = f"the check of {backend.value.address} finds no {protocol or ''} port".replace("  ", " ")
+        hint = "add port to the check, or give this backend check: none"
+        report.add(backend.line, backend.path, f"{what}: it serves {_served(backend.value)} alone", hint)
+
+
+def _served(backend: Backend) -> str:
+    return ", ".join(name for name, _ in backend.ports) or "no port"
 
 
 def check_weight_source(

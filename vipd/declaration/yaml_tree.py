@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
+from vipd.declaration.ipv6_quotes import hint_for_line
 from vipd.declaration.nodes import MAX_DEPTH, Mapping, Node, Scalar, Sequence, Unreadable, null
 from vipd.declaration.notation import shown
 from vipd.declaration.problems import Problem
@@ -25,6 +26,8 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # The characters that YAML allows in a stream (YAML 1.2, production 1); everything else is refused.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_TABS = r"'\\t'|tab character|cannot start any token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,16 @@ def read_tree(text: str, path: str) -> Tree:
     except (yaml.YAMLError, UnicodeError) as error:
         builder.problem(0, f"this is not YAML: {' '.join(str(error).split())}")
     problems = sorted(builder.problems, key=lambda problem: problem.line)
-    return Tree(tuple(builder.documents), tuple(problems))
+    return Tree(tuple(builder.documents), _with_ipv6_hints(problems, text))
+
+
+def _with_ipv6_hints(problems: list[Problem], text: str) -> tuple[Problem, ...]:
+    """The problems, those on a line with an IPv6 address that is no YAML with a hint at that."""
+    if not problems:
+        return ()
+    lines = text.splitlines()
+    hints = [hint_for_line(lines[p.line - 1]) if 0 < p.line <= len(lines) else "" for p in problems]
+    return tuple(replace(p, hint=hint or p.hint) for p, hint in zip(problems, hints, strict=True))
 
 
 class _StopReadingError(Exception):
@@ -231,5 +243,5 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str, str]:
         began = error.context_mark
         since = f" begun on line {began.line + 1}" if began and began.line + 1 != line else ""
         what += f" ({error.context}{since})"
-    hint = "indent with spaces, not tabs" if "'\\t'" in what or "cannot start any token" in what else ""
+    hint = "indent with spaces, not tabs" if re.search(_TABS, what) else ""
     return line, what, hint

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from vipd.etcd import fields
 from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError, RejectedError
+from vipd.etcd.errors import EtcdError, MalformedAnswerError, RejectedError
 
 log = logging.getLogger(__name__)
 
 TTL_SECONDS = 30
 LAST_WORD_SECONDS = 1.0
 """How long the end of the daemon may wait for etcd."""
+MOST_VERSION = 60
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,23 @@ class HostReport:
     problems: int
     version: str
     services: int = 0
+
+
+def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
+    """What a host tells of itself: version, revision, services, problems; and why that cannot be read, else
+    empty. Whatever cannot be read is 0 or empty."""
+    counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
+    try:
+        found = fields.message_of(json.loads(value), "the report")
+        counts = {name: fields.number(found, name) for name in counts}
+        version = fields.text(found, "version")
+    except MalformedAnswerError as error:
+        fault = str(error)
+    except (ValueError, RecursionError):
+        fault = "it is not JSON"
+    if len(version) > MOST_VERSION or not version.isprintable():
+        version, fault = "", "version is no version"
+    return {"version": version, **counts}, fault and f"its report cannot be read: {fault}"
 
 
 class HostBeacon:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from random import Random
 
 from vipd.etcd.connection import Connection
-from vipd.etcd.errors import RejectedError
+from vipd.etcd.errors import RejectedError, TooLargeError, UnreachableError
+from vipd.etcd.fields import Message, inner, items, number, objects, text
 from vipd.etcd.messages import (
     Delete,
     Found,
@@ -22,15 +23,21 @@ from vipd.etcd.messages import (
     read_found,
     read_header,
     read_ranges,
+    read_txn,
     txn_request,
 )
+from vipd.etcd.replies import error_of_stream
 from vipd.etcd.settings import EtcdSettings
 from vipd.etcd.watch import Watch, open_watch
 
 PAGE = 2000
 """Keys in one answer: some 0.6 MB of usual services."""
 
+MOST_KEYS = 1_000_000
+"""In one listing."""
+
 _NOT_FOUND = 5
+_A_LEASE = "a lease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +85,25 @@ class EtcdClient:
         for keys in ranges:
             rest: KeyRange | None = keys
             while rest is not None:
-                found = await self.range(rest, page, header.revision if header else 0)
+                try:
+                    found = await self.range(rest, page, header.revision if header else 0)
+                except UnreachableError as error:
+                    if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
+                        raise
+                    page = max(1, page // 8)
+                    continue
                 header = header or found.header
                 kvs += found.kvs
-                rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more and found.kvs else None
+                rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
+                self._bound(kvs)
         return Listing(header or Header("", "", 0), tuple(kvs))
 
     async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> Found:
         """The keys of a range in key order, at a revision (0: the newest)."""
         body = range_request(keys, limit, revision)
-        return read_found(await self.connection.call("/v3/kv/range", body, f"read of {keys}"))
+        return await self.connection.call(
+            "/v3/kv/range", body, f"read of {keys}", lambda answer: read_found(answer, keys)
+        )
 
     async def get(self, key: bytes) -> KeyValue | None:
         """One key; None if it does not exist."""
@@ -100,18 +116,20 @@ class EtcdClient:
         """For each range its count of keys, and without values those written after a revision."""
         requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
         what = f"read of {', '.join(map(str, ranges))}"
-        return read_ranges(await self.connection.call("/v3/kv/txn", ranges_request(requests), what))
+        return await self.connection.call(
+            "/v3/kv/txn", ranges_request(requests), what, lambda answer: read_ranges(answer, ranges)
+        )
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> Header:
         """Write a key."""
         body = Put(key, value, lease).fields()
-        return read_header(await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}"))
+        return await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}", read_header)
 
     async def delete(self, keys: KeyRange) -> int:
         """Remove the keys of a range; how many there were."""
         body = Delete(keys).fields()
-        answer = await self.connection.call("/v3/kv/deleterange", body, f"write of {keys}")
-        return int(answer.get("deleted", 0))
+        what = f"write of {keys}"
+        return await self.connection.call("/v3/kv/deleterange", body, what, lambda a: number(a, "deleted"))
 
     async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
         """Do all of `then` if every condition holds; the revision of that, 0: they did not hold. Compare and
@@ -121,27 +139,28 @@ class EtcdClient:
         """
         body = txn_request(conditions, then)
         keys = ", ".join(str(op.keys if isinstance(op, Delete) else KeyRange(op.key)) for op in then)
-        answer = await self.connection.call("/v3/kv/txn", body, f"write of {keys}", repeatable=False)
-        return read_header(answer).revision if answer.get("succeeded") else 0
+        what = f"write of {keys}"
+        return await self.connection.call("/v3/kv/txn", body, what, read_txn, repeatable=False)
 
     async def grant_lease(self, seconds: int) -> int:
         """A new lease; its id."""
-        return int((await self.connection.call("/v3/lease/grant", {"TTL": str(seconds)}, "a lease"))["ID"])
+        body = {"TTL": str(seconds)}
+        return await self.connection.call("/v3/lease/grant", body, _A_LEASE, lambda a: number(a, "ID", 1))
 
     async def keep_lease(self, lease: int) -> int:
         """Renew a lease; the seconds it has from now on. 0: it is no more."""
-        answer = await self.connection.call("/v3/lease/keepalive", {"ID": str(lease)}, "a lease")
-        return int(answer.get("result", {}).get("TTL", 0))
+        body = {"ID": str(lease)}
+        return await self.connection.call("/v3/lease/keepalive", body, _A_LEASE, _read_renewal)
 
     async def lease_times(self, lease: int) -> tuple[int, int]:
         """Seconds that a lease was granted for, and those left; none are left of one that is no more."""
-        answer = await self.connection.call("/v3/lease/timetolive", {"ID": str(lease)}, "a lease")
-        return int(answer.get("grantedTTL", 0)), max(0, int(answer.get("TTL", 0)))
+        body = {"ID": str(lease)}
+        return await self.connection.call("/v3/lease/timetolive", body, _A_LEASE, _read_times)
 
     async def revoke_lease(self, lease: int) -> None:
         """End a lease, and with it its keys; nothing happens if it is no more."""
         try:
-            await self.connection.call("/v3/lease/revoke", {"ID": str(lease)}, "a lease")
+            await self.connection.call("/v3/lease/revoke", {"ID": str(lease)}, _A_LEASE, lambda a: None)
         except RejectedError as error:
             if error.code != _NOT_FOUND:
                 raise
@@ -154,26 +173,44 @@ class EtcdClient:
 
     async def status(self) -> Status:
         """The member in use about itself."""
-        answer = await self.connection.call("/v3/maintenance/status", {}, "status")
-        return Status(
-            read_header(answer),
-            str(answer.get("version", "")),
-            str(answer.get("leader", "")),
-            int(answer.get("dbSize", 0)),
-        )
+        return await self.connection.call("/v3/maintenance/status", {}, "status", _read_status)
 
     async def members(self) -> tuple[Member, ...]:
         """The members of the cluster."""
-        answer = await self.connection.call("/v3/cluster/member/list", {}, "the members")
-        return tuple(
-            Member(str(m.get("ID", "")), str(m.get("name", "")), tuple(m.get("clientURLs", ())))
-            for m in answer.get("members", ())
-        )
+        what = "the members"
+        return await self.connection.call("/v3/cluster/member/list", {}, what, _read_members)
 
     async def compact(self, revision: int) -> None:
         """Give up the history before a revision."""
-        await self.connection.call("/v3/kv/compaction", {"revision": str(revision)}, "compaction")
+        body = {"revision": str(revision)}
+        await self.connection.call("/v3/kv/compaction", body, "compaction", lambda a: None)
 
     async def close(self) -> None:
         """Give up every connection."""
         await self.connection.close()
+
+    def _bound(self, kvs: Sequence[KeyValue]) -> None:
+        if len(kvs) > MOST_KEYS:
+            raise TooLargeError(f"{self.connection.endpoint} lists more than {MOST_KEYS} keys")
+
+
+def _read_renewal(answer: Message) -> int:
+    if "result" not in answer:
+        raise error_of_stream(answer, _A_LEASE)
+    return number(inner(answer, "result"), "TTL")
+
+
+def _read_times(answer: Message) -> tuple[int, int]:
+    return number(answer, "grantedTTL"), max(0, number(answer, "TTL", least=-1))
+
+
+def _read_status(answer: Message) -> Status:
+    header = read_header(answer)
+    return Status(header, text(answer, "version"), text(answer, "leader"), number(answer, "dbSize"))
+
+
+def _read_members(answer: Message) -> tuple[Member, ...]:
+    return tuple(
+        Member(text(member, "ID"), text(member, "name"), tuple(map(str, items(member, "clientURLs"))))
+        for member in objects(answer, "members")
+    )

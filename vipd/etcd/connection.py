@@ -7,27 +7,31 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import aiohttp
 
+from vipd.durable import read_regular, why
 from vipd.etcd.endpoints import Endpoints
 from vipd.etcd.errors import (
     AuthFailedError,
     EndpointError,
     EtcdError,
     GatewayOffError,
+    MalformedAnswerError,
     RejectedError,
     TLSError,
     TLSFault,
     TokenRejectedError,
+    TooLargeError,
     UnreachableError,
 )
-from vipd.etcd.lines import NETWORK_ERRORS, Lines
-from vipd.etcd.messages import Message
+from vipd.etcd.fields import Message, text
+from vipd.etcd.lines import NETWORK_ERRORS, Lines, read_body
 from vipd.etcd.replies import error_of_answer, error_without_gateway, read_object
 from vipd.etcd.settings import EtcdSettings
 from vipd.etcd.transport_faults import diagnose, error_of_exception
@@ -39,6 +43,13 @@ UNACKNOWLEDGED_MILLISECONDS = 25_000
 """A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
 
 _FAILED_PRECONDITION = 9
+_LONGEST_PASSWORD_FILE = 2**20
+_LONGEST_TOKEN = 8000
+"""Of what goes into a header; Go's server takes far more."""
+
+T = TypeVar("T")
+Read = Callable[[Message], T]
+"""What an answer says. Raises EndpointError when it is none."""
 
 
 class Connection:
@@ -75,8 +86,8 @@ class Connection:
         """The caller found an endpoint to be of no use: ask others first."""
         self._endpoints.failed(endpoint)
 
-    async def call(self, path: str, body: Message, what: str, repeatable: bool = True) -> Message:
-        """POST a request; the answer as an object. `what` names it in errors: `read of KEYS`.
+    async def call(self, path: str, body: Message, what: str, read: Read[T], repeatable: bool = True) -> T:
+        """POST a request; what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
 
         What is not `repeatable` is sent to another endpoint only when the first one cannot have got it.
         Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
@@ -84,7 +95,7 @@ class Connection:
         reasons: dict[str, EndpointError] = {}
         for endpoint in self._endpoints.round():
             try:
-                return await self._call_at(endpoint, path, body, what)
+                return await self._call_at(endpoint, path, body, what, read)
             except EndpointError as error:
                 reasons[endpoint] = error
                 self._endpoints.failed(endpoint)
@@ -99,8 +110,8 @@ class Connection:
         response = await self._begin(endpoint, path, body, headers)
         async with response:
             if response.status != 200:
-                text = await response.text()
-                raise await self._explained(endpoint, error_of_answer(response.status, text, what))
+                said = await self._body(endpoint, response, what)
+                raise await self._explained(endpoint, error_of_answer(response.status, said, what))
             _end_when_half_open(response)
             yield Lines(response.content, partial(self._diagnosed, endpoint))
 
@@ -121,18 +132,19 @@ class Connection:
         if session is not None:
             await session.close()
 
-    async def _call_at(self, endpoint: str, path: str, body: Message, what: str) -> Message:
+    async def _call_at(self, endpoint: str, path: str, body: Message, what: str, read: Read[T]) -> T:
         """Ask one endpoint; a token that is not good any more is renewed once."""
         headers = await self._authorization(endpoint)
         used = self._token
         try:
-            return await self._post(endpoint, path, body, what, headers)
+            return _read(read, await self._post(endpoint, path, body, what, headers), what)
         except TokenRejectedError as error:
             if not self._settings.user:
                 raise needs_user(error) from None
         await self.renew_token(endpoint, used)
         try:
-            return await self._post(endpoint, path, body, what, await self._authorization(endpoint))
+            headers = await self._authorization(endpoint)
+            return _read(read, await self._post(endpoint, path, body, what, headers), what)
         except TokenRejectedError as error:
             raise EndpointError(f"refuses a token that it has just given: {error}", sent=False) from None
 
@@ -166,7 +178,7 @@ class Connection:
             if error.code == _FAILED_PRECONDITION:
                 return ""  # authentication is off: whoever has a user is welcome without a token
             raise
-        return str(answer.get("token", ""))
+        return _read(_token, answer, "log-in")
 
     async def _post(
         self, endpoint: str, path: str, body: Message, what: str, headers: dict[str, str]
@@ -178,13 +190,22 @@ class Connection:
             async with session.post(
                 endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                status, text = response.status, await response.text()
+                status, said = response.status, await self._body(endpoint, response, what)
         except NETWORK_ERRORS as error:
             raise await self._diagnosed(endpoint, error) from None
-        answer = read_object(text) if status == 200 else None
+        answer = read_object(said) if status == 200 else None
         if answer is None:
-            raise await self._explained(endpoint, error_of_answer(status, text, what))
+            raise await self._explained(endpoint, error_of_answer(status, said, what))
         return answer
+
+    async def _body(self, endpoint: str, response: aiohttp.ClientResponse, what: str) -> str:
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await read_body(response.content)
+        except NETWORK_ERRORS as error:
+            raise await self._diagnosed(endpoint, error) from None
+        except MalformedAnswerError as error:
+            raise in_answer(error, what) from None
 
     async def _diagnosed(self, endpoint: str, error: BaseException) -> EndpointError:
         certified = self._settings.cert is not None
@@ -198,9 +219,10 @@ class Connection:
         timeout = aiohttp.ClientTimeout(total=self.timeout)
         try:
             session = await self._open()
-            async with session.get(f"{endpoint}/version", timeout=timeout) as response:
-                return error_without_gateway(error, response.status, await response.text())
-        except NETWORK_ERRORS:
+            url = f"{endpoint}/version"
+            async with session.get(url, timeout=timeout, allow_redirects=False) as response:
+                return error_without_gateway(error, response.status, await read_body(response.content))
+        except (*NETWORK_ERRORS, MalformedAnswerError):
             return error
 
     async def _open(self) -> aiohttp.ClientSession:
@@ -214,7 +236,12 @@ class Connection:
         self._context = tls_context(self._settings)
         connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
         old, self._files = self._session, files
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # a few bytes could become any number
+        )
         if old is not None:
             await old.close()
         return self._session
@@ -224,11 +251,17 @@ def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
     """No endpoint worked. Where all have the same kind of fault, of which a way out is known, that one."""
     kinds = {type(error) for error in reasons.values()}
     told = UnreachableError(reasons)
-    if len(kinds) == 1 and kinds != {EndpointError}:
+    unknown = {EndpointError, MalformedAnswerError, TooLargeError}
+    if len(kinds) == 1 and not kinds & unknown:
         error = next(iter(reasons.values()))
         error.args = (str(told),)
         return error
     return told
+
+
+def in_answer(error: MalformedAnswerError, what: str) -> MalformedAnswerError:
+    """The same error with what was asked for."""
+    return type(error)(f"malformed answer ({what}): {error}")
 
 
 def needs_user(error: TokenRejectedError) -> AuthFailedError:
@@ -251,13 +284,28 @@ def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
     return context
 
 
+def _read(read: Read[T], answer: Message, what: str) -> T:
+    try:
+        return read(answer)
+    except MalformedAnswerError as error:
+        raise in_answer(error, what) from None
+
+
+def _token(answer: Message) -> str:
+    """A token that can stand in a header. Raises MalformedAnswerError."""
+    token = text(answer, "token")
+    if not token or len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isprintable()):
+        raise MalformedAnswerError("token is missing or is none")
+    return token
+
+
 def _password(path: Path | None) -> str:
     """Raises AuthFailedError."""
     try:
-        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r") if path else ""
+        data = read_regular(path, _LONGEST_PASSWORD_FILE) if path else b""
+        return data.decode("utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise AuthFailedError(f"{path}: the password cannot be read: {why}") from None
+        raise AuthFailedError(f"{path}: the password cannot be read: {why(error)}") from None
 
 
 def _signature(path: Path | None) -> tuple[int, ...]:

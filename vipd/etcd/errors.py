@@ -24,9 +24,22 @@ class UnreachableError(EtcdError):
 
     def __init__(self, reasons: Mapping[str, EndpointError]) -> None:
         told = "; ".join(f"{endpoint}: {why}" for endpoint, why in reasons.items())
-        super().__init__(f"etcd cannot be reached: {told or 'no endpoint is known'}")
+        malformed = any(isinstance(error, MalformedAnswerError) for error in reasons.values())
+        what = "etcd gives no answer that can be used" if malformed else "etcd cannot be reached"
+        super().__init__(f"{what}: {told or 'no endpoint is known'}")
         self.reasons = dict(reasons)
         """Why, for each endpoint in the order they were tried."""
+
+
+class MalformedAnswerError(EndpointError):
+    """The endpoint answers with success, but not with what etcd answers: what is wrong with it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, sent=True)
+
+
+class TooLargeError(MalformedAnswerError):
+    """An answer is larger than vipd takes."""
 
 
 class TLSFault(StrEnum):

@@ -7,14 +7,36 @@ from typing import Any
 
 import aiohttp
 
+from vipd.etcd.errors import TooLargeError
+
 Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
 
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)
 """What aiohttp raises when the network fails; timeouts and TLS errors are kinds of OSError."""
 
+MOST_BYTES = 16 * 2**20
+"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, makes 2 MiB."""
+
+
+async def read_body(body: aiohttp.StreamReader) -> str:
+    """A whole body as text; what is no UTF-8 is replaced. Raises TooLargeError, and NETWORK_ERRORS."""
+    pieces, size = [], 0
+    while piece := await body.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise too_large()
+    return b"".join(pieces).decode(errors="replace")
+
+
+def too_large() -> TooLargeError:
+    """What is larger than `MOST_BYTES` is not read."""
+    return TooLargeError(f"it is larger than {MOST_BYTES >> 20} MiB")
+
 
 class Lines:
-    """Iterates over the lines of a body; network errors are raised as `translate` says.
+    """Iterates over the lines of a body; network errors are raised as `translate` says, and TooLargeError for
+    a line above `MOST_BYTES`.
 
     aiohttp's own `readline` refuses lines that are longer than its buffer.
     """
@@ -23,6 +45,8 @@ class Lines:
         self._body, self._translate = body, translate
         self._pieces: list[bytes] = []
         self._ready: list[bytes] = []
+        self._pending = 0
+        """Bytes of the pieces."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -33,9 +57,12 @@ class Lines:
             *ended, rest = piece.split(b"\n")
             if ended:
                 ended[0] = b"".join((*self._pieces, ended[0]))
-                self._pieces = []
+                self._pieces, self._pending = [], 0
                 self._ready = [line for line in reversed(ended) if line.strip()]
             self._pieces.append(rest)
+            self._pending += len(rest)
+            if self._pending > MOST_BYTES:
+                raise too_large()
         return self._ready.pop()
 
     async def _read(self) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
-Message = dict[str, Any]
+from vipd.etcd.errors import MalformedAnswerError
+from vipd.etcd.fields import Message, data, flag, inner, message_of, number, objects, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,45 +174,83 @@ def watch_request(keys: KeyRange, revision: int) -> Message:
 
 
 def read_header(answer: Message) -> Header:
-    """The header of any answer."""
-    header = answer.get("header", {})
-    return Header(
-        str(header.get("cluster_id", "")), str(header.get("member_id", "")), int(header.get("revision", 0))
-    )
+    """The header of an answer about keys. Raises MalformedAnswerError, as all that follow do."""
+    header = inner(answer, "header")
+    found = Header(text(header, "cluster_id"), text(header, "member_id"), number(header, "revision", 1))
+    if not found.cluster_id:
+        raise MalformedAnswerError("cluster_id is missing")
+    return found
 
 
-def read_found(answer: Message) -> Found:
-    """The answer to a range request."""
-    kvs = tuple(map(_read_kv, answer.get("kvs", ())))
-    return Found(read_header(answer), kvs, bool(answer.get("more")), int(answer.get("count", 0)))
+def read_found(answer: Message, keys: KeyRange) -> Found:
+    """The answer to a request for all keys of a range with their values, or for the first ones."""
+    found = _read_range(answer, keys, read_header(answer))
+    if found.more and not found.kvs:
+        raise MalformedAnswerError("there are more keys after none")
+    if not found.more and found.count != len(found.kvs):
+        raise MalformedAnswerError(f"count is {found.count} with {len(found.kvs)} keys")
+    return found
 
 
-def read_ranges(answer: Message) -> tuple[Header, tuple[Found, ...]]:
-    """The answer to `ranges_request`."""
-    found = tuple(read_found(part.get("response_range", {})) for part in answer.get("responses", ()))
-    return read_header(answer), found
+def read_ranges(answer: Message, ranges: Sequence[KeyRange]) -> tuple[Header, tuple[Found, ...]]:
+    """The answer to `ranges_request` for these ranges, whose keys may be filtered."""
+    parts = objects(answer, "responses")
+    if len(parts) != len(ranges):
+        raise MalformedAnswerError(f"there are {len(parts)} responses to {len(ranges)} requests")
+    header = read_header(answer)
+    pairs = zip(parts, ranges, strict=True)
+    return header, tuple(_read_range(inner(part, "response_range"), keys, header) for part, keys in pairs)
 
 
-def read_watch(result: Message) -> WatchMessage:
+def read_txn(answer: Message) -> int:
+    """The revision of a transaction; 0 when its conditions did not hold."""
+    header, succeeded = read_header(answer), flag(answer, "succeeded")
+    if objects(answer, "responses") and not succeeded:
+        raise MalformedAnswerError("there are responses to a transaction that did not succeed")
+    return header.revision if succeeded else 0
+
+
+def read_watch(result: object, keys: KeyRange) -> WatchMessage:
     """One message of a watch stream."""
+    message = message_of(result, "result")
+    header = inner(message, "header")
+    events = tuple(_read_event(event, keys) for event in objects(message, "events"))
+    if any(before.kv.mod_revision > after.kv.mod_revision for before, after in pairwise(events)):
+        raise MalformedAnswerError("revisions are not in order")
     return WatchMessage(
-        read_header(result),
-        bool(result.get("created")),
-        bool(result.get("canceled")),
-        str(result.get("cancel_reason", "")),
-        int(result.get("compact_revision", 0)),
-        bool(result.get("fragment")),
-        tuple(
-            Event(event.get("type") == "DELETE", _read_kv(event["kv"])) for event in result.get("events", ())
-        ),
+        # A proxy of etcd leaves the header of some messages empty.
+        Header(text(header, "cluster_id"), text(header, "member_id"), number(header, "revision")),
+        flag(message, "created"),
+        flag(message, "canceled"),
+        text(message, "cancel_reason"),
+        number(message, "compact_revision"),
+        flag(message, "fragment"),
+        events,
     )
 
 
-def _read_kv(kv: Message) -> KeyValue:
-    return KeyValue(
-        b64decode(kv["key"]),
-        b64decode(kv.get("value", "")),
-        int(kv.get("mod_revision", 0)),
-        int(kv.get("create_revision", 0)),
-        int(kv.get("lease", 0)),
+def _read_range(answer: Message, keys: KeyRange, header: Header) -> Found:
+    kvs = tuple(_read_kv(kv, keys) for kv in objects(answer, "kvs"))
+    if any(before.key >= after.key for before, after in pairwise(kvs)):
+        raise MalformedAnswerError("keys are not in order")
+    return Found(header, kvs, flag(answer, "more"), number(answer, "count"))
+
+
+def _read_event(event: Message, keys: KeyRange) -> Event:
+    kind = text(event, "type")
+    if kind not in ("", "PUT", "DELETE"):
+        raise MalformedAnswerError(f"type is neither PUT nor DELETE: {kind[:20]!r}")
+    return Event(kind == "DELETE", _read_kv(inner(event, "kv"), keys))
+
+
+def _read_kv(kv: Message, keys: KeyRange) -> KeyValue:
+    found = KeyValue(
+        data(kv, "key"),
+        data(kv, "value"),
+        number(kv, "mod_revision", 1),
+        number(kv, "create_revision"),
+        number(kv, "lease"),
     )
+    if not keys.holds(found.key):
+        raise MalformedAnswerError(f"the key {KeyRange(found.key[:200])} was not asked for")
+    return found

@@ -12,21 +12,24 @@ from vipd.etcd.errors import (
     EndpointError,
     EtcdError,
     GatewayOffError,
+    MalformedAnswerError,
     PermissionDeniedError,
     RejectedError,
     TokenRejectedError,
     VersionError,
 )
-from vipd.etcd.messages import Message
+from vipd.etcd.fields import Message
 
 OLDEST_VERSION = (3, 4)
 
 _UNAVAILABLE_CODES = frozenset({4, 8, 14})
 """gRPC: deadline exceeded, resource exhausted, unavailable."""
 _DENIED_CODE = 7
+_SHOWN_VERSION = 40
 _TOKEN_WORDS = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _ENDPOINT_WORDS = ("no leader", "request timed out", "leader changed", "not capable", "server stopped")
-_SHOWN = 120
+_SHOWN = 300
+"""Characters of what a server says that an error repeats."""
 
 GATEWAY_HINT = (
     "start etcd with --enable-grpc-gateway=true; if it has --listen-client-http-urls, name that port"
@@ -34,10 +37,10 @@ GATEWAY_HINT = (
 
 
 def read_object(text: str) -> Message | None:
-    """The JSON object that a text is; None when it is none."""
+    """The JSON object that a text is; None when it is none, or one that is nested without end."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -51,7 +54,9 @@ def error_of_answer(status: int, text: str, what: str) -> EtcdError:
         )
     answer = read_object(text)
     if answer is not None and "code" in answer:
-        return error_of_message(str(answer.get("message") or answer.get("error")), int(answer["code"]), what)
+        return error_of_message(_words(answer), _code(answer), what)
+    if status == 200 and text.lstrip()[:1] in ("{", "["):
+        return MalformedAnswerError(f"malformed answer ({what}): it is no JSON object: {_cut(text[:80])}")
     if status >= 500:
         return EndpointError(f"answers HTTP {status}: {_cut(text)}")
     return GatewayOffError(f"answers HTTP {status}: {_cut(text)}")
@@ -77,15 +82,17 @@ def error_of_message(message: str, code: int, what: str) -> EtcdError:
 def error_of_stream(answer: Message, what: str) -> EtcdError:
     """What an `error` object in the midst of a stream means."""
     error = answer.get("error")
+    if error is None:
+        return MalformedAnswerError("there is neither a result nor an error")
     found = error if isinstance(error, dict) else answer
-    message = str(found.get("message") or found.get("error") or error)
-    return error_of_message(message, int(found.get("grpc_code") or found.get("code") or 0), what)
+    return error_of_message(_words(found), _code(found), what)
 
 
 def error_of_cancellation(reason: str, compact_revision: int, what: str) -> EtcdError:
     """Why etcd ended a watch."""
     if compact_revision:
         return CompactedError(compact_revision)
+    reason = _cut(reason)
     code = _DENIED_CODE if "PermissionDenied" in reason else 0
     error = error_of_message(reason or "no reason told", code, what)
     return EndpointError(f"ended the watch: {reason}") if isinstance(error, RejectedError) else error
@@ -94,17 +101,31 @@ def error_of_cancellation(reason: str, compact_revision: int, what: str) -> Etcd
 def error_without_gateway(found: GatewayOffError, version_status: int, version_text: str) -> EndpointError:
     """The same fault, now that `/version` has been asked: etcd without gateway, too old, or no etcd."""
     answer = read_object(version_text) if version_status == 200 else None
-    version = str(answer.get("etcdserver", "")) if answer else ""
+    version = _cut(str(answer.get("etcdserver", "")))[:_SHOWN_VERSION] if answer else ""
     if not version:
         return GatewayOffError(
             f"is no etcd client port ({found}); hint: name the port of clients, often 2379"
         )
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"[0-9]+", version)[:2])
     if numbers < OLDEST_VERSION:
         return VersionError(f"is etcd {version}: 3.4 or later is needed for /v3; hint: upgrade it")
     return GatewayOffError(f"is etcd {version} with its JSON gateway off; hint: {GATEWAY_HINT}")
 
 
+def _words(answer: Message) -> str:
+    """etcd's own words."""
+    found = next((answer[key] for key in ("message", "error") if answer.get(key)), None)
+    return _cut(found) if isinstance(found, str) else "an error without a message"
+
+
+def _code(answer: Message) -> int:
+    """The gRPC status code; 0 when there is none that can be read."""
+    found = answer.get("grpc_code") or answer.get("code")
+    return found if isinstance(found, int) else 0
+
+
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
+    """One line that can be printed, of bounded length."""
+    line = " ".join(text[: 4 * _SHOWN].split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."

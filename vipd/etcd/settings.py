@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,6 +48,23 @@ class EtcdSettings:
         if not 0 <= self.max_removal <= 100:
             found.append(f"max_removal: {self.max_removal}% is not within 0% to 100%")
         return found
+
+    def warnings(self) -> list[str]:
+        """What can be used, and had better not be."""
+        open_to_all = [url for url in self.endpoints if url.startswith("http://") and not _is_local(url)]
+        if not self.user or not open_to_all:
+            return []
+        named = ", ".join(open_to_all)
+        return [f"etcd's password for {self.user} goes unencrypted to {named}; hint: use https:// endpoints"]
+
+
+def _is_local(url: str) -> bool:
+    """Whether a URL leads to this host, whatever the network."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _fault_of_url(url: str) -> str:

@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from vipd.etcd.connection import Connection, needs_user, unreachable
-from vipd.etcd.errors import AuthFailedError, EndpointError, TokenRejectedError
+from vipd.etcd.connection import Connection, in_answer, needs_user, unreachable
+from vipd.etcd.errors import AuthFailedError, EndpointError, MalformedAnswerError, TokenRejectedError
+from vipd.etcd.lines import MOST_BYTES, too_large
 from vipd.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
 from vipd.etcd.replies import error_of_cancellation, error_of_stream, read_object
 
@@ -34,35 +35,48 @@ class Watch:
 
     async def begin(self) -> None:
         """Wait until it has begun. Raises EtcdError."""
-        while not (await self._message()).created:
-            pass
+        created = False
+        while not created:
+            message, _ = await self._message()
+            created = message.created
 
     def __aiter__(self) -> Watch:
         return self
 
     async def __anext__(self) -> Changes:
-        events: tuple[Event, ...] = ()
+        events: list[Event] = []
+        size = 0
         while True:
-            message = await self._message()
+            message, length = await self._message()
             events += message.events
+            size += length
             if not message.fragment:
-                return Changes(self.keys, message.header, events)
+                return Changes(self.keys, message.header, tuple(events))
+            if size > MOST_BYTES:
+                raise in_answer(too_large(), f"watch of {self.keys} at {self.endpoint}")
 
-    async def _message(self) -> WatchMessage:
+    async def _message(self) -> tuple[WatchMessage, int]:
+        """The next message, and its length in bytes."""
+        try:
+            return await self._next()
+        except MalformedAnswerError as error:
+            raise in_answer(error, f"watch of {self.keys} at {self.endpoint}") from None
+
+    async def _next(self) -> tuple[WatchMessage, int]:
         what = f"watch of {self.keys}"
         try:
             line = await anext(self._lines)
         except StopAsyncIteration:
             raise EndpointError(f"{self.endpoint} ended the watch") from None
-        answer = read_object(line.decode())
+        answer = read_object(line.decode(errors="replace"))
         if answer is None:
             raise EndpointError(f"{self.endpoint} cut off the watch in the midst of a message")
         if "result" not in answer:
             raise error_of_stream(answer, what)
-        message = read_watch(answer["result"])
+        message = read_watch(answer["result"], self.keys)
         if message.canceled:
             raise error_of_cancellation(message.reason, message.compact_revision, what)
-        return message
+        return message, len(line)
 
 
 @contextlib.asynccontextmanager

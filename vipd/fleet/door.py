@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from random import Random
 
 from vipd import __version__
 from vipd.checks import ExecProbe
-from vipd.declaration.problems import Declaration
-from vipd.etcd.beacon import HostBeacon, HostReport
+from vipd.declaration.problems import Declaration, printable
+from vipd.etcd.beacon import HostBeacon, HostReport, read_report
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError
 from vipd.etcd.messages import KeyRange, KeyValue
@@ -61,6 +60,8 @@ class Fleet:
 
     def load(self) -> None:
         """Take over what an earlier run has known."""
+        for warning in self._options.warnings():
+            log.warning("%s", warning)
         self.source.load()
         self.orders.refresh()
         self._known = self._declared()
@@ -78,8 +79,8 @@ class Fleet:
         self._refused = sum(len(registrations[name]) - len(kept) for name, kept in found.items())
         return {**registrations, **found} if found else registrations
 
-    async def run(self, reconciler: Reconciler, report: bool = True) -> None:
-        """Follow etcd and, if told to, `report` to the others how this host does, for ever."""
+    def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
         self._beacon = HostBeacon(
             self._client,
             self._options.prefix,
@@ -87,14 +88,12 @@ class Fleet:
             self._clock,
             gather=self._report_interval,
         )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.source.run(), name="etcd")
-                tasks.create_task(self._follow(reconciler), name="take up what etcd says")
-                if report:
-                    tasks.create_task(self._beacon.run(), name="tell of this host")
-        finally:
-            await self._client.close()
+        loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
+        return {**loops, "reporting to etcd": self._beacon.run} if report else loops
+
+    async def close(self) -> None:
+        """Close every connection to etcd."""
+        await self._client.close()
 
     async def first_word(self) -> None:
         """Wait a little for etcd, if nothing is known of it from an earlier run; say so if it is silent."""
@@ -121,7 +120,7 @@ class Fleet:
             if self._refused
             else ""
         )
-        return [*self.orders.faults(), *filter(None, (beacon, refused))]
+        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon, refused))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name. Raises RefusedError."""
@@ -135,18 +134,14 @@ class Fleet:
     async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
         async with limit:
             granted, left = await self._client.lease_times(kv.lease) if kv.lease else (0, 0)
-        name = kv.key.decode(errors="backslashreplace").removeprefix(f"{self._options.prefix}hosts/")
-        told = _object(kv.value)
-        revision = told.get("revision")
-        applied = revision if isinstance(revision, int) else 0
+        key = kv.key.decode(errors="surrogateescape")
+        report, fault = read_report(kv.value)
         return {
-            "name": name,
-            "version": str(told.get("version", "")),
-            "revision": applied,
-            "behind": max(0, self.source.last_change - applied),
-            "services": told.get("services", 0),
-            "problems": told.get("problems", 0),
+            "name": printable(key.removeprefix(f"{self._options.prefix}hosts/")),
+            **report,
+            "behind": None if fault else max(0, self.source.last_change - int(report["revision"])),
             "seen_seconds": granted - left if granted else None,
+            "fault": fault,
         }
 
     async def _follow(self, reconciler: Reconciler) -> None:
@@ -184,11 +179,3 @@ def _names(key: str, *said: object) -> list[str]:
 
 def _runs_programs(backend: Backend) -> bool:
     return backend.check is not None and isinstance(backend.check.probe, ExecProbe)
-
-
-def _object(value: bytes) -> Json:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}

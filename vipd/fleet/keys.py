@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import yaml
 
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Problem, printable
 from vipd.model import Backend, Service
 from vipd.operations import spec_of
 from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
 from vipd.sources.etcd_values import Layout, read_registration, read_service_value
+
+MOST_TEXT = 1000
+"""Characters of a reason, and of any other text of an order."""
+MOST_FAULTS = 10
+"""Of malformed orders that are named."""
 
 
 class UnwritableError(ValueError):
@@ -57,12 +63,23 @@ def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tup
     orders, faults = {}, []
     for key, value in sorted(values.items()):
         try:
-            order = from_json(json.loads(value))
+            order = _printable(from_json(json.loads(value)))
         except (MalformedError, ValueError, RecursionError) as error:
-            faults.append(f"order {key} in etcd: {error}; it is left out; hint: delete the key")
+            faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
         else:
             orders[order.subject] = order
+    if len(faults) > MOST_FAULTS:
+        faults[MOST_FAULTS:] = [f"{len(faults) - MOST_FAULTS} more orders in etcd are left out"]
     return orders, tuple(faults)
+
+
+def _printable(order: Override) -> Override:
+    """Its texts are printed by every host's vipctl, and anybody may have written them."""
+    service, backend, by, reason = (
+        "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:MOST_TEXT])
+        for text in (*order.subject, order.by, order.reason)
+    )
+    return replace(order, subject=Subject(service, backend), by=by, reason=reason)
 
 
 def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:

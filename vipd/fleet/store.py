@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from vipd.declaration.problems import printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, RejectedError, UnreachableError
 from vipd.etcd.messages import Delete, KeyRange, Put, Unchanged
@@ -42,7 +43,7 @@ class Written:
     @property
     def place(self) -> str:
         """`etcd /vipd/v1/services/dns at revision 42`."""
-        keys = list(self.keys)
+        keys = list(map(printable, self.keys))
         named = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more keys" if keys else ""
         return f"etcd {named} at revision {self.revision}" if self.revision else f"etcd {named}".rstrip()
 
@@ -93,14 +94,16 @@ class EtcdStore:
     async def give(self, order: Override) -> Written:
         """Write an order; one with an end under a lease that ends with it. Raises as `save` does."""
         key, lease = order_key(self._layout, order.subject), 0
+        # Without an end an order has no lease, and there is none to be revoked.
         if order.until is not None:
             left = math.ceil((order.until - self._clock()).total_seconds())
             lease = await self._asked(self._client.grant_lease(max(left, 1)))
         try:
             revision = await self._write([key], [Put(key.encode(), order_value(order).encode(), lease)])
         except RefusedError:
-            with contextlib.suppress(EtcdError):
-                await self._client.revoke_lease(lease)
+            if lease:
+                with contextlib.suppress(EtcdError):
+                    await self._client.revoke_lease(lease)
             raise
         return Written(revision, {key: True})
 
@@ -110,7 +113,7 @@ class EtcdStore:
         revision = 0
         for start in range(0, len(keys), DELETED_AT_ONCE):
             some = keys[start : start + DELETED_AT_ONCE]
-            revision = await self._write(some, [Delete(KeyRange(key.encode())) for key in some])
+            revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
         return Written(revision, dict.fromkeys(keys, False))
 
     async def heard(self, written: Written) -> str:
@@ -151,10 +154,10 @@ class EtcdStore:
             raise RefusedError("invalid", error.what, "", error.hint, error.problems) from None
 
     async def _write(self, keys: Sequence[str], then: Sequence[Put | Delete]) -> int:
-        conditions = [Unchanged(key.encode(), self._source.mod_revision(key)) for key in keys]
+        conditions = [Unchanged(_encoded(key), self._source.mod_revision(key)) for key in keys]
         revision = await self._asked(self._client.txn(conditions, then))
         if not revision:
-            named = keys[0] if len(keys) == 1 else f"one of {len(keys)} keys"
+            named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
             what = f"{named} was changed by somebody else meanwhile"
             why = "etcd holds another version than this host knew; nothing was stored"
             raise RefusedError("conflict", what, why, "look at it, and say it again")
@@ -165,6 +168,11 @@ class EtcdStore:
             return await question
         except EtcdError as error:
             raise refusal(error) from None
+
+
+def _encoded(key: str) -> bytes:
+    """A key as etcd holds it: as `etcd_follower` reads keys, bytes that are no UTF-8 are lone surrogates."""
+    return key.encode(errors="surrogateescape")
 
 
 def refusal(error: EtcdError) -> RefusedError:

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
 from vipd.durations import CHECK_BOUNDS, Durations
 from vipd.health.descriptors import make_room
+from vipd.health.faults import internal_error
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Memory, Remembered, SavedVerdicts, place_of
-from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober
+from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
 from vipd.health.probes.dns import ask_dns
 from vipd.health.probes.exec import ExecProber
 from vipd.health.probes.http import ask_http
@@ -198,7 +199,11 @@ class Health:
         if result.good is not None:
             self.durations[target.kind].add(result.seconds)
         before = self._records[target]
-        after = observe(before, result, target.timing, self.clock())
+        try:
+            after = observe(before, result, target.timing, self.clock())
+        except Exception as error:
+            trouble = unexpected(target, error).reason
+            after = replace(before, trouble=trouble)
         self._records[target] = after
         if (before.state, before.weight) != (after.state, after.weight):
             if not self._changed:
@@ -211,9 +216,15 @@ class Health:
         if not changed:
             return
         now = self.clock()
-        self._log.tell(((target, self._records[target]) for target in changed), now)
+        try:
+            self._log.tell(((target, self._records[target]) for target in changed), now)
+        except Exception as error:
+            internal_error("logging verdicts", error)
         for listener in self.listeners:
-            listener(changed)
+            try:
+                listener(changed)
+            except Exception as error:
+                internal_error("telling of verdicts", error)
 
     def _services_of(self, target: Target) -> list[str]:
         return [name for name, targets in self._followed.items() if target in targets]

@@ -1,49 +1,74 @@
-"""What keeps a check from working that only the host can tell: programs, users, certificates."""
+"""What keeps a check from working that only the host can tell: programs, users, certificates.
+
+It asks files and NSS, so it may wait: never call it on the event loop. Any thread may.
+"""
 
 from __future__ import annotations
 
 import os
-import pwd
 import ssl
+import stat
 from pathlib import Path
 
+from vipd import accounts
 from vipd.checks import Check, ExecProbe, HttpProbe
+from vipd.health.faults import internal_error
 from vipd.health.probes.tls import tls_context, tls_trouble
+from vipd.health.result import one_line
 
 
 def host_problems(check: Check) -> tuple[str, ...]:
-    """Everything amiss, each as "what: why; hint: ..."; empty when the check can work on this host."""
+    """Everything amiss, each as "what: why; hint: ..."; empty when the check can work on this host.
+
+    Never raises, whatever the check holds, and waits for NSS for `accounts.PATIENCE_SECONDS` at most.
+    """
+    try:
+        return _problems(check)
+    except Exception as error:
+        told = one_line(internal_error("looking at a check", error).removesuffix("; please report it"))
+        return (f"the check cannot be looked at: {told}; hint: please report it",)
+
+
+def _problems(check: Check) -> tuple[str, ...]:
     probe = check.probe
     if isinstance(probe, ExecProbe):
-        return (*_program_problems(probe.command[0]), *_user_problems(probe.user))
+        return (*_program_problems(probe.command), *_user_problems(probe.user))
     if isinstance(probe, HttpProbe) and probe.tls and probe.verify and probe.ca:
         return _ca_problems(probe)
     return ()
 
 
-def _program_problems(program: str) -> tuple[str, ...]:
-    path = Path(program)
+def _program_problems(command: tuple[str, ...]) -> tuple[str, ...]:
+    if not command or not command[0]:
+        return ("command is missing; hint: write command: [/usr/local/bin/check, --quick]",)
+    program = command[0]
     try:
-        if not path.exists():
-            return (f"{program}: no such file; hint: install it on this host, or correct the path",)
-        if not path.is_file():
-            return (f"{program}: not a file; hint: name the program itself",)
+        mode = Path(program).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return (f"{program}: no such file; hint: install it on this host, or correct the path",)
     except OSError as error:
         return (f"{program}: {error.strerror}; hint: its directories must be open to vipd",)
+    except ValueError:
+        return (f"{program!r}: no path that a file can have; hint: correct the path",)
+    if not stat.S_ISREG(mode):
+        return (f"{program}: not a file; hint: name the program itself",)
     # Not access(2): root may do anything, but nobody may run what has no x.
-    if not path.stat().st_mode & 0o111:
+    if not mode & 0o111:
         return (f"{program}: not executable; hint: chmod a+rx {program}",)
     return ()
 
 
 def _user_problems(user: str) -> tuple[str, ...]:
     try:
-        entry = pwd.getpwnam(user)
+        entry = accounts.users.get(user)
     except KeyError:
         return (f"user {user}: there is none; hint: adduser --system {user}, or use nobody",)
-    if entry.pw_uid == 0:
-        return (f"user {user}: checks never run as root; hint: use nobody",)
-    if os.geteuid() not in (0, entry.pw_uid) and not _may_change_user():
+    except OSError as error:
+        why = error.strerror or str(error)
+        return (f"user {user}: cannot be looked up: {why}; hint: see /etc/nsswitch.conf, or use nobody",)
+    if why := accounts.privileged(entry.pw_uid):
+        return (f"user {user}: {why}; hint: use nobody",)
+    if os.geteuid() != 0 and not _may_change_user():
         hint = "add the drop-in exec-checks.conf of the package, which gives CAP_SETUID and CAP_SETGID"
         return (f"user {user}: vipd may not become another user; hint: {hint}",)
     return ()

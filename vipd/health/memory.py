@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from vipd.durable import keep_aside, read_regular, why, write_aside
 from vipd.health.flapping import Flapping
 from vipd.health.result import one_line, parse_weight
 from vipd.health.state import Record, State
@@ -27,6 +28,7 @@ SAVE_ANYWAY_SECONDS = 60.0
 
 _FORMAT = 1
 _END_OF_TIME = 1e11
+_MOST_CHANGES = 2**53
 
 Place = tuple[str, int, str]
 """Address, port and type of check: what else a check says may change, the verdict stays."""
@@ -91,20 +93,19 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
 def load(path: Path, now: float, wall: float) -> list[Remembered]:
     """What is remembered in the file; nothing, with a line in the log, when it cannot be used."""
     try:
-        return decode(path.read_bytes(), now, wall)
+        return decode(read_regular(path), now, wall)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        log.warning("%s: the verdicts of before cannot be used: %s; all backends are asked anew", path, error)
+        what = "the verdicts of before cannot be used"
+        aside = keep_aside(path)
+        log.warning("%s: %s: %s; all backends are asked anew; %s", path, what, why(error), aside)
         return []
 
 
 def save(path: Path, data: bytes) -> None:
     """Replace the file, unsynced. Raises OSError."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_bytes(data)
-    aside.chmod(0o640)
-    aside.replace(path)
+    write_aside(path, data)
 
 
 def _fields(record: Record, offset: float) -> list[Any]:
@@ -136,6 +137,8 @@ def _entry(entry: list[Any], offset: float) -> Remembered:
         weight=None if weight is None else parse_weight(str(weight)),
         flapping=flapping,
     )
+    if not 0 <= record.changes < _MOST_CHANGES or abs(flapping.level) > _MOST_CHANGES:
+        raise ValueError(f"{changes!r} changes")
     return (str(address), int(port), str(kind)), _moment(at, offset), record
 
 

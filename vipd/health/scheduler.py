@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 
-from vipd.health.probes.base import Attempt, Done
+from vipd.health.faults import internal_error
+from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result
 from vipd.health.targets import Target
 
@@ -91,7 +92,10 @@ class Scheduler:
         job.gone = True
         if job.attempt is not None:
             attempt, job.attempt = job.attempt, None
-            attempt.cancel()
+            try:
+                attempt.cancel()
+            except Exception as error:
+                internal_error(f"ending a check of {target}", error)
         if job.running:
             self._ended(job)
 
@@ -116,7 +120,6 @@ class Scheduler:
             else:
                 self._waiting.append(job)
         self._start_some()
-        self._arm()
 
     def _start_some(self) -> None:
         self._turn = None
@@ -140,7 +143,12 @@ class Scheduler:
         job.running = True
         self.running += 1
         self.asked += 1
-        attempt = self._ask(job.target, partial(self._finished, job))
+        done = partial(self._finished, job, job.rounds)
+        try:
+            attempt = self._ask(job.target, done)
+        except Exception as error:
+            done(unexpected(job.target, error))
+            return
         if job.running:
             job.attempt = attempt
 
@@ -150,12 +158,15 @@ class Scheduler:
             return timing.interval * (SHORTEST_PART + (1 - SHORTEST_PART) * self._random())
         return timing.interval * (1 - timing.jitter * self._random())
 
-    def _finished(self, job: _Job, result: Result) -> None:
-        if not job.running:
+    def _finished(self, job: _Job, round_: int, result: Result) -> None:
+        if not job.running or job.rounds != round_:
             return
         job.attempt = None
         self._ended(job)
-        self._answered(job.target, result)
+        try:
+            self._answered(job.target, result)
+        except Exception as error:
+            internal_error(f"the answer of {job.target}", error)
 
     def _ended(self, job: _Job) -> None:
         job.running = False

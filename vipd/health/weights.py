@@ -74,6 +74,11 @@ def weights(claims: Sequence[Claim], slow_start: float, now: float) -> tuple[tup
     return _whole(exact), min(steps, default=None)
 
 
+def full_weight(claim: Claim) -> int:
+    """The weight of a backend that has its full share, whatever scale `weights` has to use."""
+    return _at_least_one(_wanted(claim))
+
+
 def _wanted(claim: Claim) -> Fraction:
     if claim.said is None:
         return Fraction(claim.declared)

@@ -20,6 +20,7 @@ from vipd.observe.page.server import StatusPage
 from vipd.reconciler import Reconciler
 from vipd.settings import Settings
 from vipd.sources.base import Source
+from vipd.supervisor import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Observed:
     recorder: Recorder
     checks: Mapping[str, Durations]
     """How long health checks took, by their type."""
+    tasks: Mapping[str, Task]
+    """How background tasks do, by their name."""
 
 
 class Observers:
@@ -42,7 +45,7 @@ class Observers:
     def __init__(self, daemon: Observed) -> None:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = reader(daemon.numbers)
-        self.tally = Tally(reconciler, sources, daemon.checks)
+        self.tally = Tally(reconciler, sources, daemon.checks, daemon.tasks)
         reconciler.after_step.append(self.tally.look)
         self.metrics = Metrics(reconciler, sources, self.tally, daemon.dataplane, read_flows)
         self.warnings: Callable[[], Sequence[str]] = tuple

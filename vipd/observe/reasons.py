@@ -12,6 +12,7 @@ from vipd.dataplane.iptables.spelling import UNUSED_PORTS
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.fixed import UNUSED
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.options import LOOPBACK
 from vipd.declaration.notation import duration_text
 from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.question import Question
@@ -140,6 +141,9 @@ def notes(question: Question, owner: Forwarding | None, *, several: bool) -> tup
         said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
     if owner is not None and hashed:
         said.append(f"{owner.key.service_port} gives each client one backend by its address")
+    if owner is not None and ip_address(question.packet.source) in ip_network(LOOPBACK):
+        setting = "net.ipv4.conf.all.route_localnet is 1, which vipd never sets"
+        said.append(f"from {LOOPBACK} only backends on this host are reached, unless {setting}")
     return tuple(said)
 
 

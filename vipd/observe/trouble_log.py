@@ -6,21 +6,29 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from vipd.declaration.problems import Problem
+from vipd.in_parts import in_parts
 from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 20
+"""Units of which the problems are logged before the event loop gets its turn: each takes up to a
+millisecond."""
 PROBLEMS_NAMED = 20
+TRACEBACKS_LOGGED = 3
+"""Of internal errors of one unit; most have the same cause."""
 
 Problems = Mapping[str, tuple[Problem, ...]]
 Faults = Mapping[str, tuple[str, ...]]
 """What keeps sources from being read, by the place of each."""
 
 
-def tell_problems(before: Problems, after: Problems) -> None:
-    """Log which units have other problems than before, and which have none any more."""
-    for unit, problems in after.items():
-        if problems and problems != before.get(unit):
+async def tell_problems(before: Problems, after: Problems) -> None:
+    """Log which units have other problems than before, and which have none any more. The event loop gets its
+    turns, however many they are."""
+    changed = {unit: found for unit, found in after.items() if found and found != before.get(unit)}
+    async for part in in_parts(changed, AT_ONCE):
+        for unit, problems in part.items():
             _tell_refused(unit, problems)
     for unit in before.keys() - after.keys():
         where = unit.removeprefix("file:")
@@ -39,6 +47,7 @@ def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
     named = [str(problem) for problem in problems[:PROBLEMS_NAMED]]
     if more >= PROBLEMS_NAMED:
         named.append(f"{unit.removeprefix('file:')}: {more + 1 - PROBLEMS_NAMED} more problems")
+    named += [problem.trace.rstrip() for problem in problems if problem.trace][:TRACEBACKS_LOGGED]
     log.error("%s", "\n".join(named), extra=extra)
 
 

@@ -7,13 +7,13 @@ What is known stands on disk too, and serves at once after a start, whether etcd
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from vipd.catalog import Unit
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.settings import EtcdSettings
 from vipd.model import Backend
@@ -78,11 +78,9 @@ class EtcdSource:
         """Take over what an earlier run has known."""
         self._keys.restore(self._snapshot.load())
 
-    async def run(self) -> None:
-        """Follow etcd and keep what it says on disk, for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._snapshot.run(), name="keep etcd's keys")
-            tasks.create_task(self._follower.run(), name="follow etcd")
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What follows etcd and keeps what it says on disk, for ever."""
+        return {"keeping etcd's keys": self._snapshot.run, "following etcd": self._follower.run}
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields whenever the units or the registrations are different. For one reader."""
@@ -170,8 +168,8 @@ class EtcdSource:
             self.last_change,
             self.lag,
             len(self._keys.kept),
-            tuple(sorted(self._keys.rejected)),
-            tuple(sorted(self._keys.held)),
+            tuple(map(printable, sorted(self._keys.rejected))),
+            tuple(map(printable, sorted(self._keys.held))),
             self._follower.fault,
         )
 
@@ -179,7 +177,7 @@ class EtcdSource:
         held = sorted(self._keys.held)
         if not held:
             return ""
-        names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+        names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services at once"
         if self._keys.set_back:
             why = "the store is another one than before, or an older state of it"

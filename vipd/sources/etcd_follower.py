@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error, printable
 from vipd.etcd.client import EtcdClient, Listing
-from vipd.etcd.errors import CompactedError, EndpointError, EtcdError
+from vipd.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
 from vipd.etcd.messages import Found, Header, KeyRange, KeyValue
 from vipd.etcd.watch import Changes, Watch
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
@@ -24,7 +25,8 @@ from vipd.sources.etcd_values import Layout
 log = logging.getLogger(__name__)
 
 READ_ASIDE = 50
-"""From so many values on they are read in a thread, so that the loop goes on."""
+READ_ASIDE_BYTES = 20_000
+"""From so many values or bytes on they are read in a thread, so that the loop goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,16 @@ class Follower:
             except (CompactedError, ListAnewError) as error:
                 log.warning("listing etcd anew: %s", error)
                 self._positions.clear()
+            except MalformedAnswerError as error:
+                # Another member may do better; what this one cannot tell, a list passes over.
+                self._client.connection.failed(self.endpoint)
+                self._positions.clear()
+                self._lost(error)
             except EtcdError as error:
                 self._lost(error)
             except Exception as error:
-                log.exception("etcd cannot be followed")
-                self._lost(EtcdError(f"{type(error).__name__}: {error}; hint: a fault in vipd, see the log"))
+                self.fault = f"{internal_error(error, 'following etcd')}; {PLEASE_REPORT}"
+                raise
             finally:
                 self.endpoint = ""
             failures = 0 if self.last_contact != contact else failures + 1
@@ -197,7 +204,8 @@ class Follower:
             change = await self._difference(listing, foreign)
             missed = [w for w in change.written if w.mod_revision <= min(live.values(), default=0)]
             if missed and not foreign:
-                log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), missed[0].key)
+                first = printable(missed[0].key)
+                log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
             self._positions = dict.fromkeys(self._ranges, header.revision)
             self._apply(change)
         self.listed.set()
@@ -234,7 +242,8 @@ class Follower:
             self._apply(change)
 
     async def _meanings(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
-        if len(written) < READ_ASIDE:
+        size = sum(len(kv.value) for kv in written.values())
+        if len(written) < READ_ASIDE and size < READ_ASIDE_BYTES:
             return tuple(self._meant(written.items()))
         return tuple(await asyncio.to_thread(lambda: list(self._meant(written.items()))))
 
@@ -259,7 +268,8 @@ class Follower:
 
 
 def _text(key: bytes) -> str:
-    return key.decode(errors="backslashreplace")
+    """A key as text. Bytes that are no UTF-8 become lone surrogates, so that no two keys are the same."""
+    return key.decode(errors="surrogateescape")
 
 
 def _value(kv: KeyValue) -> str:

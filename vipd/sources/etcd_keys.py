@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from vipd.catalog import NOTHING, Unit
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, internal_problem
 from vipd.model import Backend
 from vipd.sources.etcd_snapshot import Kept, Record, State, accepted_record, change_record
 from vipd.sources.etcd_values import Layout, place_of, read_registration, read_service_value
@@ -40,11 +40,14 @@ class Change:
 
 
 def read_value(layout: Layout, key: str, value: str) -> Meaning:
-    """What a key says."""
-    if key.startswith(layout.services):
-        return read_service_value(key, key.removeprefix(layout.services), value)
-    if key.startswith(layout.backends):
-        return read_registration(key, key.removeprefix(layout.backends), value)
+    """What a key says. An exception that nobody expected is a problem of this key alone."""
+    try:
+        if key.startswith(layout.services):
+            return read_service_value(key, key.removeprefix(layout.services), value)
+        if key.startswith(layout.backends):
+            return read_registration(key, key.removeprefix(layout.backends), value)
+    except Exception as error:
+        return Declaration(problems=(internal_problem(error, "reading this key", place_of(key)),))
     return None
 
 

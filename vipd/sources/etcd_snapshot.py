@@ -14,6 +14,7 @@ it before we heard of it, tells it again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.durable import write_durably
+from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,9 @@ class State:
 
 Record = dict[str, Any]
 
+_GARBAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a record raises that is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -85,22 +89,39 @@ class Snapshot:
         """Why it cannot be written; empty while it can."""
 
     def load(self) -> State:
-        """What the file holds; nothing when there is none, or when it is of another prefix."""
+        """What the file holds; nothing when there is none, or when it is of another prefix.
+
+        A file that is not sound is kept aside, with a line in the log: as far as it is sound it counts.
+        """
         try:
-            lines = self._path.read_bytes().split(b"\n")
+            lines = read_regular(self._path).split(b"\n")
         except FileNotFoundError:
             return State()
         except OSError as error:
-            self.fault = f"{self._path}: cannot be read: {error.strerror}"
+            self._unsound(why(error))
             return State()
-        records = _sound(lines)
-        head = next(records, {})
-        if head.get("format") != FORMAT or head.get("prefix") != self._prefix:
-            return State()
-        state = State()
-        for record in records:
-            _replay(state, record)
+        state, read = State(), 0
+        # What is sound by its checksum, but not of this program, ends the reading too.
+        with contextlib.suppress(*_GARBAGE):
+            for record in _sound(lines):
+                if read == 0 and not self._begins(record):
+                    return State()
+                _replay(state, record)
+                read += 1
+        if len(lines) - read > 1 or (read == 0 and lines[0]):  # the last one is empty, or torn
+            self._unsound(f"line {read + 1} is not as it was written", stays=True)
         return state
+
+    def _begins(self, head: Record) -> bool:
+        """Whether what follows the first line is of this prefix. Raises for what is no first line."""
+        if head["format"] != FORMAT:
+            raise ValueError("another format")
+        return bool(head["prefix"] == self._prefix)
+
+    def _unsound(self, what: str, stays: bool = False) -> None:
+        meaning = "what it said from there on is not known until etcd tells it"
+        aside = keep_aside(self._path, stays)
+        log.warning("%s: cannot be read: %s; %s; %s", self._path, what, meaning, aside)
 
     def note(self, record: Record) -> None:
         """Bring one change to disk soon."""
@@ -110,6 +131,8 @@ class Snapshot:
     async def run(self) -> None:
         """Write what is noted, for ever; when cancelled, the rest at once."""
         underway = False
+        if self._made and (self._lines or self._rewrite):  # as after a failure that nobody expected
+            self._noted.set()
         try:
             while True:
                 await self._noted.wait()
@@ -170,7 +193,7 @@ class Snapshot:
     def _write(self, state: State) -> None:
         whole = change_record(state.cluster, state.revision, state.keys.items(), ())
         data = _line({"format": FORMAT, "prefix": self._prefix}) + _line(whole)
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_directory(self._path.parent)
         write_durably(self._path, data)
         self._size, self._grown = len(data), 0
 
@@ -193,14 +216,17 @@ def accepted_record(keys: Iterable[str]) -> Record:
 
 
 def _replay(state: State, record: Record) -> None:
+    """Take a record over. Raises whatever a record raises that is none; then nothing of it counts."""
     for key in record.get("accepted", ()):
         if kept := state.keys.get(key):
             state.keys[key] = replace(kept, accepted=kept.value)
     if "revision" not in record:
         return
-    state.cluster, state.revision = str(record["cluster"]), int(record["revision"])
-    state.keys.update(map(_kept, record["put"]))
-    for key in record["gone"]:
+    cluster, revision = str(record["cluster"]), int(record["revision"])
+    put, gone = [_kept(fields) for fields in record["put"]], [str(key) for key in record["gone"]]
+    state.cluster, state.revision = cluster, revision
+    state.keys.update(put)
+    for key in gone:
         state.keys.pop(key, None)
 
 
@@ -212,7 +238,10 @@ def _fields(key: str, kept: Kept) -> list[object]:
 
 def _kept(fields: list[Any]) -> tuple[str, Kept]:
     key, value, mod_revision, accepted, held = fields
-    return str(key), Kept(value, int(mod_revision), value if accepted is True else accepted, bool(held))
+    accepted = value if accepted is True else accepted
+    if not isinstance(value, str) or not isinstance(accepted, str | None):
+        raise ValueError("a value is no text")
+    return str(key), Kept(value, int(mod_revision), accepted, bool(held))
 
 
 def _line(record: Record) -> bytes:

@@ -7,22 +7,27 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vipd.body_pattern import plain_text
+from vipd.checks import HttpProbe
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.fields import Report
-from vipd.declaration.native import API_VERSION, parse_declaration
+from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.notation import NotationError, parse_backend
+from vipd.declaration.notation import NotationError, parse_backend, shown
 from vipd.declaration.policy_reader import Policy
-from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.problems import Declaration, Problem, printable
 from vipd.declaration.service_reader import read_service
 from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd.messages import KeyRange
 from vipd.model import Backend, Origin, Service
 
 SOURCE = "etcd"
+
+MOST_TEXT = 2**20
+"""Characters of one value: some ten thousand backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,14 @@ class Layout:
 
 def place_of(key: str) -> str:
     """How problems name a key, and the name of its unit: one line, whatever the key holds."""
-    return f"{SOURCE}:{key}" if key.isprintable() else f"{SOURCE}:{json.dumps(key)[1:-1]}"
+    return f"{SOURCE}:{printable(key)}"
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:
     """What the value of a service's key declares: one service or problems, never both none. Never raises."""
     place = place_of(key)
+    if len(text) > MOST_TEXT:
+        return Declaration(problems=(_too_long(place, text),))
     tree = read_tree(text, place)
     root = tree.documents[0] if tree.documents else None
     alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
@@ -78,6 +85,8 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     backend may have besides address and port: `{weight: 2}`.
     """
     report = Report(place_of(key))
+    if len(text) > MOST_TEXT:
+        return Declaration(problems=(_too_long(report.file, text),))
     service, _, where = rest.rpartition("/")
     tree = read_tree(text, report.file)
     report.problems += tree.problems
@@ -93,14 +102,32 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
         backends = read_backends(report, _with_place(report, root, base), "")
+        _refuse_patterns(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=tuple(report.problems))
 
 
+def _too_long(place: str, text: str) -> Problem:
+    what = f"the value has {len(text)} characters, of which {MOST_TEXT} are the most"
+    return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
+
+
+def _refuse_patterns(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may not have every host work on its patterns."""
+    for backend in backends:
+        probe = backend.check.probe if backend.check else None
+        if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
+            what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
+            hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
+            report.add(1, "check.body", what, hint)
+
+
 def _read_alone(place: str, root: Mapping) -> Declaration:
     report = Report(place)
-    service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
+    service = None
+    with report.contained(root.line, READING_SERVICE):
+        service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
     problems = sorted(dict.fromkeys(report.problems), key=lambda problem: problem.line)
     return Declaration((service,) if service else (), tuple(problems), tuple(report.notes))
 

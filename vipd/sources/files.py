@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-import os
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -24,8 +23,8 @@ from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Problem
-from vipd.durable import write_durably
+from vipd.declaration.problems import Declaration, Problem, internal_problem, printable, unreadable
+from vipd.durable import make_directory, read_regular, why, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,20 @@ FRESH_NANOSECONDS = 100_000_000
 """A file changed so shortly ago is read again at the next look. Before Linux 6.13 times of files are those of
 the last tick, up to 10 ms ago: a second save within it, of the same size, shows in nothing but the text."""
 
+AGAIN_SECONDS = 10.0
+"""A file whose reading ended in an internal error is read again so often, although nothing of it has
+changed."""
+
+LARGEST_BYTES = 64 * 1024 * 1024
+"""A file of declarations holds at most this much: three times the text of 100,000 services with five backends
+each (docs/scale.md)."""
+
 LARGE_TEXT = 200_000
 """Characters above which parsing is a load: some thousand services."""
+
+LONGEST_NAME = 250
+"""Of a copy, in bytes: while it is written it is longer by five, and must stay below 256."""
+_HASHED = "sha256-"
 
 Signature = tuple[int, ...]
 
@@ -66,6 +77,8 @@ class FileSource:
         self._kept = kept
         self._read: dict[str, _Read] = {}
         self._signatures: dict[str, Signature] = {}
+        self._failed: dict[str, float] = {}
+        """Files whose reading ended in an internal error, and when, on the monotonic clock."""
         self._scanning = threading.Lock()
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
@@ -105,7 +118,7 @@ class FileSource:
             except OSError as error:
                 return self._away(error)
             before = self._read
-            self._read = {str(path): self._look(path) for path in paths}
+            self._read = {printable(str(path)): self._look(path) for path in paths}
             self._signatures = {
                 path: self._signatures[path] for path in self._read if path in self._signatures
             }
@@ -153,25 +166,47 @@ class FileSource:
 
     def _look(self, path: Path) -> _Read:
         """A file as it is now, parsed again only when its text differs."""
-        known = self._read.get(str(path))
+        name = printable(str(path))
+        known = self._read.get(name)
         try:
             signature = _signature(path)
-            if known is not None and self._signatures.get(str(path)) == signature:
+            again = self._due_again(name)
+            if known is not None and self._signatures.get(name) == signature and not again:
                 return known
-            text = _read_regular(path)
+            text = read_regular(path).decode("utf-8")
         except OSError as error:
-            self._signatures.pop(str(path), None)
-            return _unreadable(path, f"cannot be read: {error.strerror or error}", known)
+            self._signatures.pop(name, None)
+            return _unreadable(unreadable(name, error), known)
         except UnicodeDecodeError as error:
-            return _unreadable(path, f"is not UTF-8 text (byte {error.start})", known)
+            return _unreadable(Problem(name, 0, "", f"is not UTF-8 text (byte {error.start})"), known)
+        except Exception as error:
+            self._signatures.pop(name, None)
+            return _unreadable(internal_problem(error, "reading this file", name), known)
         if time.time_ns() - signature[-1] > FRESH_NANOSECONDS:
-            self._signatures[str(path)] = signature
+            self._signatures[name] = signature
         else:
-            self._signatures.pop(str(path), None)
-        for candidate in (known, self._accepted.get(str(path))):
-            if candidate is not None and candidate.text == text:
+            self._signatures.pop(name, None)
+        for candidate in (known, self._accepted.get(name)):
+            if candidate is not None and candidate.text == text and not (again and candidate is known):
                 return candidate
-        return _Read(text, _parsed(text, str(path), known))
+        return self._parse(text, name, known)
+
+    def _parse(self, text: str, path: str, known: _Read | None) -> _Read:
+        """A file's text as a declaration. An exception that nobody expected is a problem of this file
+        alone."""
+        try:
+            declaration = _parsed(text, path, known)
+        except Exception as error:
+            declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
+        if any(problem.trace for problem in declaration.problems):
+            self._failed[path] = time.monotonic()
+        else:
+            self._failed.pop(path, None)
+        return _unless_known(_Read(text, declaration), known)
+
+    def _due_again(self, path: str) -> bool:
+        """Whether a file is to be parsed again because the last time ended in an internal error."""
+        return path in self._failed and time.monotonic() - self._failed[path] >= AGAIN_SECONDS
 
     def _away(self, error: OSError) -> bool:
         """The directory cannot be read: what was accepted goes on serving."""
@@ -188,8 +223,8 @@ class FileSource:
     def _keep(self, path: str, read: _Read) -> None:
         self._accepted[path], self._stale = read, True
         try:
-            self._kept.mkdir(parents=True, exist_ok=True, mode=0o750)
-            write_durably(_copy_of(self._kept, path), (read.text or "").encode())
+            make_directory(self._kept)
+            write_durably(_copy_of(self._kept, path), _copied(path, read.text or ""))
             self._keeping_faults.pop(path, None)
         except OSError as error:
             why = error.strerror or str(error)
@@ -205,17 +240,9 @@ def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
 
 
 def _is_declaration(path: Path) -> bool:
-    """Declarations by suffix; hidden names are editors' own files."""
-    return path.suffix in SUFFIXES and not path.name.startswith(".") and not path.is_dir()
-
-
-def _read_regular(path: Path) -> str:
-    """A file's text; a pipe or device under such a name would block. Raises OSError, UnicodeDecodeError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor, not a path)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "is not a regular file")
-        return file.read().decode("utf-8")
+    """Declarations by suffix; hidden names are editors' own files. A directory of such a name is a problem:
+    whoever made it believes that it is read."""
+    return path.suffix in SUFFIXES and not path.name.startswith(".")
 
 
 def _signature(path: Path) -> Signature:
@@ -224,13 +251,38 @@ def _signature(path: Path) -> Signature:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _unreadable(path: Path, what: str, known: _Read | None) -> _Read:
-    read = _Read(None, Declaration(problems=(Problem(str(path), 0, "", what),)))
-    return known if known == read and known is not None else read
+def _unreadable(problem: Problem, known: _Read | None) -> _Read:
+    return _unless_known(_Read(None, Declaration(problems=(problem,))), known)
+
+
+def _unless_known(read: _Read, known: _Read | None) -> _Read:
+    """The known reading where it is equal: a unit that is the same object costs nothing."""
+    return known if known is not None and known == read else read
 
 
 def _copy_of(kept: Path, path: str) -> Path:
-    return kept / quote(path, safe="")
+    """Where the copy of a file is: under its path, or, where that makes no name of a file, under a hash."""
+    name = quote(path, safe="")
+    if len(name) <= LONGEST_NAME:
+        return kept / name
+    return kept / f"{_HASHED}{hashlib.sha256(path.encode()).hexdigest()}"
+
+
+def _copied(path: str, text: str) -> bytes:
+    """The content of a copy. One under a hash says in its first line whose it is."""
+    head = f"{path}\n" if len(quote(path, safe="")) > LONGEST_NAME else ""
+    return (head + text).encode()
+
+
+def _read_copy(copy: Path) -> tuple[str, str]:
+    """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
+    text = read_regular(copy).decode("utf-8")
+    if not copy.name.startswith(_HASHED):
+        return unquote(copy.name, errors="strict"), text
+    path, _, text = text.partition("\n")
+    if _copy_of(copy.parent, path) != copy:
+        raise ValueError("it does not say whose copy it is")
+    return path, text
 
 
 def _load_kept(kept: Path) -> dict[str, _Read]:
@@ -243,12 +295,16 @@ def _load_kept(kept: Path) -> dict[str, _Read]:
     for copy in copies:
         if copy.name.startswith("."):
             continue
-        path = unquote(copy.name)
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = copy.read_bytes().decode("utf-8")
-            declaration = parse_declaration(text, path)
-            if declaration.ok:
-                found[path] = _Read(text, declaration)
+        try:
+            path, text = _read_copy(copy)
+        except (OSError, ValueError) as error:
+            log.warning("%s: the copy of a good version cannot be read: %s", printable(str(copy)), why(error))
+            continue
+        declaration = parse_declaration(text, path, accepted=True)
+        if declaration.ok:
+            found[path] = _Read(text, declaration)
+        else:
+            log.warning("%s: the copy of a good version is of no use: %s", copy, declaration.problems[0])
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from vipd.durable import write_durably
+from vipd.durable import make_directory, read_regular, why, write_durably
 from vipd.overrides import (
     MalformedError,
     Override,
@@ -27,6 +27,10 @@ from vipd.sources.store import StoreError
 from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
+
+MOST_FAULTS = 10
+"""That are named of one file."""
+_HINT = "hint: mend it or move it aside, then vipctl reload"
 
 
 class OverrideStore:
@@ -57,17 +61,20 @@ class OverrideStore:
         """Read the file. No file holds no orders."""
         self._overrides, faults = {}, []
         try:
-            items = _items(self._path.read_bytes())
+            items = _items(read_regular(self._path))
         except FileNotFoundError:
             items = []
-        except (OSError, ValueError) as error:
-            items, faults = [], [f"{self._path}: cannot be read: {error}; hint: mend it or move it aside"]
+        except (OSError, ValueError, RecursionError) as error:
+            items = []
+            faults = [f"{self._path}: cannot be read: {why(error)}; no order of it is in force; {_HINT}"]
         for number, item in enumerate(items):
             try:
                 override = from_json(item)
                 self._overrides[override.subject] = override
             except MalformedError as error:
-                faults.append(f"{self._path}: override {number}: {error}; hint: mend it or move it aside")
+                faults.append(f"{self._path}: override {number}: {error}; it is not in force; {_HINT}")
+        if len(faults) > MOST_FAULTS:
+            faults[MOST_FAULTS:] = [f"{self._path}: {len(faults) - MOST_FAULTS} more faults"]
         self._faults = tuple(faults)
 
     def reload(self) -> None:
@@ -116,7 +123,7 @@ class OverrideStore:
             raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
         text = json.dumps({"overrides": [to_json(o) for o in wanted.values()]}, indent=1)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, (text + "\n").encode())
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.durable import write_durably
+from vipd.durable import make_directory, read_regular, why, write_aside, write_durably
 from vipd.model import Service
 
 UNIT = "cli"
@@ -77,13 +77,13 @@ class StoreSource:
         lines = [_HEAD if blocks else f"{_HEAD} []", *texts, ""]
         text = "\n".join(lines).encode()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directory(self._path.parent)
             write_durably(self._path, text)
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
         with contextlib.suppress(OSError):
             # Not synced: a power cut may lose the copy, but then it has not broken the file itself.
-            self._copy.write_bytes(text)
+            write_aside(self._copy, text)
         self._blocks = blocks
         self._declaration = Declaration(tuple(services.values()))
 
@@ -114,10 +114,10 @@ class StoreSource:
 def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
     """What a file stores, or why it cannot be used. No file stores nothing."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path).decode("utf-8")
     except FileNotFoundError:
         return Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
-        return Declaration(), (f"{path}: cannot be read: {error}",)
-    found = parse_declaration(text, str(path), source="cli")
+        return Declaration(), (f"{path}: cannot be read: {why(error)}",)
+    found = parse_declaration(text, str(path), source="cli", accepted=True)
     return (found, ()) if found.ok else (Declaration(), tuple(map(str, found.problems)))

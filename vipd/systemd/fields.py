@@ -52,6 +52,10 @@ class Event(StrEnum):
     APPLY_FAILED = "apply-failed"
     APPLY_RECOVERED = "apply-recovered"
     FLOWS_ENDED = "flows-ended"
+    TASK_FAILED = "task-failed"
+    """A part of vipd fails: a background task, or what belongs to no unit and no service. The cause is its
+    name."""
+    TASK_RECOVERED = "task-recovered"
 
 
 def fields(

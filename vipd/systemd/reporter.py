@@ -17,6 +17,9 @@ from vipd.systemd.notify import Notifier, one_line
 
 EXTENSION_SECONDS = 60
 """Time that each sign of progress gives to a start."""
+READY_DESPITE_SECONDS = 20.0
+"""How long a start may fail before it counts as ready all the same: the API answers, the status says what is
+wrong, and whoever waits for the unit does not wait in vain."""
 STATUS_SECONDS = 1.0
 """A status is sent at most so often."""
 BEATS_PER_WATCHDOG = 2
@@ -50,6 +53,8 @@ class Reporter:
     ) -> None:
         self._notifier, self._reconciler, self._clock = notifier, reconciler, clock
         self._ready = self._stopping = False
+        self._failing_since: float | None = None
+        """When the first step failed, and none before that was good."""
         self._status = ""
         self._later: asyncio.TimerHandle | None = None
         self._sent: dict[str, float] = {}
@@ -78,6 +83,8 @@ class Reporter:
             self._tell_status()
         else:
             self._look_soon()
+        if self._failing_since is not None and not self._ready:
+            self._look_soon()  # the next try may be far
 
     @asynccontextmanager
     async def reloading(self) -> AsyncIterator[None]:
@@ -102,12 +109,18 @@ class Reporter:
 
     def _tell_ready(self) -> bool:
         """Whether that was to be told now."""
-        if self._ready or not self._reconciler.progress.done:
+        if self._ready or not (self._reconciler.progress.done or self._fails_for_long()):
             return False
         self._status = status_text(self._reconciler)
         self._ready = self._notifier.send("READY=1", f"STATUS={self._status}")
         self._sent["status"] = self._clock()
         return True
+
+    def _fails_for_long(self) -> bool:
+        if self._failing_since is None and self._reconciler.progress.failures:
+            self._failing_since = self._clock()
+        since = self._failing_since
+        return since is not None and self._clock() - since >= READY_DESPITE_SECONDS
 
     def _look_soon(self) -> None:
         if self._later is None and not self._stopping:

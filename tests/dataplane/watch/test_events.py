@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,9 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
 from tests.dataplane.watch.recorded import OURS
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
 from vipd.dataplane.iptables.watch.door import Watch
-from vipd.dataplane.iptables.watch.events import RuleEvents, actor_of, open_socket
-from vipd.dataplane.iptables.watch.messages import Generation
+from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.model import Family
@@ -86,15 +84,3 @@ def test_a_broken_socket_is_told_to_whoever_waits() -> None:
 
     asyncio.run(scene())
     others.close()
-
-
-@pytest.mark.parametrize("name", ["iptables-nft", "somebody else"])
-def test_an_actors_parent_is_named_only_if_the_pid_is_still_his(tmp_path: Path, name: str) -> None:
-    for pid, comm, parent in ((9, name, 8), (8, "firewalld", 1)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
-        (tmp_path / str(pid) / "status").write_text(f"Name:\t{comm}\nPid:\t{pid}\nPPid:\t{parent}\nUid:\t0\n")
-    actor = actor_of(Generation(9, 9, "iptables-nft"), tmp_path)
-    known = Actor("iptables-nft", 9, "firewalld", 8)
-    assert actor == (known if name == "iptables-nft" else Actor("iptables-nft", 9))
-    assert actor_of(Generation(7, 7, "nft"), tmp_path) == Actor("nft", 7)

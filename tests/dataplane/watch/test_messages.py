@@ -73,7 +73,7 @@ def test_what_a_rule_says(name: str, appended: bool, mentions: bool) -> None:
 
 def test_messages_of_other_families_and_subsystems_are_passed_over() -> None:
     whole = datagrams("flush")[0]
-    for place, value in ((16, 1), (5, 1)):  # NFPROTO_INET; the subsystem of conntrack
+    for place, value in ((16, 7), (5, 1)):  # NFPROTO_BRIDGE; the subsystem of conntrack
         altered = bytearray(whole)
         altered[place] = value
         assert list(read_messages(bytes(altered))) == list(read_messages(whole))[1:]

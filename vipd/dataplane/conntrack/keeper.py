@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from vipd.dataplane.conntrack.checkpoint import Checkpoint, Former
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.netlink import open_socket
@@ -49,10 +51,15 @@ class ConntrackKeeper:
         interval: float = INTERVAL_SECONDS,
         connect: Connect = open_socket,
         target_of: TargetOf = default_target,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        """`clock` gives seconds that never go back; `interval` is in seconds."""
+        """`clock` gives seconds that never go back; `interval` is in seconds. What was led where is kept in
+        the `checkpoint`, for the next process; None: nowhere."""
         self._clock, self._interval = clock, interval
         self._connect, self._target_of = connect, target_of
+        self._checkpoint, self._restored = checkpoint, False
+        self._saved = False
+        """The checkpoint has every destination whose flows may have to end."""
         self._places: dict[ForwardingKey, list[Destination]] = {}
         self._owners: dict[Destination, ForwardingKey] = {}
         self._targets: dict[Destination, Target] = {}
@@ -100,14 +107,13 @@ class ConntrackKeeper:
         if new != self._host_addresses:
             self._host_addresses, self._applied = new, False
 
-    def remember(self, forwardings: Iterable[Forwarding]) -> None:
-        """Clean after forwardings that ended before this process began, unless their frontends are in use."""
-        for forwarding in forwardings:
-            for place in destinations(forwarding):
-                if place not in self._targets:
-                    self._judge_by(place, self._target_of(forwarding))
-                    self._remove(place)
-                    self._applied = False
+    def _restore(self, former: Former) -> None:
+        """Clean after what an earlier process has written, unless it is in use. The rules are applied."""
+        now = self._clock()
+        for place, backends in former.items():
+            if place not in self._targets:
+                self._judge_by(place, Target(frozenset(), ends_flows=True, former=backends))
+                self._former[place], self._removed[place] = backends, now
 
     def applied(self, wrote: bool = True) -> None:
         """The kernel's rules are as the updates say. Call it after every good step.
@@ -123,6 +129,7 @@ class ConntrackKeeper:
 
     async def clean(self) -> Cleaned:
         """End what must end. Raises ConntrackError, and is due again then, as after being cancelled."""
+        await self._use_checkpoint()
         began, self._changed = self._clock(), False
         try:
             cleaned = await clean(self.wanted, self._connect)
@@ -134,6 +141,17 @@ class ConntrackKeeper:
         if cleaned.complete:
             self._forget(began)
         return cleaned
+
+    async def _use_checkpoint(self) -> None:
+        """Learn from what the last process wrote, once; then write what is so now, if that is new."""
+        if self._checkpoint is None:
+            return
+        if not self._restored:
+            self._restore(await asyncio.to_thread(self._checkpoint.read))
+            self._restored = True
+        if not self._saved:
+            self._saved = True
+            await asyncio.to_thread(self._checkpoint.write, self._targets.copy())
 
     def _add(self, key: ForwardingKey, target: Target) -> None:
         for place in self._places[key]:
@@ -155,6 +173,7 @@ class ConntrackKeeper:
     def _judge_by(self, place: Destination, target: Target | None) -> None:
         """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""
         before = self._targets.get(place)
+        self._saved = self._saved and before == target
         if before is not None and (kind := kind_of(place, before)):
             self._kinds[kind] -= 1
             if not self._kinds[kind]:

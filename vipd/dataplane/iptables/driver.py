@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
+from vipd.dataplane.iptables.former import Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
-from vipd.dataplane.iptables.tools import Tools, find_tools, save
+from vipd.dataplane.iptables.tools import Tools, save
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.host_record import HostRecord
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
@@ -28,25 +29,28 @@ class IptablesDataplane(Families[FamilyRules, Plan]):
 
     name = "iptables"
 
-    def __init__(self, families: Mapping[Family, FamilyRules], names: Names, counter: RuleCounter) -> None:
+    def __init__(self, families: Mapping[Family, FamilyRules], names: Names, run: Runner) -> None:
         super().__init__(families)
-        self._names = names
-        self.counter = counter
+        self._names, self._run = names, run
+        self.counter = RuleCounter(names, (), {})
         """Counts new flows. Its `hear` wants the kernel's notifications of nf_tables rules."""
+        self._count_with_tools()
 
     @classmethod
-    async def start(cls, settings: Settings, record: HostRecord, run: Runner) -> IptablesDataplane:
-        """Find the tools of both families. Writes nothing. A family without tools fails when it is needed."""
-        families = {}
-        for family in Family:
-            tools: Tools | ApplyError
-            try:
-                tools = await find_tools(family, settings.iptables_variant, run)
-            except ApplyError as error:
-                tools = error
-            families[family] = FamilyRules(family, tools, settings, record, run)
-        names = Names(settings.chain_prefix)
-        return cls(families, names, _counter(families, names, run))
+    async def start(
+        cls, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
+    ) -> IptablesDataplane:
+        """Find the tools of both families. Writes nothing. A family without tools fails when needed, and
+        looks for them again then."""
+        families = {family: FamilyRules(family, settings, record, run, kept) for family in Family}
+        await asyncio.gather(*(rules.find_tools() for rules in families.values()))
+        return cls(families, Names(settings.chain_prefix), run)
+
+    async def plan(self) -> FamilyPlans[Plan]:
+        """What has to be written now. The programs may be others than before; then so is what counts."""
+        plans = await super().plan()
+        self._count_with_tools()
+        return plans
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
@@ -84,10 +88,11 @@ class IptablesDataplane(Families[FamilyRules, Plan]):
             for family, rules in self._families.items()
         }
 
-
-def _counter(families: Mapping[Family, FamilyRules], names: Names, run: Runner) -> RuleCounter:
-    usable = {family: rules.tools for family, rules in families.items() if isinstance(rules.tools, Tools)}
-    legacy = {
-        family: partial(save, tools, run, counters=True) for family, tools in usable.items() if tools.legacy
-    }
-    return RuleCounter(names, usable, legacy)
+    def _count_with_tools(self) -> None:
+        usable = {f: rules.tools for f, rules in self._families.items() if isinstance(rules.tools, Tools)}
+        legacy = {
+            family: partial(save, tools, self._run, counters=True)
+            for family, tools in usable.items()
+            if tools.legacy
+        }
+        self.counter.use(usable, legacy)

@@ -12,14 +12,17 @@ from dataclasses import replace
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.fixed import entry_jumps
-from vipd.dataplane.iptables.names import TABLES, ChainId, Names
+from vipd.dataplane.iptables.former import FormerRules, Kept
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
-from vipd.dataplane.iptables.probe import Abilities, probe
+from vipd.dataplane.iptables.probe import Abilities, probe, shortcomings
+from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
-from vipd.dataplane.iptables.saved import read_saved, recognise
-from vipd.dataplane.iptables.tools import Tools, list_chain, restore, save
+from vipd.dataplane.iptables.saved import recognise
+from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
+from vipd.dataplane.programs import Programs, usable
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.process import Runner
@@ -43,12 +46,13 @@ class FamilyRules:
     """The rules of one family. Without tools it fails only when something is wanted of it."""
 
     def __init__(
-        self, family: Family, tools: Tools | ApplyError, settings: Settings, record: HostRecord, run: Runner
+        self, family: Family, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
     ) -> None:
-        self.tools = tools
         self._family, self._settings, self._record, self._run = family, settings, record, run
-        random_fully = isinstance(tools, Tools) and tools.random_fully
-        self.ruleset = Ruleset(RuleOptions.of(settings, family, random_fully))
+        variant = settings.iptables_variant
+        self.programs = Programs(program_names(family, variant), lambda: find_tools(family, variant, run))
+        self.ruleset = Ruleset(RuleOptions.of(settings, family, random_fully=False))
+        self._former = FormerRules(family, settings.chain_prefix, run, kept)
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
         """None: not known, so the next plan reads the kernel."""
@@ -64,7 +68,13 @@ class FamilyRules:
         self._writes = 0
         self._writing = False
         self._abilities: Abilities | None = None
+        self._wrote = False
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
+
+    @property
+    def tools(self) -> Tools | ApplyError:
+        """What is in use, or why nothing can be."""
+        return self.programs.found
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take a forwarding's new form, or its end. A new form gets a new chance."""
@@ -93,18 +103,10 @@ class FamilyRules:
 
     def warnings(self) -> list[str]:
         """What the kernel's lack of something means for services."""
-        abilities, found = self._abilities, []
-        if abilities and not abilities.affinity and (pinned := self.ruleset.services_with_affinity()):
-            names = ", ".join(pinned)
-            found.append(
-                f"{self._family}: no affinity for {names}: the kernel lacks xt_recent; modprobe xt_recent"
-            )
-        if abilities and not abilities.ping:
-            why = "the kernel lacks xt_REDIRECT; modprobe xt_REDIRECT"
-            found.append(f"{self._family}: VIPs do not answer ping: {why}")
-        if abilities and not abilities.flow_marks and self._settings.accept_forwarded:
-            why = "the kernel lacks xt_connmark; modprobe xt_connmark"
-            found.append(f"{self._family}: translated flows are not accepted in FORWARD: {why}")
+        found = [self._former.warning] if self._former.warning else []
+        if self._abilities:
+            pinned, accepts = self.ruleset.services_with_affinity(), self._settings.accept_forwarded
+            found += shortcomings(self._abilities, self._family, pinned, accepts=accepts)
         return found
 
     def watched(self) -> WatchedFamily | None:
@@ -119,31 +121,58 @@ class FamilyRules:
             return None
         return Expected(self._writes, self._installed)
 
+    async def find_tools(self) -> None:
+        """Look for the programs, if that is due. Other ones than before know nothing of what was written."""
+        wanted = self._wrote or bool(self.ruleset.shared())
+        if not await self.programs.look(needed=wanted) or not isinstance(self.tools, Tools):
+            return
+        addresses = self.ruleset.options.node_port_addresses
+        options = RuleOptions.of(self._settings, self._family, self.tools.random_fully)
+        self.ruleset.reconfigure(replace(options, node_port_addresses=addresses))
+        self._installed = self._abilities = None
+        self._writes += 1
+
     async def plan(self) -> Plan:
         """What has to be written now. Raises ApplyError."""
-        if isinstance(self.tools, ApplyError):
-            if self.ruleset.shared():
-                raise self.tools
+        await self.find_tools()
+        if isinstance(self.tools, ApplyError) and not (self._wrote or self.ruleset.shared()):
             return Plan()
+        tools = usable(self.tools)
         if self._doubted:
             self._start_anew()
         fresh = self._installed is None or self._unwritten
-        installed = self._installed or await self._observe(self.tools)
+        installed = self._installed or await self._observe(tools)
         if self.ruleset.shared():
-            await self._prepare(self.tools)
+            await self._prepare(tools)
         self._installed = installed
         if not fresh:
-            await self._read_doubtful(self.tools, installed)
+            await self._read_doubtful(tools, installed)
             wanted = self._without_deletions(self.ruleset.touched(), installed)
             return self._settled(self._planned(wanted, installed))
         self._unswept.clear()
         self._doubtful.clear()
+        plan = self._settled(self._whole(installed))
+        self._unwritten = bool(plan)
+        return plan
+
+    async def survey(self) -> Installed | None:
+        """What the kernel holds now, nothing that is known of it being touched. None: no tools, and nothing
+        wanted. Raises ApplyError."""
+        if isinstance(self.tools, ApplyError) and not self.ruleset.shared():
+            return None
+        tools = usable(self.tools)
+        return await self._read(await save(tools, self._run), tools)
+
+    def difference(self, surveyed: Installed | None) -> Plan:
+        """What would have to be written where the kernel is as surveyed."""
+        return Plan() if surveyed is None else self._whole(surveyed)
+
+    def _whole(self, installed: Installed) -> Plan:
+        """The plan for everything."""
         wanted = self.ruleset.whole(installed.chains)
         for group in (*wanted.leaves, wanted.shared):
             recognise(installed, group)
-        plan = self._settled(self._planned(wanted, installed))
-        self._unwritten = bool(plan)
-        return plan
+        return self._planned(wanted, installed)
 
     async def sweep(self) -> None:
         """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
@@ -181,9 +210,10 @@ class FamilyRules:
 
     async def _read_doubtful(self, tools: Tools, installed: Installed) -> None:
         chains, self._doubtful = self._doubtful, set()
+        jumps = entry_jumps(self.ruleset.options)
         for chain in chains:
             try:
-                rules = await list_chain(tools, chain, self._run)
+                rules = await read_chain(tools, self._names, chain, jumps.get(chain, ()), self._run)
             except ApplyError:
                 self.forget()  # what has not been looked at must not be taken for known
                 raise
@@ -203,6 +233,7 @@ class FamilyRules:
             self.update(key, forwarding)
 
     def _settled(self, plan: Plan) -> Plan:
+        plan = replace(plan, former=self._former.plan)
         if not plan:
             self.ruleset.written()
         return plan
@@ -211,9 +242,13 @@ class FamilyRules:
         text = await save(tools, self._run)
         if self._settings.chain_prefix == KUBE_PREFIX and not self._settings.force_chain_prefix:
             _refuse_beside_kube_proxy(text, self._family)
-        installed = read_saved(text, self._names)
-        self._missing_tables = [f"{self._family} {table}" for table in TABLES if f"*{table}\n" not in text]
-        return installed
+        self._missing_tables = [f"{self._family} {table}" for table in absent_tables(text)]
+        await self._former.look(tools)
+        return await self._read(text, tools)
+
+    async def _read(self, saved: str, tools: Tools) -> Installed:
+        jumps = entry_jumps(self.ruleset.options)
+        return await read_all(saved, tools, self._names, self.ruleset.shared(), jumps, self._run)
 
     async def _prepare(self, tools: Tools) -> None:
         """Before the first write: say on disk what will be there, and find out what this host can do."""
@@ -222,7 +257,8 @@ class FamilyRules:
                 self._record.rules(self._settings.chain_prefix, self._missing_tables)
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
-                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+                why = error.strerror or str(error)
+                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
             self._missing_tables = []
         if self._abilities is None:
             await self._probe(tools)
@@ -244,10 +280,12 @@ class FamilyRules:
     async def _write(self, plan: Plan, settles: bool = True) -> None:
         assert isinstance(self.tools, Tools)  # noqa: S101 (a plan with work exists only where tools do)
         assert self._installed is not None  # noqa: S101
-        self._writing = True
+        self._writing = self._wrote = True
         try:
             for text in plan.restores:
                 await restore(self.tools, text, self._run)
+            if plan.former:
+                await self._former.remove(plan.former)
         except BaseException:
             # Some restores may have been done, also when this task was cancelled: look again first.
             self._installed = None

@@ -89,11 +89,32 @@ def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
     }
 
 
-def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
-    names, said, flow = options.names, _words(options), f"{options.flow_mark:#x}"
-    services = f"-j {names.fixed('SERVICES')}"
+def accept_rules(options: RuleOptions) -> Rules:
+    """What accepts the flows that vipd translated, in the chain FORWARD of the prefix."""
+    flow = f"{options.flow_mark:#x}"
     ours = f"-m conntrack --ctstate DNAT -m connmark --mark {flow}/{flow}"
-    accept = (f"{comment(said.forward)} {ours} -j ACCEPT",) if options.accept_forwarded else ()
+    return (f"{comment(_words(options).forward)} {ours} -j ACCEPT",)
+
+
+def accept_jump(options: RuleOptions) -> str:
+    """What leads there from the built-in FORWARD."""
+    return _jump(options.names, "FORWARD", _words(options).forward)
+
+
+def kube_proxy_accept_rules(options: RuleOptions) -> Rules:
+    """What kube-proxy accepts in FORWARD."""
+    said, mark = _words(options), f"{options.mark:#x}"
+    established = "-m conntrack --ctstate RELATED,ESTABLISHED"
+    return (
+        f"{comment(said.forward)} -m mark --mark {mark}/{mark} -j ACCEPT",
+        f"{comment('kubernetes forwarding conntrack rule')} {established} -j ACCEPT",
+    )
+
+
+def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
+    names, flow = options.names, f"{options.flow_mark:#x}"
+    services = f"-j {names.fixed('SERVICES')}"
+    accept = accept_rules(options) if options.accept_forwarded else ()
     return {
         # DNAT ends the walk, so only flows that vipd did not translate get to lose the mark again.
         ChainId("nat", names.fixed("PREROUTING")): (
@@ -107,13 +128,11 @@ def _own_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def _kube_proxy_chains(options: RuleOptions) -> dict[ChainId, Rules]:
-    names, said, mark = options.names, _words(options), f"{options.mark:#x}"
-    established = "-m conntrack --ctstate RELATED,ESTABLISHED"
+    names = options.names
     chains: dict[ChainId, Rules] = {
         ChainId("filter", names.fixed("FORWARD")): (
             "-m conntrack --ctstate INVALID -j DROP",
-            f"{comment(said.forward)} -m mark --mark {mark}/{mark} -j ACCEPT",
-            f"{comment('kubernetes forwarding conntrack rule')} {established} -j ACCEPT",
+            *kube_proxy_accept_rules(options),
         ),
     }
     chains[ChainId("filter", names.fixed("FIREWALL"))] = ()
@@ -137,7 +156,7 @@ def _own_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
     )
     return {
         ChainId("filter", "INPUT"): (*refusals, _jump(names, "NODEPORTS", said.health)),
-        ChainId("filter", "FORWARD"): (*refusals, _jump(names, "FORWARD", said.forward)),
+        ChainId("filter", "FORWARD"): (*refusals, accept_jump(options)),
         ChainId("filter", "OUTPUT"): refusals,
     }
 
@@ -151,7 +170,7 @@ def _kube_proxy_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
     external = _jump(names, "EXTERNAL-SERVICES", said.external, NEW)
     return {
         ChainId("filter", "INPUT"): (localhost, firewall, _jump(names, "NODEPORTS", said.health), external),
-        ChainId("filter", "FORWARD"): (firewall, _jump(names, "FORWARD", said.forward), services, external),
+        ChainId("filter", "FORWARD"): (firewall, accept_jump(options), services, external),
         ChainId("filter", "OUTPUT"): (localhost, firewall, services),
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from vipd.dataplane.iptables.names import Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import comment, joined, source, to_address
+from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
 from vipd.model import Balance, Endpoint, Family, Forwarding, Masquerade, Policy
 
@@ -98,8 +99,11 @@ class LeafRules:
 
         A service that declares `hairpin` says that they do; kube-proxy knows no such word.
         """
+        note = self._about("masquerade traffic", forwarding)
         if self._options.kube_proxy or forwarding.masquerade is not Masquerade.HAIRPIN:
-            yield f"{self._about('masquerade traffic', forwarding)} {self._mark}"
+            yield f"{note} {self._mark}"
+        elif self._options.loopback_clients:
+            yield f"{source(LOOPBACK)}{note} {self._mark}"
 
     def _external_local(self, forwarding: Forwarding) -> Iterator[str]:
         """Clients inside the cluster or on this host are not held to this host's endpoints: they stand for

@@ -20,8 +20,6 @@ KUBE_PREFIX = "KUBE"
 class RuleOptions(FamilyOptions):
     """Everything besides the forwardings that shapes the rules."""
 
-    kube_proxy: bool = False
-    """kube-proxy's exact form, also where vipd knows a better one (docs/architecture.md lists those)."""
     accept_forwarded: bool = True
     flow_marks: bool = True
     """The kernel can mark connections (xt_connmark)."""
@@ -37,15 +35,13 @@ class RuleOptions(FamilyOptions):
         host_addresses: frozenset[str] = frozenset(),
     ) -> RuleOptions:
         """The options that the daemon's settings mean; `random_fully` is what the tool can do."""
-        kube_proxy = settings.compat == "kube-proxy"
         return cls.of_settings(
             settings,
             family,
             host_addresses,
-            kube_proxy=kube_proxy,
             random_fully=random_fully if settings.random_fully is None else settings.random_fully,
             accept_forwarded=settings.accept_forwarded,
-            dispatch="flat" if kube_proxy else settings.dispatch,
+            dispatch="flat" if settings.compat == "kube-proxy" else settings.dispatch,
         )
 
     @property

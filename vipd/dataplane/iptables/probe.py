@@ -6,6 +6,7 @@ for all services (contract 2.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
@@ -34,6 +35,22 @@ class Abilities:
     flow_marks: bool = True
     random_fully: bool = True
     ping: bool = True
+
+
+def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str], *, accepts: bool) -> list[str]:
+    """What a lack means. `pinned`: the services that ask for affinity; `accepts`: translated flows are to be
+    accepted in FORWARD."""
+    found = []
+    if not abilities.affinity and pinned:
+        why = "the kernel lacks xt_recent; modprobe xt_recent"
+        found.append(f"{family}: no affinity for {', '.join(pinned)}: {why}")
+    if not abilities.ping:
+        why = "the kernel lacks xt_REDIRECT; modprobe xt_REDIRECT"
+        found.append(f"{family}: VIPs do not answer ping: {why}")
+    if not abilities.flow_marks and accepts:
+        why = "the kernel lacks xt_connmark; modprobe xt_connmark"
+        found.append(f"{family}: translated flows are not accepted in FORWARD: {why}")
+    return found
 
 
 async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abilities:

@@ -6,15 +6,16 @@ Needs no daemon, settings or store: our chains are known by their names alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.base import MissingProgramError
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import Batches, Plan, make_plan
-from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.plan import Batches, Installed, Plan, jump_target, make_plan
+from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
+from vipd.dataplane.programs import finish
 from vipd.model import Family
 from vipd.process import Runner
 
@@ -30,18 +31,24 @@ class Leftover:
     plan: Plan
 
 
-async def find_leftovers(prefixes: Iterable[str], run: Runner) -> list[Leftover]:
-    """Rules under these prefixes in both families, of both variants. Raises ApplyError."""
+async def find_leftovers(
+    prefixes: Iterable[str], run: Runner, kept: Collection[tuple[Family, str]] = ()
+) -> list[Leftover]:
+    """Rules under these prefixes in both families, of both variants. Raises ApplyError.
+
+    Where `kept` names a family and variant, the accept of translated flows in FORWARD is none of them.
+    """
     found = []
     for variant in VARIANTS:
         for family in Family:
             try:
                 tools = await find_tools(family, variant, run)
-            except ApplyError:
-                continue  # a variant that is not installed has written nothing
+            except MissingProgramError:
+                continue  # it has written nothing
             text = await save(tools, run)
             for prefix in prefixes:
-                if plan := _removal(text, prefix, family, Batches.of(legacy=tools.legacy)):
+                accept = (family, variant) in kept
+                if plan := removal_plan(text, Names(prefix), family, tools, accept=accept):
                     found.append(Leftover(tools, family, plan))
     return found
 
@@ -60,28 +67,42 @@ async def remove_empty_tables(
 
     Without the nft program they stay: empty base chains that do nothing. Returns those deleted. Given the
     chain prefixes that are still to be removed, deletes nothing: returns those that will be empty then.
+    Raises ApplyError.
     """
     deleted: list[str] = []
     for name in tables:
         family, table = name.split()
         kind = "ip" if family == str(Family.IPV4) else "ip6"
         try:
-            listed = await run(["nft", "list", "table", kind, table], "")
-        except FileNotFoundError:
+            listed = await finish(["nft", "list", "table", kind, table], "", run)
+        except MissingProgramError:
             return deleted
         if listed.code != 0 or not _only_empty_base_chains(listed.output, foretold or ()):
             continue
-        if foretold is None and (await run(["nft", "delete", "table", kind, table], "")).code != 0:
+        if foretold is None and (await finish(["nft", "delete", "table", kind, table], "", run)).code:
             continue
         deleted.append(f"{kind} {table}")
     return deleted
 
 
-def _removal(saved: str, prefix: str, family: Family, batches: Batches) -> Plan:
-    names = Names(prefix)
+def removal_plan(saved: str, names: Names, family: Family, tools: Tools, *, accept: bool) -> Plan:
+    """What removes everything of ours, by what iptables-save has printed; `accept`: but for the chain that
+    accepts translated flows, which belongs to no dataplane."""
     installed = read_saved(saved, names)
-    wanted = Ruleset(RuleOptions(family, prefix)).whole(installed.chains)
-    return make_plan(wanted, installed, names, batches)
+    wanted = Ruleset(RuleOptions(family, names.prefix)).whole(installed.chains)
+    wanted = _but_the_accept(wanted, installed, names) if accept else wanted
+    return make_plan(wanted, installed, names, Batches.of(legacy=tools.legacy))
+
+
+def _but_the_accept(wanted: Wanted, installed: Installed, names: Names) -> Wanted:
+    """Without the end of the chain that accepts translated flows, and of the jumps to it."""
+    chain, builtin = ChainId("filter", names.fixed("FORWARD")), ChainId("filter", "FORWARD")
+    if chain not in installed.chains:
+        return wanted
+    jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if jump_target(rule) == chain.name)
+    return replace(
+        wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, gone=wanted.gone - {chain}
+    )
 
 
 def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:

@@ -52,13 +52,14 @@ class Ruleset:
         self._dispatch: dict[ChainId, Dispatch] = {}
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take one forwarding's new form, or its end."""
+        """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
+        fragment = self._compiler.compile(forwarding) if forwarding else None
         before = self._forwardings.pop(key, None)
         self._endpoints -= before.known() if before else 0
         if forwarding is not None:
             self._forwardings[key] = forwarding
             self._endpoints += forwarding.known()
-        self._replace(key, self._compiler.compile(forwarding) if forwarding else None)
+        self._replace(key, fragment)
 
     def reconfigure(self, options: RuleOptions) -> None:
         """Take other options, such as the addresses of this host that answer on node ports."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.programs import VERSION_SECONDS, finish
 from vipd.model import Family
-from vipd.process import Finished, ProgramTimeoutError, Runner
+from vipd.process import Finished, Runner
 
 LOCK_WAIT_SECONDS = 5
 RANDOM_FULLY_SINCE = (1, 6, 2)
@@ -18,7 +19,12 @@ BROKEN_BEFORE = (1, 8, 3)
 """1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
-
+_TABLE_LINE = re.compile(r"^\*", re.MULTILINE)
+_NO_CHAIN = "No chain/target/match by that name"
+_NO_TARGET = ("does not exist", "Couldn't load target")
+_NO_RULE = "Bad rule"
+INCOMPATIBLE = "is incompatible, use 'nft' tool"
+"""What iptables-nft says of chains and tables with rules that it cannot show."""
 
 _TABLES_OF_LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
 
@@ -33,6 +39,11 @@ class Tools:
     version: tuple[int, ...]
 
     @property
+    def program(self) -> str:
+        """The one that takes single commands."""
+        return self.save.removesuffix("-save")
+
+    @property
     def legacy(self) -> bool:
         """Whether they write to the legacy tables. Before 1.8 they did not say, and always did."""
         return "nf_tables" not in self.version_text
@@ -43,33 +54,49 @@ class Tools:
         return self.version >= RANDOM_FULLY_SINCE
 
 
-def has_legacy_tables(family: Family, proc: Path = Path("/proc")) -> bool:
-    """Whether legacy iptables has a table in this network namespace. Asked without its programs, which make
-    every table that they are asked for."""
+class IncompatibleError(ApplyError):
+    """A chain holds rules that iptables cannot show, though it can write beside them."""
+
+    def __init__(self, chain: ChainId) -> None:
+        what = f"chain {chain.name} of iptables' table {chain.table} cannot be read"
+        super().__init__(what, "it holds a rule that only nft can show", "look: nft list ruleset")
+
+
+def has_legacy_tables(family: Family, proc: Path = Path("/proc"), table: str = "") -> bool:
+    """Whether legacy iptables has a table in this network namespace, of this name if one is given. Asked
+    without its programs, which make every table that they are asked for."""
     try:
-        return bool((proc / _TABLES_OF_LEGACY[family]).read_text().strip())
+        found = (proc / _TABLES_OF_LEGACY[family]).read_text().split()
+        return table in found if table else bool(found)
     except OSError:
         return False
 
 
-async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
-    """The iptables programs of a family; `variant` is auto, nft or legacy. Raises ApplyError."""
+def program_names(family: Family, variant: str) -> tuple[str, ...]:
+    """The iptables programs of a family: the one that takes single commands, and its -restore and -save."""
     stem = "iptables" if family is Family.IPV4 else "ip6tables"
     base = stem if variant == "auto" else f"{stem}-{variant}"
+    return base, f"{base}-restore", f"{base}-save"
+
+
+async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
+    """The iptables programs of a family; `variant` is auto, nft or legacy. Raises ApplyError, and
+    MissingProgramError when there are none that could ever have written rules of vipd's."""
+    base, restoring, saving = program_names(family, variant)
     try:
-        said = await _finish([base, "--version"], "", run)
-    except FileNotFoundError:
-        hint = "apt install iptables" if variant == "auto" else "set iptables_variant: auto"
-        raise ApplyError(f"{base} cannot be run", "there is no such program", hint) from None
+        said = await finish([base, "--version"], "", run, VERSION_SECONDS)
+    except MissingProgramError as error:
+        hint = error.hint if variant == "auto" else "set iptables_variant: auto"
+        raise MissingProgramError(error.what, error.why, hint) from None
     match = _VERSION.search(said.output)
     if not match:
         raise ApplyError(f"{base} --version is not understood", (said.output + said.errors).strip())
     version = tuple(int(part) for part in match.groups()[:3])
     if (1, 8, 0) <= version < BROKEN_BEFORE:
-        raise ApplyError(
+        raise MissingProgramError(
             f"{said.output.strip()} is unusable", "it duplicates rules", "install 1.8.3 or later"
         )
-    return Tools(f"{base}-restore", f"{base}-save", said.output.strip(), version)
+    return Tools(restoring, saving, said.output.strip(), version)
 
 
 async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
@@ -78,39 +105,61 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
     Without `-t` because with it iptables-nft-save shows a table that does not exist, and
     iptables-legacy-save brings one into being.
     """
-    finished = await _finish([tools.save, *(("-c",) if counters else ())], "", run)
+    finished = await finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
+    if finished.output.count("\nCOMMIT") != len(_TABLE_LINE.findall(finished.output)):
+        raise ApplyError(f"{tools.save} is not understood", "what it printed has no end", "vipd tries again")
     return finished.output
 
 
-async def list_chain(tools: Tools, chain: ChainId, run: Runner) -> tuple[str, ...] | None:
-    """One chain's rules as iptables-save spells them; None when there is no such chain. Raises ApplyError.
+async def list_chain(
+    tools: Tools, chain: ChainId, run: Runner, *, counters: bool = False
+) -> tuple[str, ...] | None:
+    """One chain's rules as iptables-save spells them; None when there is no such chain. Raises ApplyError,
+    and IncompatibleError when iptables cannot show the chain.
 
-    A few milliseconds however large the table is, where `save` takes seconds.
+    With `counters` as `iptables -v -S` prints them. A few milliseconds however large the table is, where
+    `save` takes seconds.
     """
-    program = tools.save.removesuffix("-save")
-    argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name]
-    finished = await _finish(argv, "", run)
+    listing = (*(("-v",) if counters else ()), "-S", chain.name)
+    finished = await _command(tools, chain.table, listing, run)
     if finished.code:
-        return None
+        if _NO_CHAIN in finished.errors or await _is_absent(tools, chain, finished, run):
+            return None
+        _check(finished, tools.program)
     head = f"-A {chain.name} "
     return tuple(line.removeprefix(head) for line in finished.output.splitlines() if line.startswith(head))
+
+
+async def has_rule(tools: Tools, chain: ChainId, rule: Sequence[str], run: Runner) -> bool:
+    """Whether a chain has a rule, given in words; also of chains that iptables cannot show. Raises
+    ApplyError."""
+    finished = await _command(tools, chain.table, ("-C", chain.name, *rule), run)
+    if finished.code and not any(word in finished.errors for word in (_NO_RULE, _NO_CHAIN, *_NO_TARGET)):
+        _check(finished, tools.program)
+    return finished.code == 0
 
 
 async def restore(tools: Tools, text: str, run: Runner) -> None:
     """Apply a restore input without flushing what it does not name. Raises ApplyError."""
     argv = [tools.restore, "--noflush", "-w", str(LOCK_WAIT_SECONDS)]
-    finished = await _finish(argv, text, run)
+    finished = await finish(argv, text, run)
     _check(finished, tools.restore, text)
 
 
-async def _finish(argv: Sequence[str], text: str, run: Runner) -> Finished:
-    """Run a program; one that had to be killed is no fault of the rules that it was given."""
-    try:
-        return await run(argv, text)
-    except ProgramTimeoutError as error:
-        hint = "see dmesg, and whether another program changes rules all the time; vipd tries again"
-        raise ApplyError(f"{error.program} hangs", str(error), hint) from None
+async def _command(tools: Tools, table: str, words: Sequence[str], run: Runner) -> Finished:
+    return await finish([tools.program, "-w", str(LOCK_WAIT_SECONDS), "-t", table, *words], "", run)
+
+
+async def _is_absent(tools: Tools, chain: ChainId, listed: Finished, run: Runner) -> bool:
+    """Whether a chain that could not be listed does not exist. Of a missing chain iptables-nft says the same
+    as of one that holds what only nft can show; so it is asked whether a rule could jump there."""
+    if INCOMPATIBLE not in listed.errors:
+        return False
+    asked = await _command(tools, chain.table, ("-C", "OUTPUT", "-j", chain.name), run)
+    if asked.code and any(word in asked.errors for word in _NO_TARGET):
+        return True
+    raise IncompatibleError(chain)
 
 
 def _check(finished: Finished, what: str, text: str = "") -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, RESERVED, Place, allowed
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.options import LOOPBACK
 from vipd.model import Balance, Family, Masquerade
 
 Rules = tuple[str, ...]
@@ -148,7 +149,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Masqueraded:
-    """Marks flows that need this host's address as their source, and passes all on."""
+    """Marks flows that need this host's address as their source, and passes all on. With `hairpin` these are
+    the flows of IPv4 loopback addresses alone."""
 
     which: Masquerade
     target: Spread
@@ -162,6 +164,8 @@ class Masqueraded:
         """One mark, if any, and the way on."""
         mark, cidrs = _mark(options), options.cluster_cidrs
         onward = f"goto {self.target.name}"
+        if self.which is Masquerade.HAIRPIN:
+            return f"{options.ip} saddr {LOOPBACK} {mark}", onward
         if self.which is Masquerade.FORWARDED:
             return f"fib saddr type != local {mark}", onward
         if self.which is Masquerade.OFF_CLUSTER and cidrs:

@@ -122,7 +122,9 @@ class _Compilation:
         if not f.endpoints_under(policy):
             chain: Chain = self._refusal()
         else:
-            chain = self._masqueraded(self._spread(Place.ADDRESS, policy), f.masquerade)
+            spread = self._spread(Place.ADDRESS, policy)
+            # Every endpoint's flows to itself are masqueraded elsewhere.
+            chain = spread if f.masquerade is Masquerade.HAIRPIN else Masqueraded(f.masquerade, spread)
         for address in f.addresses:
             frontend = self._frontend(address)
             self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)
@@ -166,17 +168,16 @@ class _Compilation:
         cluster = self._spread(place, Policy.CLUSTER)
         if f.external_policy is Policy.LOCAL:
             return Edge(cluster, self._spread(place, Policy.LOCAL) if f.local_endpoints else None)
-        # The backend may be on another host, so replies must come back this way, unless it is said they do.
-        which = Masquerade.HAIRPIN if f.masquerade is Masquerade.HAIRPIN else Masquerade.ALWAYS
-        return self._masqueraded(cluster, which)
+        # The backend may be on another host, so replies must come back this way, unless it is said they do;
+        # kube-proxy knows no such word.
+        if f.masquerade is not Masquerade.HAIRPIN or self._options.kube_proxy:
+            return Masqueraded(Masquerade.ALWAYS, cluster)
+        return Masqueraded(f.masquerade, cluster) if self._options.loopback_clients else cluster
 
     def _fill_outside(self, place: Place, frontend: str) -> None:
         self._fill(place, frontend, Policy.CLUSTER)
         if self._f.external_policy is Policy.LOCAL:
             self._fill(place, frontend, Policy.LOCAL)
-
-    def _masqueraded(self, spread: Spread, which: Masquerade) -> Chain:
-        return spread if which is Masquerade.HAIRPIN else Masqueraded(which, spread)
 
     def _handler(self, chain: Chain) -> str:
         self._found.chains[chain] = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.nftables.compile import compile_forwarding
@@ -15,7 +14,8 @@ from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
-from vipd.dataplane.nftables.tools import Nft, find_nft
+from vipd.dataplane.nftables.tools import NFT, find_nft
+from vipd.dataplane.programs import Programs
 from vipd.host_record import HostRecord
 from vipd.model import Endpoint, Family, Forwarding
 from vipd.process import Runner
@@ -33,13 +33,10 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
     async def start(
         cls, settings: Settings, record: HostRecord, run: Runner, open_socket: OpenSocket = open_netlink
     ) -> NftablesDataplane:
-        """Find nft. Writes nothing. Without nft a family fails when it is needed. `open_socket` makes netlink
-        sockets in the network namespace in which `run` runs programs."""
-        nft: Nft | ApplyError
-        try:
-            nft = await find_nft(run)
-        except ApplyError as error:
-            nft = error
+        """Find nft. Writes nothing. Without nft a family fails when it is needed, and looks for it again
+        then. `open_socket` makes netlink sockets in the network namespace in which `run` runs programs."""
+        nft = Programs((NFT,), lambda: find_nft(run))
+        await nft.look()
         return cls({f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family})
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:

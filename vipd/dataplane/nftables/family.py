@@ -14,7 +14,7 @@ from itertools import count
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables.layout import FLOWS, HANDLERS
+from vipd.dataplane.nftables.layout import FLOWS
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
     FoundChain,
@@ -25,14 +25,17 @@ from vipd.dataplane.nftables.plan import (
     must_replace,
     removals,
 )
-from vipd.dataplane.nftables.probe import Abilities, probe
+from vipd.dataplane.nftables.probe import Abilities, probe, shortcomings
 from vipd.dataplane.nftables.reading import OpenSocket, TableReader
+from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_holders
 from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 from vipd.dataplane.nftables.tools import Nft, transact
+from vipd.dataplane.programs import Programs, usable
 from vipd.host_record import HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey
 from vipd.process import Runner
 from vipd.settings import Settings
+from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class FamilyTable:
     def __init__(
         self,
         family: Family,
-        nft: Nft | ApplyError,
+        nft: Programs[Nft],
         settings: Settings,
         record: HostRecord,
         run: Runner,
@@ -97,36 +100,43 @@ class FamilyTable:
 
     def warnings(self) -> list[str]:
         """What the kernel's lack of something means for services."""
-        abilities, found = self._abilities, []
-        if abilities and not abilities.affinity:
-            pinned = {f.key.service for f in self.table.forwardings() if f.affinity_timeout is not None}
-            if pinned:
-                why = "nft or the kernel lacks dynamic maps"
-                found.append(f"{self._family}: no affinity for {', '.join(sorted(pinned))}: {why}")
-        if abilities and not abilities.ping:
-            why = "the kernel lacks nft_redir; modprobe nft_redir"
-            found.append(f"{self._family}: VIPs do not answer ping: {why}")
-        return found
+        if self._abilities is None:
+            return []
+        pinned = {f.key.service for f in self.table.forwardings() if f.affinity_timeout is not None}
+        return shortcomings(self._abilities, self._family, sorted(pinned))
 
     def version(self) -> str:
         """nft as it names itself, or why there is none."""
-        return self._nft.version_text if isinstance(self._nft, Nft) else str(self._nft)
+        found = self._nft.found
+        return str(found) if isinstance(found, ApplyError) else found.version_text
 
     async def plan(self) -> Plan:
         """What has to be written now. Raises ApplyError."""
-        options = self.table.options
-        if isinstance(self._nft, ApplyError):
-            if len(self.table):
-                raise self._nft
-            return Plan(options.table)
+        needed = len(self.table) > 0 or self._installed is not None
+        await self._nft.look(needed=needed)
+        if isinstance(self._nft.found, ApplyError) and not needed:
+            return Plan(self.table.options.table)
+        nft = usable(self._nft.found)
         if self._doubted:
             self._start_anew()
         if len(self.table):
-            await self._prepare(self._nft)
+            await self._prepare(nft)
         plan = await self._read_and_compare() if self._must_read() else self._compare()
         if not plan:
             self._settle(plan)
         return plan
+
+    async def survey(self) -> Survey | None:
+        """What the kernel holds now, nothing that is known of it being touched. None: no nft, and nothing
+        wanted. Raises ApplyError."""
+        if isinstance(self._nft.found, ApplyError) and not len(self.table):
+            return None
+        holders = service_holders(self.table)
+        return await asyncio.to_thread(self._with_reader, lambda reader: read_survey(reader, holders))
+
+    def difference(self, surveyed: Survey | None) -> Plan:
+        """What would have to be written where the kernel is as surveyed."""
+        return difference(self.table, surveyed) if surveyed else Plan(self.table.options.table)
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
@@ -142,7 +152,8 @@ class FamilyTable:
             self._settle(plan)
             return
         for key, why in failed.items():
-            log.error("%s is quarantined: %s", key.service_port, why)
+            extra = fields(Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=why)
+            log.error("%s is quarantined: %s", key.service_port, why, extra=extra)
         held = self.table.revert(failed)
         self._quarantine.update({key: (held[key], why) for key, why in failed.items()})
         # What the failed ones shared with others may be missing now.
@@ -207,7 +218,7 @@ class FamilyTable:
         installed = self._installed = reader.structure()
         for name in installed.chains.keys() & doubtful:
             installed.chains[name] = replace(_DOUBTED, hook=installed.chains[name].hook)
-        ours = {n: h for n, h in wanted.holders.items() if not h.learnt and h is not HANDLERS}
+        ours = service_holders(self.table)
         if must_replace(options, wanted, installed) or installed.comment is None:
             self._elements_known = False
             return make_plan(options, wanted, installed, *self.table.against({}, ours))
@@ -240,7 +251,8 @@ class FamilyTable:
                 self._record.rules(self._settings.chain_prefix, [])
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
-                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+                why = error.strerror or str(error)
+                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
             self._recorded = True
         if self._abilities is None:
             self._abilities = able = await probe(nft, self.table.options, self._run)
@@ -257,7 +269,7 @@ class FamilyTable:
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
         """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
-        assert isinstance(self._nft, Nft)  # noqa: S101 (a plan with work exists only where nft does)
+        nft = usable(self._nft.found)
         written, transactions = 0, plan.transactions()
         for number in count():
             # Beside the event loop: sixty thousand elements take half a second to spell.
@@ -272,7 +284,7 @@ class FamilyTable:
                 if not error.rules_at_fault or not any(step.keys for step in steps):
                     raise
                 # When nft takes nothing at all, no service is to blame.
-                await self._require_nft(self._nft, error)
+                await self._require_nft(nft, error)
                 if number == 0 and (common := plan.without_steps()):
                     await transact(common, self._run)
                 log.warning("%s; looking for the service at fault", error)

@@ -93,7 +93,7 @@ class ElementCounter:
             try:
                 place = Place.of_row([*row[:4], *row[7:9]])
                 element, flows = tuple(map(str, row[4:9])), int(row[9])
-            except (TypeError, ValueError, LookupError):
+            except (TypeError, ValueError, LookupError, OverflowError):
                 continue
             self._known[element], self._owners[element[:3]] = flows, place.key
 

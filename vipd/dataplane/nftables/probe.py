@@ -5,7 +5,7 @@ A form that is missing would otherwise make every transaction fail as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
@@ -14,7 +14,7 @@ from vipd.dataplane.nftables.fixed import HOOKS, fixed_chains
 from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, fixed_holders, pins
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.tools import Nft, rehearse
-from vipd.model import Balance
+from vipd.model import Balance, Family
 from vipd.process import Runner
 
 SCRATCH = "vipd-probe"
@@ -40,6 +40,17 @@ class Abilities:
     random_fully: bool = True
     ping: bool = True
     counts: bool = True
+
+
+def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str]) -> list[str]:
+    """What a lack means; `pinned`: the services that ask for affinity."""
+    found = []
+    if not abilities.affinity and pinned:
+        found.append(f"{family}: no affinity for {', '.join(pinned)}: nft or the kernel lacks dynamic maps")
+    if not abilities.ping:
+        why = "the kernel lacks nft_redir; modprobe nft_redir"
+        found.append(f"{family}: VIPs do not answer ping: {why}")
+    return found
 
 
 async def probe(nft: Nft, options: TableOptions, run: Runner) -> Abilities:

@@ -15,6 +15,7 @@ from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import FoundChain, Installed
+from vipd.dataplane.programs import own_limit
 from vipd.model import Family
 
 NETLINK_NETFILTER = 12
@@ -26,6 +27,8 @@ ATTEMPTS = 5
 
 _COMMENT_OF_SET = 7
 """NFTNL_UDATA_SET_COMMENT; comments of other objects have number 0."""
+DORMANT, OWNED = 0x1, 0x2
+"""Flags of tables: no packet meets its chains; no other process may change it."""
 _ANONYMOUS = "__"
 """Sets within rules have such names."""
 
@@ -154,6 +157,15 @@ class TableReader:
         except dump.MalformedDumpError as error:
             raise self._failed(0, f"the kernel's answer is not understood: {error}") from None
 
+    def table_flags(self) -> dict[tuple[str, str], int]:
+        """The flags of every table, by its family and name."""
+        found = {}
+        for message in self._messages(dump.GET_TABLE):
+            each = dump.attributes(message.attributes)
+            family = _FAMILIES.get(message.family, str(message.family))
+            found[family, dump.text(each.get(1))] = dump.number(each.get(2))
+        return found
+
     @property
     def _of(self) -> Family:
         assert self._family is not None  # noqa: S101 (a table was named, hence a family)
@@ -194,7 +206,9 @@ class TableReader:
         return f"cannot read the {self._family} table {self._table}" if self._table else "cannot read chains"
 
     def _failed(self, number: int, why: str = "") -> ApplyError:
-        hint = "vipd needs root, or CAP_NET_ADMIN" if number in (errno.EPERM, errno.EACCES) else ""
+        hint = own_limit(number)
+        if number in (errno.EPERM, errno.EACCES):
+            hint = "vipd needs root, or CAP_NET_ADMIN"
         if number in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL):
             hint = "the kernel may lack nf_tables; load it: modprobe nf_tables"
         return ApplyError(self._what, why or os.strerror(number), hint)

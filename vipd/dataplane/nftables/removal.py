@@ -64,9 +64,9 @@ async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
             if closed:
                 await transact(closed, run)
             await transact(f"delete table {leftover.table}\n", run)
-        except FileNotFoundError:
+        except ApplyError as error:
             what = f"table {leftover.table} cannot be deleted"
-            raise ApplyError(what, "there is no nft program", "apt install nftables") from None
+            raise ApplyError(what, f"{error.what}: {error.why}", error.hint) from None
 
 
 def _look(family: Family, table: str, open_socket: OpenSocket) -> Installed:

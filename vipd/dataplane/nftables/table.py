@@ -112,15 +112,16 @@ class WantedTable:
         return len(self._forwardings)
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take one forwarding's new form, or its end."""
+        """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
+        fragment = self._compile(forwarding) if forwarding is not None else None
         before = self._forwardings.pop(key, None)
         if before is not None:
-            fragment = self._fragments.pop(key, None)
-            self._count(fragment or self._compile(before), -1)
-        if forwarding is not None:
+            known = self._fragments.pop(key, None)
+            self._count(known or self._compile(before), -1)
+        if forwarding is not None and fragment is not None:
             self._forwardings[key] = forwarding
-            self._fragments[key] = self._compile(forwarding)
-            self._count(self._fragments[key], 1)
+            self._fragments[key] = fragment
+            self._count(fragment, 1)
         self._touched[key] = None
 
     def reconfigured(self, options: TableOptions) -> WantedTable:

@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.programs import PROBE_SECONDS, VERSION_SECONDS, finish
 from vipd.process import Finished, Runner
 
+NFT = "nft"
 OLDEST = (1, 0, 1)
 """Earlier ones read the tables of all programs, and some crash on those of newer ones (contract 5)."""
 
@@ -25,10 +27,7 @@ class Nft:
 
 async def find_nft(run: Runner) -> Nft:
     """The nft program. Raises ApplyError when there is none that can be used."""
-    try:
-        said = await run(["nft", "--version"], "")
-    except FileNotFoundError:
-        raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
+    said = await finish([NFT, "--version"], "", run, VERSION_SECONDS)
     match = _VERSION.search(said.output)
     if not match:
         raise ApplyError("nft --version is not understood", (said.output + said.errors).strip())
@@ -40,12 +39,12 @@ async def find_nft(run: Runner) -> Nft:
 
 async def transact(text: str, run: Runner) -> None:
     """Write one transaction: all of it, or nothing. Raises ApplyError."""
-    check(await run(["nft", "-f", "-"], text), "nft")
+    check(await finish([NFT, "-f", "-"], text, run), NFT)
 
 
 async def rehearse(text: str, run: Runner) -> None:
     """See whether nft and the kernel would take a transaction, without making it. Raises ApplyError."""
-    check(await run(["nft", "--check", "-f", "-"], text), "nft --check")
+    check(await finish([NFT, "--check", "-f", "-"], text, run, PROBE_SECONDS), "nft --check")
 
 
 def check(finished: Finished, what: str) -> None:

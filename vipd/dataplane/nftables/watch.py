@@ -48,5 +48,6 @@ class TableWatch(Disturbances):
         """How each family is watched, for status."""
 
     def _begin(self) -> None:
-        scope, clock = TableScope(self._names, frozenset(Family)), asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
+        scope = self._widened(TableScope(self._names, frozenset(Family)))
         self._start(RuleEvents(self._open(), scope, self._own, clock, kinds=KINDS_WITH_SETS), "table events")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from vipd.health.faults import internal_error
 from vipd.health.lag import LoopLag
 from vipd.health.result import Result
 from vipd.health.targets import Target
@@ -16,7 +17,9 @@ from vipd.health.targets import Target
 Done = Callable[[Result], None]
 """Called once with what was found, unless the attempt was cancelled; maybe before `start` returns."""
 
-OWN_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+OWN_ERRORS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL}
+)
 """What this host lacks to ask at all. It says nothing about the backend."""
 
 _WORDS = {
@@ -40,7 +43,7 @@ class Prober(Protocol):
     """Asks targets of one or more kinds."""
 
     def start(self, target: Target, done: Done) -> Attempt:
-        """Ask once; never raises, and takes the target's timeout at most."""
+        """Ask once, within the target's timeout. Whatever it raises is a fault in vipd."""
 
 
 def failure(error: OSError | int, seconds: float = 0.0) -> Result:
@@ -49,6 +52,11 @@ def failure(error: OSError | int, seconds: float = 0.0) -> Result:
     words = _WORDS.get(number) or (os.strerror(number) if number > 0 else str(error))
     words = words[:1].lower() + words[1:]
     return Result.unasked(words) if number in OWN_ERRORS else Result.bad(words, seconds)
+
+
+def unexpected(target: Target, error: Exception) -> Result:
+    """What an exception that nobody expected means: trouble of this target alone."""
+    return Result.unasked(internal_error(f"check {target}", error))
 
 
 @dataclass(slots=True)
@@ -142,7 +150,7 @@ async def _answer(ask: Ask, asking: Asking) -> Result:
     except OSError as error:
         return failure(error, loop.time() - began)
     except Exception as error:  # a probe's own fault must end neither the other probes nor the daemon
-        return Result.unasked(f"{type(error).__name__}: {error}; this is a fault in vipd")
+        return unexpected(asking.target, error)
 
 
 def _nobody(result: Result) -> None:

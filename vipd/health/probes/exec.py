@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import pwd
 import select
 import signal
 import subprocess
@@ -22,8 +21,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TypedDict, cast
 
+from vipd import accounts
 from vipd.checks import ExecProbe
-from vipd.health.probes.base import Attempt, Done
+from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
 from vipd.health.targets import Target
 
@@ -54,13 +54,19 @@ class ExecProber:
     def start(self, target: Target, done: Done) -> Attempt:
         """Ask once; the timeout begins when the program does."""
         run = _Run(target)
+        try:
+            future = self._loop.run_in_executor(self._threads, run.to_end)
+        except RuntimeError as error:
+            done(Result.unasked(f"no thread for it: {error}; hint: raise TasksMax of the unit"))
+            return run
         self._runs.add(run)
-        future = self._loop.run_in_executor(self._threads, run.to_end)
 
         def finished(future: asyncio.Future[Result]) -> None:
             self._runs.discard(run)
-            if not future.cancelled() and not run.cancelled.is_set():
-                done(future.result())
+            if future.cancelled() or run.cancelled.is_set():
+                return
+            error = future.exception()
+            done(unexpected(target, error) if isinstance(error, Exception) else future.result())
 
         future.add_done_callback(finished)
         return run
@@ -82,15 +88,17 @@ class _Run:
         self._kill()
 
     def to_end(self) -> Result:
-        """Run the program; never raises."""
+        """Run the program."""
         if self.cancelled.is_set():
             return Result.unasked("stopped")
+        if not self._probe.command:
+            return Result.unasked("it has no command")
         began = time.monotonic()
         try:
             _give_up_privileges()
             with self._started() as process:
                 told = self._watch(process, began + self._target.timing.timeout)
-        except (OSError, subprocess.SubprocessError, KeyError) as error:
+        except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
             return Result.unasked(trouble(self._probe, error))
         if told is None:
             return Result.timeout(self._target.timing.timeout)
@@ -169,12 +177,18 @@ def trouble(probe: ExecProbe, error: Exception) -> str:
     """Why a program could not be started: what; hint."""
     if isinstance(error, KeyError):
         return f"there is no user {probe.user}"
+    if isinstance(error, UserRefusedError):
+        return str(error)
     program = probe.command[0] if probe.command else "no program"
     # Refused: the change of user, or the program itself, if that user may not run it.
     if isinstance(error, PermissionError) and error.errno == errno.EPERM:
         return f"vipd may not become {probe.user}; hint: it needs CAP_SETUID and CAP_SETGID"
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{program}: {(why or str(error)).lower()}"
+
+
+class UserRefusedError(subprocess.SubprocessError):
+    """A user that no program of a check may run as: who, why; hint."""
 
 
 class _Identity(TypedDict, total=False):
@@ -186,10 +200,11 @@ class _Identity(TypedDict, total=False):
 
 
 def _identity(user: str) -> _Identity:
-    """Raises KeyError for an unknown user."""
-    entry = pwd.getpwnam(user)
-    if entry.pw_uid == os.geteuid() != 0:
-        return {}  # nothing to change, which vipd might not be allowed to
+    """Raises KeyError for an unknown user, OSError for one that cannot be looked up, UserRefusedError."""
+    entry = accounts.users.get(user)
+    # Asked again: since the declaration was looked at, the number of that user may be another one.
+    if why := accounts.privileged(entry.pw_uid):
+        raise UserRefusedError(f"user {user}: {why}; hint: use nobody")
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
 
 
@@ -205,8 +220,16 @@ def _judged(code: int, told: bytes, seconds: float) -> Result:
     first = one_line(told.decode(errors="replace").strip().partition("\n")[0])
     if code == 0:
         return Result.answered(seconds, note=first)
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
     return Result.bad(f"{how}{first and f': {first}'}", seconds)
+
+
+def _signal_name(number: int) -> str:
+    """Python has names of those that are not for real-time use."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _give_up_privileges() -> None:

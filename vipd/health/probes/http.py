@@ -13,11 +13,14 @@ import io
 import re
 import socket
 import ssl
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import cast
 
+from vipd.body_pattern import PatternError, body_pattern
 from vipd.checks import WEIGHT_HEADER, HttpProbe
 from vipd.health.probes.base import Asking
+from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import Result, SaidWeight, one_line, parse_weight
@@ -26,6 +29,11 @@ from vipd.model import socket_text
 
 MOST_BODY = 64 * 1024
 MOST_HEAD = 64 * 1024
+
+_MOST_INTERIM = 10
+_PIECE = 8 * 1024
+_WORK_AT_ONCE = 300_000
+"""By `BodyPattern.work`: about 20 ms of the event loop. More is done in a thread, without Python's lock."""
 
 _END_OF_HEAD = b"\r\n\r\n"
 
@@ -53,7 +61,7 @@ async def ask_http(asking: Asking) -> Result:
             return Result.bad(tls_trouble(error), loop.time() - began)
         except (http.client.HTTPException, asyncio.LimitOverrunError, ValueError) as error:
             return Result.bad(f"no HTTP: {_told(error)}", loop.time() - began)
-    return _judged(probe, answer, loop.time() - began)
+    return await _judged(asking, answer, began)
 
 
 def request(target: Target, probe: HttpProbe) -> bytes:
@@ -92,7 +100,7 @@ async def read_answer(
 
     Raises HTTPException, LimitOverrunError or ValueError for what is no HTTP.
     """
-    while True:
+    for _ in range(_MOST_INTERIM + 1):
         try:
             head = await reader.readuntil(_END_OF_HEAD)
         except asyncio.IncompleteReadError as error:
@@ -101,28 +109,24 @@ async def read_answer(
         response = _parsed(head, probe.method)
         if not 100 <= response.status < 200:
             break
+    else:
+        raise http.client.HTTPException(f"more than {_MOST_INTERIM} interim answers")
     if not probe.body:
         return response, b""
-    return await _with_body(reader, head, response, probe.method)
+    return await _with_body(reader, response)
 
 
 async def _with_body(
-    reader: asyncio.StreamReader, head: bytes, response: http.client.HTTPResponse, method: str
+    reader: asyncio.StreamReader, response: http.client.HTTPResponse
 ) -> tuple[http.client.HTTPResponse, bytes]:
     if not response.chunked:
         length = MOST_BODY if response.length is None else min(response.length, MOST_BODY)
         return response, await _read(reader, length)
-    # Chunks carry their own lengths, so somewhat more is read than they hold.
-    raw = b""
-    while len(raw) < 2 * MOST_BODY and not raw.endswith(_END_OF_HEAD):
-        more = await reader.read(MOST_BODY)
-        if not more:
-            break
-        raw += more
-    try:
-        return response, _parsed(head + raw, method).read()[:MOST_BODY]
-    except http.client.IncompleteRead as error:
-        return response, error.partial[:MOST_BODY]
+    chunks = ChunkedBody(MOST_BODY)
+    while not chunks.done and (more := await reader.read(_PIECE)):
+        chunks.feed(more)
+        await asyncio.sleep(0)  # reading does not wait while there is something to read
+    return response, chunks.body
 
 
 async def _read(reader: asyncio.StreamReader, length: int) -> bytes:
@@ -155,18 +159,36 @@ class _Received:
         return io.BytesIO(self._data)
 
 
-def _judged(probe: HttpProbe, answer: tuple[http.client.HTTPResponse, bytes], seconds: float) -> Result:
+async def _judged(asking: Asking, answer: tuple[http.client.HTTPResponse, bytes], began: float) -> Result:
+    """What the answer means; its body is matched last."""
     response, body = answer
+    probe, loop = cast("HttpProbe", asking.target.probe), asyncio.get_running_loop()
+    seconds = loop.time() - began
     if not any(low <= response.status <= high for low, high in probe.status):
         return Result.bad(f"status {response.status}", seconds)
     try:
-        matches = not probe.body or _pattern(probe.body).search(body.decode(errors="replace"))
-    except re.error as error:
-        return Result.unasked(f"the pattern for the body is none: {error}")
-    if not matches:
-        return Result.bad(f"status {response.status}, but the body does not match", seconds)
+        if probe.body and not await _matches(asking, probe.body, body):
+            return Result.bad(f"status {response.status}, but the body does not match", seconds)
+    except PatternError as error:
+        return Result.unasked(f"{error.what}; hint: {error.hint}")
     weight, note = _said_weight(response)
     return Result.answered(seconds, weight, note)
+
+
+async def _matches(asking: Asking, pattern: str, body: bytes) -> bool:
+    """Whether the pattern is found in the body. Raises PatternError."""
+    wanted, text = body_pattern(pattern), body.decode(errors="replace").encode()
+    if wanted.work(len(text)) <= _WORK_AT_ONCE:
+        return wanted.found_in(text)
+    # What vipd is too slow for is no fault of the backend.
+    asking.silence = Result.unasked("its body takes too long to match; hint: a shorter or plainer pattern")
+    return await asyncio.get_running_loop().run_in_executor(_matcher(), wanted.found_in, text)
+
+
+@cache
+def _matcher() -> ThreadPoolExecutor:
+    """Where costly patterns are matched, one at a time."""
+    return ThreadPoolExecutor(1, "vipd body pattern")
 
 
 def _said_weight(response: http.client.HTTPResponse) -> tuple[SaidWeight | None, str]:
@@ -175,11 +197,6 @@ def _said_weight(response: http.client.HTTPResponse) -> tuple[SaidWeight | None,
         return None, ""
     weight = parse_weight(text)
     return weight, "" if weight else f"{WEIGHT_HEADER} {one_line(text)[:20]!r} is no weight"
-
-
-@lru_cache(maxsize=256)
-def _pattern(body: str) -> re.Pattern[str]:
-    return re.compile(body)
 
 
 def _told(error: Exception) -> str:

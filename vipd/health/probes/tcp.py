@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import Attempt, Deadline, Done, failure
+from vipd.health.probes.base import Attempt, Deadline, Done, failure, unexpected
 from vipd.health.result import Result
 from vipd.health.targets import Target
 
@@ -56,17 +56,17 @@ class TcpProber:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 0)
             number = connection.connect_ex((target.address, target.port))
+            if number == errno.EINPROGRESS:
+                self._epoll.register(connection.fileno(), select.EPOLLOUT)
         except OSError as error:
-            number = error.errno or 0
+            number = error.errno or errno.EIO
         if number != errno.EINPROGRESS:
             connection.close()
             done(_result(number, self._loop.time() - began))
             return _NOTHING
-        descriptor = connection.fileno()
-        attempt = _Connecting(connection, target.timing.timeout, began, done, self._forget)
+        attempt = _Connecting(connection, target, began, done, self._forget)
         attempt.deadline = Deadline(self._loop, self._lag, target.timing.timeout, attempt.expire)
-        self._attempts[descriptor] = attempt
-        self._epoll.register(descriptor, select.EPOLLOUT)
+        self._attempts[connection.fileno()] = attempt
         return attempt
 
     def _ready(self) -> None:
@@ -75,7 +75,10 @@ class TcpProber:
             # One that was told of before may have removed this one.
             attempt = self._attempts.get(descriptor)
             if attempt is not None:
-                attempt.finish(now)
+                try:
+                    attempt.finish(now)
+                except Exception as error:
+                    attempt.fail(error)
 
     def _forget(self, descriptor: int) -> None:
         del self._attempts[descriptor]
@@ -86,17 +89,17 @@ class TcpProber:
 class _Connecting:
     """A connection on its way."""
 
-    __slots__ = ("_began", "_connection", "_done", "_forget", "_timeout", "deadline")
+    __slots__ = ("_began", "_connection", "_done", "_forget", "_target", "deadline")
 
     def __init__(
         self,
         connection: socket.socket,
-        timeout: float,
+        target: Target,
         began: float,
         done: Done,
         forget: Callable[[int], None],
     ) -> None:
-        self._connection, self._timeout, self._began = connection, timeout, began
+        self._connection, self._target, self._began = connection, target, began
         self._done, self._forget = done, forget
         self.deadline: Deadline | None = None
 
@@ -106,10 +109,15 @@ class _Connecting:
         self.cancel()
         self._done(_result(number, now - self._began))
 
+    def fail(self, error: Exception) -> None:
+        """vipd itself cannot say what became of it."""
+        self.cancel()
+        self._done(unexpected(self._target, error))
+
     def expire(self) -> None:
         """It took too long."""
         self.cancel()
-        self._done(Result.timeout(self._timeout))
+        self._done(Result.timeout(self._target.timing.timeout))
 
     def cancel(self) -> None:
         """Close it, whatever has become of it."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
+import stat
 from functools import lru_cache
 from pathlib import Path
 
 from vipd.checks import HttpProbe
+
+MOST_CA_BYTES = 1024 * 1024
+"""Largest CA file: more than four times what Debian's trusted roots take."""
 
 _KEPT = 64
 
@@ -15,22 +21,47 @@ def tls_context(probe: HttpProbe) -> ssl.SSLContext:
     """What such a probe trusts. Raises OSError (ssl.SSLError too) when its CA file cannot be used."""
     if not probe.verify:
         return _context("", 0, verify=False)
-    changed = Path(probe.ca).stat().st_mtime_ns if probe.ca else 0
+    changed = _status(probe.ca).st_mtime_ns if probe.ca else 0
     return _context(probe.ca, changed, verify=True)
+
+
+def _status(ca: str) -> os.stat_result:
+    try:
+        return Path(ca).stat()
+    except ValueError:
+        raise OSError(errno.EINVAL, "not a path") from None
 
 
 @lru_cache(maxsize=_KEPT)
 def _context(ca: str, changed: int, *, verify: bool) -> ssl.SSLContext:
     if verify:
-        return ssl.create_default_context(cafile=ca or None)
+        return ssl.create_default_context(cadata=_certificates(ca) if ca else None)
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
+def _certificates(ca: str) -> str:
+    """A file's text. Anything but a plain file could hang, or never end."""
+    descriptor = os.open(ca, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")
+        text = file.read(MOST_CA_BYTES + 1)
+    if len(text) > MOST_CA_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_CA_BYTES // 1024} KiB")
+    if b"-----BEGIN" not in text:
+        raise ssl.SSLError(0, "no certificate in it")
+    # What stands between certificates may be in any script; none of it is read.
+    return text.decode("ascii", "ignore")
+
+
 def tls_trouble(error: ssl.SSLError) -> str:
     """Why a handshake failed, in its own words, without the library's source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not valid: {error.verify_message}"
-    return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    # An error that the library did not raise itself has no reason.
+    why = getattr(error, "reason", None) or error.strerror or str(error)
+    return f"TLS failed: {why.replace('_', ' ').lower()}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from vipd.durable import read_regular, write_aside
 from vipd.observe.counters.ledger import Ledger
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -24,10 +24,13 @@ class Page(NamedTuple):
 def read(path: Path, boot: Path = _BOOT) -> Page:
     """What was written last; empty if there is nothing. Raises OSError, or ValueError if it is damaged."""
     try:
-        text = path.read_text()
+        text = read_regular(path).decode()
     except FileNotFoundError:
         return Page(Ledger(), None)
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
     ledger = Ledger.from_json(value.get("ledger"))
@@ -44,9 +47,7 @@ def value_of(page: Page, boot: Path = _BOOT) -> dict[str, object]:
 
 def write(path: Path, value: Mapping[str, object]) -> None:
     """Replace the file in one step, not synced: a power cut may bring an older one back. Raises OSError."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(value))
-    os.replace(beside, path)  # noqa: PTH105 (the same, but without a returned path)
+    write_aside(path, json.dumps(value).encode())
 
 
 def _boot(path: Path) -> str:

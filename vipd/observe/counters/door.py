@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import FlowCounter, Place
+from vipd.durable import keep_aside, why
 from vipd.model import Forwarding
 from vipd.observe.counters import book
 from vipd.observe.counters.ledger import Ledger
@@ -92,7 +93,9 @@ class Counting:
             except (ApplyError, OSError) as error:
                 flows, fault = {}, str(error)
             self._tell(fault)
-            self.at, self._taken = datetime.now(UTC), began
+            self._taken = began
+            # After a failure what was counted comes with the next reading: the rates are of all that time.
+            self.at = self.at if fault else datetime.now(UTC)
             self.ledger.add(flows)
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
@@ -122,7 +125,8 @@ class Counting:
         try:
             return book.read(self._path)
         except (OSError, ValueError) as error:
-            log.warning("%s cannot be read, so flows are counted from zero: %s", self._path, error)
+            what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
+            log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
             return book.Page(Ledger(), None)
 
     def _tell(self, fault: str) -> None:
@@ -158,11 +162,9 @@ class Numbers:
         reconciler.after_step.append(table.moved)
         return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
 
-    async def run(self) -> None:
-        """Count for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.counting.run(), name="count flows")
-            tasks.create_task(self.traffic.run(), name="count traffic")
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What counts, for ever."""
+        return {"counting flows": self.counting.run, "counting traffic": self.traffic.run}
 
     async def refresh(self) -> None:
         """Have numbers of now, as far as that can be afforded."""

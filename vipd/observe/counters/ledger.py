@@ -81,8 +81,8 @@ class Ledger:
             for place, account in list(service.backends.items()):
                 if place in known:
                     account.gone_since = None
-                elif account.gone_since is None:
-                    account.gone_since = now
+                elif account.gone_since is None or account.gone_since > now:
+                    account.gone_since = now  # a later moment is of a clock that was set back
                 elif now - account.gone_since > KEPT_SECONDS and place not in self._moving:
                     service.former += account.flows
                     service.former_traffic = added(service.former_traffic, _traffic(account))
@@ -142,16 +142,16 @@ class Ledger:
         """From what `to_json` gave. Raises ValueError for anything else."""
         ledger = cls()
         try:
-            ledger.lost = int(value["lost"])  # type: ignore[index]  # a fault is caught below
+            ledger.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
             for name, told in value["services"].items():  # type: ignore[index]
-                flows, *traffic = map(int, told["former"])
+                flows, *traffic = map(_count, told["former"])
                 service = ledger._services[str(name)] = _Service(flows, Traffic(*traffic))
                 for row in told["backends"]:
                     place = Place.of_row(row[:_PLACE])
                     service.backends[place] = account = _account(row[_PLACE:])
                     if account.volume is not None:
                         ledger._moving[place] = account.volume
-        except (AttributeError, TypeError, LookupError) as error:
+        except (AttributeError, TypeError, LookupError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         return ledger
 
@@ -170,12 +170,21 @@ class Ledger:
         return account.volume
 
 
+_END_OF_COUNTING = 2**80
+"""Above all that was ever counted, and below what no number of a metric can hold."""
 _PLACE = 6
 """How many values of a row are `Place.row`."""
 
 
 def _traffic(account: _Account) -> Traffic:
     return account.volume.now if account.volume is not None else NOTHING
+
+
+def _count(value: object) -> int:
+    """What has been counted. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_OF_COUNTING:
+        raise ValueError("not a count")
+    return value
 
 
 def _row(account: _Account) -> list[object]:
@@ -187,6 +196,6 @@ def _row(account: _Account) -> list[object]:
 
 def _account(row: list[object]) -> _Account:
     flows, gone_since, *traffic = row
-    numbers = [int(str(each)) for each in traffic]
+    numbers = [_count(each) for each in traffic]
     volume = Volume(*(Traffic(*numbers[at : at + 4]) for at in (0, 4, 8))) if numbers else None
-    return _Account(int(str(flows)), None if gone_since is None else float(str(gone_since)), volume)
+    return _Account(_count(flows), None if gone_since is None else float(str(gone_since)), volume)

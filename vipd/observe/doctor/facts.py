@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vipd.dataplane.forward_accept.fates import NftForward
 from vipd.model import Family, Protocol
-from vipd.observe.doctor.rules import NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 
 if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
     from vipd.settings import Settings

@@ -1,4 +1,8 @@
-"""Events that repeat themselves told as one: `x17`. Pure; time is the events' own."""
+"""Events that repeat themselves told as one: `x17`. Pure; time is the events' own.
+
+Only equal events are told as one: what becomes of the same backend for another reason is another event. So a
+failure and the recovery from it are always told both, however often they follow each other.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,19 @@ WINDOW = timedelta(seconds=60)
 LONGEST = timedelta(hours=1)
 """What repeats itself for longer is told anew."""
 TOLD_APART = 5
-"""So many orders and changes of one service by the same cause are told singly, as each of them was somebody's
-intention; what happens by itself is told as one from the second on."""
-INTENDED = frozenset(
+"""So many equal ones of these are told singly: each was somebody's intention, or changed how something is.
+What happens by itself is told as one from the second on."""
+SINGLE = frozenset(
     {
+        "backend-health",
+        "service-quarantined",
+        "service-readmitted",
+        "declaration-refused",
+        "declaration-accepted",
+        "source-failed",
+        "source-mended",
+        "apply-failed",
+        "apply-recovered",
         "service-added",
         "service-changed",
         "service-removed",
@@ -32,8 +45,10 @@ MOST_KINDS = 1000
 
 _PID = re.compile(r" ?\(pid \d+\)|:\d+$")
 """What differs between runs of the same culprit: its pid; of a file, the line."""
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+"""What differs between the same reasons: how long, how many."""
 
-Kind = tuple[str, tuple[str, ...], tuple[str, ...], str, str]
+Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 
 
 @dataclass(slots=True)
@@ -56,11 +71,11 @@ class Folds:
         fold = self._folds.get(kind)
         if fold is None or _over(fold.told, occurrence):
             fold = self._folds[kind] = _Fold(occurrence)
-        elif fold.apart < (TOLD_APART if occurrence.event in INTENDED else 1):
+        elif fold.apart < (TOLD_APART if occurrence.event in SINGLE else 1):
             fold.told, fold.apart = occurrence, fold.apart + 1
         else:
             before = fold.told
-            since = before.since or before.at
+            since = min(before.since or before.at, occurrence.at)
             fold.told = replace(occurrence, count=before.count + 1, first=before.place, since=since)
         self._folds.move_to_end(kind)
         if len(self._folds) > MOST_KINDS:
@@ -69,8 +84,10 @@ class Folds:
 
 
 def _kind(o: Occurrence) -> Kind:
-    return o.event, o.services, o.backends, o.unit, _PID.sub("", o.cause)
+    cause, reason = _PID.sub("", o.cause), _NUMBER.sub("#", o.reason)
+    return o.event, o.level, o.services, o.backends, o.unit, cause, reason
 
 
 def _over(before: Occurrence, now: Occurrence) -> bool:
-    return now.at - before.at > WINDOW or now.at - (before.since or before.at) > LONGEST
+    """Also when the clock was set back for longer than that."""
+    return abs(now.at - before.at) > WINDOW or abs(now.at - (before.since or before.at)) > LONGEST

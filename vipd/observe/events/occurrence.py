@@ -9,6 +9,7 @@ from typing import Literal
 
 LONGEST_TEXT = 1000
 """Characters of a reason or a cause."""
+_END_OF_IDS = 2**63
 MOST_NAMES = 100
 """Services or backends that one event names."""
 
@@ -70,20 +71,20 @@ def decode(line: bytes) -> Occurrence:
     try:
         value = json.loads(line)
         return Occurrence(
-            id=int(value["id"]),
-            at=datetime.fromisoformat(value["time"]),
-            event=str(value["event"]),
+            id=_whole(value["id"]),
+            at=_time(value["time"]),
+            event=clean(str(value["event"])),
             level=_level(value["level"]),
-            services=tuple(map(str, value["services"])),
-            backends=tuple(map(str, value["backends"])),
-            unit=str(value["unit"]),
-            cause=str(value["cause"]),
-            reason=str(value["reason"]),
-            count=int(value["count"]),
-            first=int(value["first"]),
-            since=datetime.fromisoformat(value["since"]),
+            services=_names(value["services"]),
+            backends=_names(value["backends"]),
+            unit=clean(str(value["unit"])),
+            cause=clean(str(value["cause"])),
+            reason=clean(str(value["reason"])),
+            count=_whole(value["count"]),
+            first=_whole(value["first"]),
+            since=_time(value["since"]),
         )
-    except (LookupError, TypeError, RecursionError) as error:
+    except (LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no event: {error}") from None
 
 
@@ -92,6 +93,25 @@ def clean(text: str) -> str:
     line = " ".join(text.split())
     shown = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return shown if len(shown) <= LONGEST_TEXT else shown[: LONGEST_TEXT - 1] + "…"
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_OF_IDS:
+        raise ValueError(f"{str(value)[:20]} is no number of an event")
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("names must be a list")
+    return tuple(clean(str(name)) for name in value[:MOST_NAMES])
+
+
+def _time(value: str) -> datetime:
+    found = datetime.fromisoformat(value)
+    if found.tzinfo is None:
+        raise ValueError(f"{value} has no time zone")
+    return found.astimezone(UTC)
 
 
 def _level(value: object) -> Level:

@@ -44,8 +44,14 @@ class Recorder:
         self._told_at: OrderedDict[int, float] = OrderedDict()
         self._followers: set[Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._unreadable = 0
+        """Lines that were left out at the last reading."""
         self._fault = ""
+        for fault in ring.mend():
+            log.warning("%s", fault)
         self._last = max((o.id for o in self._kept()), default=0)
+        if self._unreadable:
+            log.info("%d lines of the kept events cannot be read, and are left out", self._unreadable)
 
     def record(self, occurrence: Occurrence) -> None:
         """Keep an event; its id is given here."""
@@ -109,7 +115,8 @@ class Recorder:
     def _due(self, found: Occurrence) -> bool:
         lasted = (found.at - (found.since or found.at)).total_seconds()
         pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
-        return self._clock() - self._told_at.get(found.place, 0.0) >= pause
+        passed = self._clock() - self._told_at.get(found.place, 0.0)
+        return passed >= pause or passed < 0  # the clock was set back
 
     def _tell_untold(self, place: int) -> None:
         self._tell(replace(self._untold.pop(place), id=self._next_id()))
@@ -154,10 +161,13 @@ class Recorder:
             log.warning("events cannot be read: %s", error)
             return []
         kept: dict[int, Occurrence] = {}
-        for line in data.split(b"\n"):
-            with contextlib.suppress(ValueError):  # torn by a crash, or by a full disk
+        self._unreadable = 0
+        for line in filter(None, data.split(b"\n")):
+            try:
                 found = decode(line)
                 kept[found.place] = found
+            except ValueError:  # torn by a crash, or by a full disk
+                self._unreadable += 1
         return sorted(kept.values(), key=lambda o: o.id)
 
 

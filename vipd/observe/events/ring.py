@@ -10,7 +10,11 @@ import contextlib
 import os
 from pathlib import Path
 
+from vipd.durable import keep_aside, read_regular, why
+
 SEGMENT_BYTES = 1 << 20
+MOST_BYTES = 16 * SEGMENT_BYTES
+"""Of a file that is read: what is larger was not written here."""
 CURRENT = "events.jsonl"
 OLDER = "events.1.jsonl"
 _MODE = 0o640
@@ -36,6 +40,16 @@ class Ring:
         self._torn = written < len(data)
         if self._torn:
             raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
+
+    def mend(self) -> list[str]:
+        """Keep aside what stands in the place of the files and is none; what was done, in words."""
+        done = []
+        for path in (self._older, self._current):
+            try:
+                _content(path)
+            except OSError as error:
+                done.append(f"{path}: events cannot be read: {why(error)}; {keep_aside(path)}")
+        return done
 
     def data(self) -> bytes:
         """All that is there, the oldest first; a line may be torn. Raises OSError."""
@@ -65,5 +79,5 @@ class Ring:
 
 def _content(path: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
+        return read_regular(path, MOST_BYTES)
     return b""

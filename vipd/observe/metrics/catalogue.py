@@ -38,6 +38,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "vipd_drift_repairs_total": Family("counter", "Times that rules changed by others were repaired."),
     "vipd_events_total": Family("counter", "What has happened, by the name of the event.", ("event",)),
+    "vipd_task_failures_total": Family("counter", "Failures of each background task.", ("task",)),
+    "vipd_task_failing": Family(
+        "gauge", "1 while a background task fails and is tried again; else 0.", ("task",)
+    ),
     "vipd_source_problems": Family(
         "gauge", "Problems of declarations, and of reaching the source itself.", ("source",)
     ),

@@ -67,6 +67,10 @@ class StateCollector(Collector):
         events = tally.events.counts()
         yield _metric("vipd_drift_repairs_total", [({}, events["rules-repaired"])])
         yield _metric("vipd_events_total", _labelled("event", events))
+        tasks = {name: task.failures for name, task in tally.tasks.items()}
+        yield _metric("vipd_task_failures_total", _labelled("task", tasks))
+        failing = {name: int(bool(task.fault)) for name, task in tally.tasks.items()}
+        yield _metric("vipd_task_failing", _labelled("task", failing))
         yield _metric("vipd_source_problems", _labelled("source", snapshot.problems))
         if snapshot.connected:
             yield _metric("vipd_store_connected", _labelled("source", snapshot.connected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ class Reading:
     """The same of all of a service's backends, as a number."""
     traffic: bool = False
     """The ledger has the traffic, too."""
+    traffic_at: datetime | None = None
+    """When open flows were read, which may be some seconds ago; None: at `at`."""
 
 
 ReadFlows = Callable[[], Awaitable[Reading]]
@@ -49,10 +52,11 @@ def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, int]:
 
 async def _read(numbers: Numbers) -> Reading:
     await numbers.refresh()
-    try:
-        tracked = (await numbers.table.sums()).backends
-    except ConntrackError:
-        tracked = None
+    tracked, read_at = None, None
+    with contextlib.suppress(ConntrackError):
+        sums = await numbers.table.sums()
+        tracked, read_at = sums.backends, sums.at
     at, table = numbers.counting.at, numbers.table.table()
     traffic = numbers.traffic.uncounted(table) is None
-    return Reading(at, numbers.counting.ledger, table, tracked, by_service(tracked or {}), traffic)
+    flows = by_service(tracked or {})
+    return Reading(at, numbers.counting.ledger, table, tracked, flows, traffic, read_at)

@@ -11,6 +11,7 @@ from datetime import datetime
 from vipd.durations import WRITE_BOUNDS, Durations
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
+from vipd.supervisor import Task
 from vipd.systemd.fields import ATTRIBUTE, Event, Fields
 
 
@@ -35,9 +36,15 @@ class Tally:
     """Notes what is to be known at a scrape. `look` belongs into the reconciler's `after_step`."""
 
     def __init__(
-        self, reconciler: Reconciler, sources: Sequence[Source], checks: Mapping[str, Durations] | None = None
+        self,
+        reconciler: Reconciler,
+        sources: Sequence[Source],
+        checks: Mapping[str, Durations] | None = None,
+        tasks: Mapping[str, Task] | None = None,
     ) -> None:
         self._reconciler, self._sources = reconciler, sources
+        self.tasks = tasks if tasks is not None else {}
+        """How background tasks do, by their name; it follows them."""
         self.checks = checks or {}
         """How long health checks took, by their type."""
         self._applies = reconciler.progress.applies

@@ -16,8 +16,8 @@ from vipd.observe.metrics.flows import Reading
 
 LENGTH = 60
 """Rates that are kept of each service."""
-SAMPLES = 6
-"""Readings over which bytes are averaged: those of open flows are read less often than the rest."""
+AVERAGED_SECONDS = 6.0
+"""Over which bytes are averaged, or from one reading of open flows to the next where that is longer."""
 
 
 class _Passed(NamedTuple):
@@ -32,8 +32,11 @@ class FlowHistory:
     def __init__(self) -> None:
         self._at: datetime | None = None
         self._totals: dict[str, int] = {}
-        self._places: dict[Place, int] = {}
+        self._places: dict[str, dict[Place, int]] = {}
+        """New flows of each backend, by service."""
         self._passed: dict[str, deque[_Passed]] = {}
+        self._speeds: dict[str, tuple[int, int]] = {}
+        """Bytes a second at the last reading of open flows."""
         self._quiet: frozenset[str] = frozenset()
         """Services that had had no traffic at the last reading, as far as it was counted."""
         self._rates: dict[str, deque[float]] = {}
@@ -43,10 +46,14 @@ class FlowHistory:
         self.samples = 0
 
     def take_in(self, reading: Reading, services: Iterable[str]) -> None:
-        """The next reading; the first one gives no rates, and the same one again nothing."""
+        """The next reading; the first one gives no rates, nor does one after the clock was set back, and the
+        same one again nothing."""
         before, self._at = self._at, reading.at
-        if before is not None and reading.at <= before:
+        if reading.at == before:
             return
+        if before is not None and reading.at < before:
+            before = None
+            self._passed.clear()
         seconds = (reading.at - before).total_seconds() if before else 0.0
         self.latest, self.samples = {}, self.samples + bool(seconds)
         names = frozenset(services)
@@ -64,8 +71,8 @@ class FlowHistory:
         self._totals.pop(name, None)
         self._rates.pop(name, None)
         self._passed.pop(name, None)
-        for place in [place for place in self._places if place.key.service == name]:
-            del self._places[place]
+        self._speeds.pop(name, None)
+        self._places.pop(name, None)
 
     def kept(self) -> Mapping[str, list[float]]:
         """The rates of each service that had any, the oldest first."""
@@ -79,10 +86,11 @@ class FlowHistory:
             return 0.0, {}
         self._totals[name] = total
         backends = dict[str, float]()
+        places = self._places.setdefault(name, {})
         for place in ledger.backends_of(name):
             count = ledger.of_backend(place)
-            rate = _rate(self._places.get(place, 0), count, seconds)
-            self._places[place] = count
+            rate = _rate(places.get(place, 0), count, seconds)
+            places[place] = count
             if rate:
                 key = place.key
                 address = socket_text(place.address, place.port)
@@ -91,7 +99,8 @@ class FlowHistory:
         return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
 
     def _traffic(self, name: str, reading: Reading, before: datetime | None) -> tuple[int, int]:
-        """Bytes a second from clients and to them, over some readings; none where that is not counted.
+        """Bytes a second from clients and to them, as of the last reading of open flows, as `vipctl top` has
+        it: what ended since comes with the next one. None where that is not counted.
         `before`: when the last reading was, if the service had had none then."""
         if not reading.traffic:
             self._passed.pop(name, None)
@@ -99,15 +108,19 @@ class FlowHistory:
         total = reading.ledger.traffic_of_service(name)
         if total == NOTHING:
             return 0, 0
-        now = _Passed(reading.at, total.bytes_in, total.bytes_out)
-        samples = self._passed.setdefault(name, deque(maxlen=SAMPLES))
-        if before is not None and not samples:
+        at = reading.traffic_at or reading.at
+        samples = self._passed.setdefault(name, deque())
+        if samples and samples[-1].at == at:
+            return self._speeds.get(name, (0, 0))
+        if samples and samples[-1].at > at:
+            samples.clear()  # the clock was set back
+        if before is not None and before < at and not samples:
             samples.append(_Passed(before, 0, 0))
-        samples.append(now)
-        then = samples[0]
-        seconds = (now.at - then.at).total_seconds()
-        received = _rate(then.bytes_in, now.bytes_in, seconds)
-        return round(received), round(_rate(then.bytes_out, now.bytes_out, seconds))
+        samples.append(_Passed(at, total.bytes_in, total.bytes_out))
+        while len(samples) > 2 and (at - samples[1].at).total_seconds() >= AVERAGED_SECONDS:
+            samples.popleft()
+        self._speeds[name] = _speed(samples[0], samples[-1])
+        return self._speeds[name]
 
     def _note(self, name: str, rate: float) -> None:
         if rate and name not in self._rates:
@@ -117,6 +130,12 @@ class FlowHistory:
             rates.append(rate)
             if not any(rates):
                 del self._rates[name]
+
+
+def _speed(then: _Passed, now: _Passed) -> tuple[int, int]:
+    seconds = (now.at - then.at).total_seconds()
+    received = _rate(then.bytes_in, now.bytes_in, seconds)
+    return round(received), round(_rate(then.bytes_out, now.bytes_out, seconds))
 
 
 def _rate(before: int, after: int, seconds: float) -> float:

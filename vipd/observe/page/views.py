@@ -17,6 +17,7 @@ from vipd.observe.metrics.snapshot import Connected
 from vipd.progress import healthy
 from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
+from vipd.service_state import state_of
 from vipd.sources.base import Source
 from vipd.standing import GOOD, Admin, Standing, Standings
 
@@ -36,15 +37,15 @@ def service_view(
 ) -> Json:
     """One service. `quarantine`: why the kernel does not take a part of it; None when it does.
 
-    `state` is `quarantined`, `no-backends` (some new flows are refused), `degraded` (some of its backends are
-    down or unhealthy) or `ok`. A backend that an operator drains is no fault.
+    `state` and `message` are those of `vipd.service_state`, but never pending: the daemon's state says that.
     """
+    state, message = state_of(service, forwardings, standings, quarantine)
     places = [_forwarding_view(service, f, standings, dataplane) for f in forwardings]
     return {
         "name": service.name,
         "owner": service.origin.owner,
-        "state": _state(service, forwardings, standings, quarantine),
-        "message": quarantine or "",
+        "state": state,
+        "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
         "forwardings": places,
@@ -73,17 +74,6 @@ def daemon_view(
 def event_time(moment: datetime) -> str:
     """RFC 3339 in UTC, to the millisecond."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _state(
-    service: Service, forwardings: Sequence[Forwarding], standings: Standings, quarantine: str | None
-) -> str:
-    if quarantine is not None:
-        return "quarantined"
-    if any(not f.endpoints_under(f.internal_policy) for f in forwardings):
-        return "no-backends"
-    unfit = any(not standing.healthy for standing in standings.values())
-    return "degraded" if unfit or any(f.down for f in forwardings) else "ok"
 
 
 def _forwarding_view(

@@ -89,9 +89,8 @@ class Forest:
     def left_over(self) -> list[str]:
         """The places that the daemon does not use."""
         used = self.daemon.places if self.daemon else {}
-        return [
-            each.place for each in self._readings() if used and _is_other(each.place, used.get(each.family))
-        ]
+        unused = [each for each in self._readings() if used and _is_other(each.place, used.get(each.family))]
+        return [each.place for each in unused if not (isinstance(each, IptablesRules) and each.accepts_only)]
 
     def everything(self) -> tuple[list[SharedTree], list[ServiceTree]]:
         """The shared chains, then every service."""

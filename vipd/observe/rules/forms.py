@@ -147,6 +147,7 @@ FORMS: dict[tuple[str, str], tuple[Form, ...]] = {
     ("nat", "SVL"): _BALANCE,
     ("nat", "EXT"): (
         Form(Role.PLAIN, "masquerade mark", rf"{_NOTE}{_MARK}"),
+        Form(Role.PLAIN, "from {inside}: masquerade mark", rf"-s (?P<inside>\S+) {_NOTE}{_MARK}"),
         Form(Role.PLAIN, "from this host: masquerade mark", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"),
         Form(
             Role.ONWARD,

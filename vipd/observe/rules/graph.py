@@ -53,6 +53,8 @@ class Graph:
     boxes: dict[str, Box] = field(default_factory=dict)
     """By what they stand for."""
     ways: dict[tuple[str, str, str], Edge] = field(default_factory=dict)
+    _left: list[tuple[str, str, Node]] = field(default_factory=list, init=False)
+    """Rules that lead from a box to what is drawn elsewhere."""
 
     @property
     def edges(self) -> list[Edge]:
@@ -64,6 +66,16 @@ class Graph:
         place = (edge.start, edge.end, edge.text)
         there = self.ways.get(place)
         self.ways[place] = there.joined(edge) if there else edge
+
+    def leave(self, start: str, what: str, rule: Node) -> None:
+        """Draw the way that a rule is in the end, when all boxes are there."""
+        self._left.append((start, what, rule))
+
+    def finish(self) -> None:
+        """Draw what was left."""
+        for start, what, rule in self._left:
+            if what in self.boxes:
+                self.join(Edge(start, self.boxes[what].id, rule.text, rule.share, rule.count))
 
     def box(self, what: str, lines: Sequence[str], node: Node) -> str:
         """The id of the box that stands for something, made when it is new."""
@@ -80,6 +92,7 @@ def graphs_of(trees: Iterable[ServiceTree | SharedTree]) -> list[Graph]:
         graph = Graph(heading(tree), f"g{number}")
         for node in tree.nodes:
             _draw(graph, node, "", table=node.text)
+        graph.finish()
         joined = {end for edge in graph.edges for end in (edge.start, edge.end)}
         boxes = {what: box for what, box in graph.boxes.items() if box.fault or box.id in joined}
         if boxes:
@@ -91,6 +104,8 @@ def _draw(graph: Graph, node: Node, parent: str, table: str) -> None:
     """A node's box, and the way to it. A rule is the way to the chain that it leads to; what leads nowhere is
     not drawn, unless it is wrong."""
     passed = node.kind is Kind.RULE and not node.fault
+    if node.leads_to and parent:
+        graph.leave(parent, f"{table} {node.leads_to}", node)
     chains = [child for child in node.children if child.kind is Kind.CHAIN]
     if passed or (node.kind is Kind.BACKEND and chains):
         for child in node.children:

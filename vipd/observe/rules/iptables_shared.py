@@ -55,6 +55,8 @@ def _ways_in(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[N
         if rules.names.is_fixed(target):
             found.add(target.name)
             yield _chain(rules, target, rule, shown)
+    if rules.accepts_only:
+        return
     kube = rules.tables.rules("nat", rules.names.fixed("PREROUTING")) is None
     options = RuleOptions(rules.family, rules.names.prefix, kube_proxy=kube)
     for wanted in entry_jumps(options).get(hook, ()):

@@ -41,6 +41,12 @@ class IptablesRules:
         """Whether there is any chain of ours."""
         return any(self.names.owns(chain) for chain in self.tables.chains)
 
+    @property
+    def accepts_only(self) -> bool:
+        """Whether there is nothing but the accept of translated flows, which every dataplane may need."""
+        ours = [chain for chain in self.tables.chains if self.names.owns(chain)]
+        return ours == [ChainId("filter", self.names.fixed("FORWARD"))]
+
     def service_ports(self) -> list[Key]:
         """Every service port that the dispatch names, sorted."""
         return sorted(self.dispatch.by_key)
@@ -199,7 +205,7 @@ class _TreeOfService:
         fault = self._wrong_target(chain, told)
         return Node(
             kind, text, name, rule.text, rule.counted, None if kind is Kind.RULE else share, fault,
-            children=children,
+            children=children, leads_to=rule.target if told.role is Role.PIN and not follows else "",
         )  # fmt: skip
 
     def _endpoint(self, chain: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vipd.api.client import Client, ClientError, RefusedError, url_path
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.removal import find_leftovers
 from vipd.dataplane.iptables.names import hashed
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.notation import NotationError, parse_frontend
@@ -96,6 +97,8 @@ class _Look:
 
     async def _everything(self) -> Answer:
         forest = await self._read(None, self._wanted(self._ask("services")))
+        for found in await find_leftovers((self._prefix,), (), self._question.run):
+            self._notes.append(f"{found.place} has a rule of vipd that accepts translated flows")
         shared, services = forest.everything()
         return self._answer(forest, services, shared)
 

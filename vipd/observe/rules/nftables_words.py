@@ -33,6 +33,7 @@ _WORDS = tuple(
         (r"^fib saddr type != local meta mark set", "masquerade mark, unless from this host"),
         (r"^fib saddr type local .* goto", "from this host: masquerade mark, every backend"),
         (r"saddr != (\{.*\}|\S+) meta mark set", r"masquerade mark, unless from \1"),
+        (r"saddr (\S+) meta mark set", r"from \1: masquerade mark"),
         (r"saddr (\{.*\}|\S+) goto", r"from \1: every backend"),
         (r"^meta mark set ", "masquerade mark"),
         (r"^meta mark & .* masquerade", "marked: this host becomes the source"),

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables, save
+from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, list_chain, save
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.reading import TableReader
 from vipd.model import Family
@@ -24,7 +24,7 @@ from vipd.observe.rules.forms import Forms, Role
 from vipd.observe.rules.iptables_tree import IptablesRules
 from vipd.observe.rules.saved import SavedRule, SavedTables, read_tables
 from vipd.observe.rules.tree import Count
-from vipd.process import ProgramTimeoutError, Runner
+from vipd.process import Runner
 
 VARIANTS = ("nft", "legacy")
 LARGE = 3000
@@ -74,17 +74,14 @@ async def read_rules(
 async def _tools(family: Family, variant: str, run: Runner) -> Tools | None:
     try:
         return await find_tools(family, variant, run)
-    except ApplyError:
+    except MissingProgramError:
         return None
-    except (OSError, ProgramTimeoutError) as error:
-        what = f"the {family} rules of iptables ({variant}) cannot be read"
-        raise ApplyError(what, str(error)) from None
 
 
 async def _saved(tools: Tools, run: Runner) -> SavedTables:
     try:
         return read_tables(await save(tools, run, counters=True))
-    except (OSError, ProgramTimeoutError, ValueError) as error:
+    except ValueError as error:
         raise ApplyError(f"what {tools.save} prints cannot be read", str(error)) from None
 
 
@@ -113,8 +110,7 @@ class _ChainReader:
     """Reads single chains of one family, following the jumps that are searched for."""
 
     def __init__(self, tools: Tools, prefix: str, search: Search, run: Runner) -> None:
-        self._program = tools.save.removesuffix("-save")
-        self._names, self._forms = Names(prefix), Forms(prefix)
+        self._tools, self._names, self._forms = tools, Names(prefix), Forms(prefix)
         self._search, self._run = search, run
 
     async def read(self) -> SavedTables:
@@ -153,12 +149,9 @@ class _ChainReader:
         return named or told.parts.get("address", "") in self._search.addresses
 
     async def _list(self, chain: ChainId) -> tuple[SavedRule, ...] | None:
-        """One chain's rules with their counters; None when there is no such chain."""
-        wait = str(LOCK_WAIT_SECONDS)
-        finished = await self._run([self._program, "-w", wait, "-t", chain.table, "-v", "-S", chain.name], "")
-        head = f"-A {chain.name} "
-        lines = [line.removeprefix(head) for line in finished.output.splitlines() if line.startswith(head)]
-        return None if finished.code else tuple(map(listed_rule, lines))
+        """One chain's rules with their counters; None when there is no such chain. Raises ApplyError."""
+        listed = await list_chain(self._tools, chain, self._run, counters=True)
+        return None if listed is None else tuple(map(listed_rule, listed))
 
 
 def listed_rule(text: str) -> SavedRule:

@@ -12,10 +12,11 @@ from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.programs import finish
 from vipd.model import Family
 from vipd.observe.rules.nftables_table import LIMITS, TableReading, read_chains
 from vipd.observe.rules.tree import Count
-from vipd.process import ProgramTimeoutError, Runner
+from vipd.process import Runner
 
 PINS = "pins"
 _COUNTER, _COUNTERS = 7, 11
@@ -110,12 +111,7 @@ def _counter(element: dict[int, bytes]) -> Count:
 
 async def _list(table: str, run: Runner) -> str:
     """The chains as nft prints them; `-t` leaves out the elements."""
-    try:
-        finished = await run(["nft", "-t", "list", "table", *table.split()], "")
-    except FileNotFoundError:
-        raise ApplyError("nft cannot be run", "there is no such program", "apt install nftables") from None
-    except (OSError, ProgramTimeoutError) as error:
-        raise ApplyError("nft cannot be run", str(error)) from None
+    finished = await finish(["nft", "-t", "list", "table", *table.split()], "", run)
     if finished.code:
         why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
         raise ApplyError(f"cannot list table {table}", why)

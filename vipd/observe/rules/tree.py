@@ -60,6 +60,8 @@ class Node:
     repeated: bool = False
     """A chain whose children stand elsewhere in the same tree."""
     children: tuple[Node, ...] = ()
+    leads_to: str = ""
+    """A chain that it leads to without being drawn above it: that stands elsewhere in the same tree."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it."""

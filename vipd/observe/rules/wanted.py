@@ -32,7 +32,7 @@ class Wanted:
     comparable: bool
     """All traffic is spread alike, so that there is one share for each backend."""
     state: str
-    """The service's: `ok`, `no-backends`, `pending` or `quarantined`."""
+    """The service's: `ok`, `degraded`, `no-backends`, `pending` or `quarantined`."""
     message: str
 
 

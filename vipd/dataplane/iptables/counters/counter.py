@@ -46,6 +46,13 @@ class RuleCounter:
         self._seconds = dict.fromkeys(Family, 0.0)
         """CPU time of the last reading; of legacy rules how long it took."""
 
+    def use(self, families: Collection[Family], legacy: Mapping[Family, SaveCounted]) -> None:
+        """Count these families from now on; `legacy` as above. Another variant counts from 0."""
+        for family in legacy.keys() ^ self._legacy.keys():
+            if family in self._families:
+                self._tally.began_anew(family)
+        self._families, self._legacy = tuple(families), legacy
+
     @property
     def seconds(self) -> float:
         """CPU time that the last `take` took, about."""
@@ -107,7 +114,7 @@ class RuleCounter:
         """What the rules had counted in an earlier run."""
         try:
             self._tally.remember(memory)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             log.warning("what an earlier run had counted is not understood")
 
     def _follow(self) -> None:

@@ -53,21 +53,25 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
                 datagram = opened.recv(_RECEIVE_BYTES)
                 try:
                     counts.extend(messages.listed(datagram))
-                    done = _is_end(datagram)
+                    done = is_end(datagram)
                 except (ValueError, struct.error) as error:
                     raise OSError(errno.EBADMSG, f"the kernel's rules: {error}") from error
     return counts
 
 
-def _is_end(datagram: bytes) -> bool:
-    """Whether a part of a listing is the last one; the end comes by itself. Raises OSError."""
-    _, kind, _, _, _ = HEAD.unpack_from(datagram)
-    if kind not in (_ERROR, _DONE):
-        return False
-    number = -struct.unpack_from("=i", datagram, HEAD.size)[0]
-    if number:
-        raise OSError(number, f"the kernel's rules cannot be read: {os.strerror(number)}")
-    return True
+def is_end(datagram: bytes) -> bool:
+    """Whether a part of a listing is the last one: the end may come by itself, or after the last rules.
+    Raises OSError."""
+    at = 0
+    while at + HEAD.size <= len(datagram):
+        length, kind, _, _, _ = HEAD.unpack_from(datagram, at)
+        if kind in (_ERROR, _DONE):
+            number = -struct.unpack_from("=i", datagram, at + HEAD.size)[0]
+            if number:
+                raise OSError(number, f"the kernel's rules cannot be read: {os.strerror(number)}")
+            return True
+        at += max((length + 3) & ~3, HEAD.size)
+    return False
 
 
 def read_saved_counts(text: str, family: Family, names: Names) -> list[Counted]:

@@ -45,31 +45,43 @@ class Actor:
     """The process that changed rules, and who had started it, as far as could be seen."""
 
     name: str
-    """At most 15 characters."""
     pid: int = 0
     """0: not known."""
     parent: str = ""
-    """Empty: not known; it may have ended before it was asked for."""
+    """The nearest that is no mere wrapper. Empty: not known; it may have ended before it was asked for."""
     parent_pid: int = 0
+    guessed: bool = False
+    """The parent had ended, and is the one that most probably it was."""
 
     @property
     def culprit(self) -> tuple[str, int]:
         """Name and pid of who is behind it: whoever runs an iptables or nft tool, else the process itself."""
-        if self.parent and _TOOL.match(self.name):
+        if self.parent and is_tool(self.name):
             return self.parent, self.parent_pid
         return self.name, self.pid
 
     def __str__(self) -> str:
         text = f"{self.name} (pid {self.pid})" if self.pid else self.name
-        return f"{text} of {self.parent} (pid {self.parent_pid})" if self.parent else text
+        return f"{text}{_behind(self)}"
+
+
+def is_tool(name: str) -> bool:
+    """Whether it is a program that others run to change rules."""
+    return _TOOL.match(name) is not None
+
+
+def _behind(actor: Actor) -> str:
+    if not actor.parent:
+        return ""
+    return f"{', probably' if actor.guessed else ''} of {actor.parent} (pid {actor.parent_pid})"
 
 
 def named(actors: Iterable[Actor]) -> list[str]:
     """Each program once: `iptables (pid 812) of bash (pid 5)`, or, where it ran more than once, `iptables (14
     processes) of dockerd (pid 5)`. In order of their first change."""
-    several: dict[tuple[str, str, int], dict[Actor, None]] = {}
+    several: dict[tuple[str, str, int, bool], dict[Actor, None]] = {}
     for actor in actors:
-        several.setdefault((actor.name, actor.parent, actor.parent_pid), {})[actor] = None
+        several.setdefault((actor.name, actor.parent, actor.parent_pid, actor.guessed), {})[actor] = None
     return [_counted(list(same)) for same in several.values()]
 
 
@@ -77,8 +89,7 @@ def _counted(same: Sequence[Actor]) -> str:
     first = same[0]
     if len(same) == 1:
         return str(first)
-    behind = f" of {first.parent} (pid {first.parent_pid})" if first.parent else ""
-    return f"{first.name} ({len(same)} processes){behind}"
+    return f"{first.name} ({len(same)} processes){_behind(first)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,8 @@ class Disturbance:
             return families
         first = min(self.chains)
         more = f" and {len(self.chains) - 1} chains more" if len(self.chains) > 1 else ""
-        return f"{first[0]} {first[1].table} {first[1].name}{more}"
+        family = "" if " " in first[1].table else f"{first[0]} "
+        return f"{family}{first[1].table} {first[1].name}{more}"
 
 
 @dataclass(frozen=True, slots=True)

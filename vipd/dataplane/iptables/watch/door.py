@@ -56,7 +56,7 @@ class Watch(Disturbances):
     def _start_events(self) -> None:
         self.ways = {watched.family: "poll" for watched in self._families}
         told = frozenset(watched.family for watched in self._families if not watched.legacy)
-        if not told:
+        if not told and not self.widen:
             return
         try:
             listening = self._open_events()
@@ -66,7 +66,7 @@ class Watch(Disturbances):
             return
         clock = asyncio.get_running_loop().time
         self.ways |= dict.fromkeys(told, "events")
-        scope = Scope(self._names, told)
+        scope = self._widened(Scope(self._names, told))
         self._start(RuleEvents(listening, scope, self._own, clock, self.hear), "rule events")
 
     def _poll(self, watched: WatchedFamily) -> RulePoll:

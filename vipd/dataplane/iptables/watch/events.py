@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vipd.dataplane.hearing import open_hearing
+from vipd.dataplane.iptables.watch.actors import Actors
 from vipd.dataplane.iptables.watch.disturbance import Actor, Disturbance, Scope
 from vipd.dataplane.iptables.watch.gathering import Gathering
 from vipd.dataplane.iptables.watch.messages import (
@@ -50,7 +51,7 @@ class RuleEvents:
         """`hear` gets every datagram first, our own changes too. `kinds`: of which messages are read."""
         self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
         self._kinds = kinds
-        self._gathering = Gathering(scope)
+        self._gathering, self._actors = Gathering(scope), Actors()
         self._read_some = asyncio.Event()
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class RuleEvents:
             if isinstance(message, Generation):
                 # Only now is the process likely to live still, so that its parent can be found.
                 worth = self._gathering.concerns(message) and not self._own.wrote(message.pid, message.port)
-                actor = actor_of(message) if worth else Actor(message.name, message.pid)
+                actor = self._actors.of(message) if worth else Actor(message.name, message.pid)
                 self._gathering.end(message, actor, self._own.wrote, self._clock())
             else:
                 self._gathering.change(message)
@@ -124,18 +125,3 @@ def pids_are_global() -> bool:
         return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
     except OSError:
         return False
-
-
-def actor_of(generation: Generation, processes: Path = Path("/proc")) -> Actor:
-    """Who ended a transaction, with its parent if both still live."""
-    pid = generation.pid
-    unknown = Actor(generation.name, pid)
-    try:
-        if (processes / str(pid) / "comm").read_text().rstrip("\n") != generation.name:
-            return unknown  # another pid namespace's number, or already somebody else's
-        status = (processes / str(pid) / "status").read_text()
-        parent = int(status.partition("\nPPid:")[2].split(None, 1)[0])
-        parent_name = (processes / str(parent) / "comm").read_text().rstrip("\n")
-    except (OSError, ValueError, IndexError):
-        return unknown
-    return Actor(generation.name, pid, parent_name, parent)

@@ -18,7 +18,9 @@ GROUP_NFTABLES = 7
 """NFNLGRP_NFTABLES."""
 
 FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
-"""nf_tables families whose tables iptables uses; those of inet, bridge and netdev are others'."""
+"""nf_tables families whose tables iptables uses; those of bridge and netdev are others'."""
+INET = 1
+"""The nf_tables family whose tables see packets of both."""
 
 _SUBSYSTEM = 10
 """NFNL_SUBSYS_NFTABLES, the upper byte of a message's type."""
@@ -32,6 +34,10 @@ _TABLE_ATTRIBUTE = 1
 """NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and NFTA_RULE_TABLE alike."""
 _CHAIN_ATTRIBUTE = {3: 3, 5: 3, 6: 2, 8: 2, 9: 2, 11: 2, 12: 2, 14: 2}
 """NFTA_CHAIN_NAME of a chain's messages, NFTA_RULE_CHAIN of a rule's, and the names of sets."""
+_SET_KINDS = frozenset({9, 11, 12, 14})
+_CHAIN_HOOK = 4
+_HOOK_NUMBER = 1
+_FORWARD_HOOK = 2
 _RULE_EXPRESSIONS = 4
 _RULE_POSITION = 6
 """NFTA_RULE_POSITION: told of a rule that has others both before and behind it."""
@@ -65,7 +71,9 @@ class Change(NamedTuple):
 
     kind: Kind
     family: Family
+    """IPv4 for a table of the family inet, which has both."""
     table: str
+    """A table of the family inet is called `inet NAME`."""
     chain: str
     """Empty when the whole table is meant."""
     flags: int
@@ -73,6 +81,8 @@ class Change(NamedTuple):
     """The raw attributes, for `rule_facts`."""
     port: int
     """Netlink address of the socket that sent the change."""
+    of_set: bool = False
+    """It is about a set or its elements."""
 
 
 class Generation(NamedTuple):
@@ -95,8 +105,8 @@ class RuleFacts(NamedTuple):
 
 
 def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterator[Change | Generation]:
-    """The messages of a datagram that are of these kinds, or end a transaction, in the tables of IPv4 and
-    IPv6. Raises ValueError when it is malformed or cut."""
+    """The messages of a datagram that are of these kinds, or end a transaction, in the tables of IPv4, IPv6
+    and inet. Raises ValueError when it is malformed or cut."""
     place, total = 0, len(datagram)
     while place + _HEADER_SIZE <= total:
         length, kind, flags, _, port, family = _HEADER.unpack_from(datagram, place)
@@ -105,10 +115,12 @@ def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterato
             raise ValueError(f"message of {length} bytes at byte {place} of {total}")
         if kind >> 8 == _SUBSYSTEM:
             kind &= 0xFF
-            if kind in kinds and family in FAMILIES:
+            if kind in kinds and (family in FAMILIES or family == INET):
                 body = datagram[place + _HEADER_SIZE : end]
                 table, chain = _names(body, _CHAIN_ATTRIBUTE.get(kind, _TABLE_ATTRIBUTE))
-                yield Change(kinds[kind], FAMILIES[family], table, chain, flags, body, port)
+                table = f"inet {table}" if family == INET else table
+                of = FAMILIES.get(family, Family.IPV4)
+                yield Change(kinds[kind], of, table, chain, flags, body, port, kind in _SET_KINDS)
             elif kind == _NEW_GENERATION:
                 yield _generation(port, datagram[place + _HEADER_SIZE : end])
         place += (length + 3) & ~3
@@ -132,6 +144,14 @@ def rule_facts(change: Change) -> RuleFacts:
     found = dict(_attributes(change.attributes))
     appended = bool(change.flags & _APPENDED) and _RULE_POSITION not in found
     return RuleFacts(appended, found.get(_RULE_EXPRESSIONS))
+
+
+def adds_chain_at_hook(change: Change) -> bool:
+    """Whether a message declares a chain that forwarded packets enter. Raises ValueError (malformed)."""
+    if change.kind is not Kind.CHAIN_ADDED or change.of_set:
+        return False
+    hook = dict(_attributes(change.attributes)).get(_CHAIN_HOOK, b"")
+    return dict(_attributes(hook)).get(_HOOK_NUMBER) == _FORWARD_HOOK.to_bytes(4, "big")
 
 
 def _names(attributes: bytes, wanted: int) -> tuple[str, str]:

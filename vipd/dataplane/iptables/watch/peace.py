@@ -39,7 +39,9 @@ class _Quarrel:
     """When it was the last times: a quarrel may go on for months."""
     pause: float = 0.0
     last: float = 0.0
-    """When he was last seen."""
+    """When it was last seen."""
+    guessed: bool = True
+    """It was never seen at work itself, only inferred."""
 
     def recent(self, now: float) -> int:
         return sum(now - at < WINDOW_SECONDS for at in self.latest)
@@ -70,9 +72,11 @@ class Peace:
 
     def disturbed(self, actors: Iterable[Actor], now: float) -> float:
         """Our rules were touched; returns when to repair, `now` or later. No actors: not known who it was."""
-        for name, pid in [actor.culprit for actor in actors] or [(_UNKNOWN, 0)]:
+        for actor in [*actors] or [Actor(_UNKNOWN)]:
+            name, pid = actor.culprit
             quarrel = self._quarrel(name, pid, now)
             quarrel.last = now
+            quarrel.guessed &= actor.guessed
             self._waiting.add(quarrel.name)
             due = now + quarrel.pause
             # A newcomer's deed is repaired at once also while a pause for another one lasts.
@@ -112,6 +116,7 @@ class Peace:
 
     def _warning(self, quarrel: _Quarrel, now: float) -> str:
         who = f"{quarrel.name} (pid {quarrel.pid})" if quarrel.name else "another program"
+        who = f"probably {who}" if quarrel.guessed else who
         span = max(1, round(now - quarrel.first))
         told = f"{who} has undone vipd's rules {quarrel.repairs} times in {span} s"
         hint = _HINTS.get(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
-from vipd.dataplane.iptables.watch.disturbance import Disturbance
+from vipd.dataplane.iptables.watch.disturbance import Disturbance, Scope
 
 MOST_WAITING = 200
 """Disturbances that nobody has taken yet: three come each second, and a repair that fails takes a minute."""
@@ -50,10 +50,17 @@ class Disturbances:
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
+        self.widen: Callable[[Scope], Scope] | None = None
+        """Adds to what concerns a dataplane what else is to be told of. Set it before entry."""
+        self.beside: tuple[tuple[Watcher, str], ...] = ()
+        """More watchers, each with its name. Set them before entry."""
 
     def _begin(self) -> None:
         """Start the watchers. May raise OSError."""
         raise AssertionError("each kind of watch has its own")
+
+    def _widened(self, scope: Scope) -> Scope:
+        return self.widen(scope) if self.widen else scope
 
     def _start(self, watcher: Watcher, name: str) -> None:
         self._stack.callback(watcher.close)
@@ -82,6 +89,8 @@ class Disturbances:
     async def __aenter__(self) -> Self:
         try:
             self._begin()
+            for watcher, name in self.beside:
+                self._start(watcher, name)
         except BaseException:
             await self._stack.aclose()
             raise

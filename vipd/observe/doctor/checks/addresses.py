@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from vipd.model import family_of
+from vipd.model import Family, family_of
+from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
 from vipd.observe.doctor.facts import Assigned, Facts, Link, Listener, Way
 from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, unchecked, warning
 
@@ -104,7 +105,9 @@ def judge_routes(facts: Facts) -> Iterator[Judgement]:
     without = [
         vip
         for vip, port in facts.vips().items()
-        if not ways.get(vip, Way("unknown")).device and facts.at_work(port.family)
+        if not ways.get(vip, Way("unknown")).device
+        and facts.at_work(port.family)
+        and not (port.family is Family.IPV6 and ipv6_is_disabled(facts))
     ]
     if without:
         cause = (

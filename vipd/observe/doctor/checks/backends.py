@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 
 from vipd.model import Protocol, socket_text
+from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
 from vipd.observe.doctor.facts import Facts, Way
 from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
 
@@ -23,6 +24,8 @@ def judge_routes(facts: Facts) -> Iterator[Judgement]:
         yield problem("the device towards a backend is down", cause, *mend)
     ways = facts.network.ways
     without = [a for a in facts.backends() if not ways.get(a, Way("unknown")).device and a not in behind]
+    if ipv6_is_disabled(facts):
+        without = [address for address in without if ":" not in address]
     if without:
         cause = f"no route leads to {listed(without)}: flows there fail"
         hint = "add a route to its network: ip route add NETWORK via ROUTER"

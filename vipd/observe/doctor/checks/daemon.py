@@ -17,6 +17,9 @@ _TOLD_BY_CHECKS = (
     "holds rules of other programs",
     "no route leads to ",
     "manage_sysctls is false",
+    "IPv6 is disabled on this host",
+    "which vipd does not answer",
+    "and gets no connections any more",
 )
 """Warnings of the daemon that checks of ours tell in more detail."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vipd.dataplane.forward_accept.fates import Fate, NftForward
 from vipd.model import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
-from vipd.observe.doctor.rules import Fate, NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Firewalls"
 KNOWN = {
@@ -49,7 +50,8 @@ def judge_twice(facts: Facts) -> Iterator[Judgement]:
         cause = f"nft table {table} is of the dataplane nftables, and vipd uses iptables"
         yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, *_away(facts))
     for ruleset in facts.rulesets if by_nftables else _other_variant(facts):
-        if ruleset.jumps_to(f"{prefix}-") and not ruleset.has("KUBE-PROXY-CANARY"):
+        accept = f"{prefix}-FORWARD"  # every dataplane may need it
+        if ruleset.jumps_to(f"{prefix}-", but=accept) and not ruleset.has("KUBE-PROXY-CANARY"):
             program = ruleset.program
             cause = (
                 f"{program} still holds chains {prefix}-*: they forward as they did when they were written"
@@ -67,13 +69,12 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
     for ruleset in facts.rulesets:
         if ruleset.family not in facts.families():
             continue
-        ours = ruleset.variant == facts.programs.variant(ruleset.family)
-        coming = ours and facts.settings.accept_forwarded and facts.dataplane == "iptables"
-        if coming and not facts.at_work(ruleset.family):
+        accepts = facts.settings.accept_forwarded
+        if accepts and not facts.at_work(ruleset.family):
             continue  # vipd's first write brings its own accept
         fate = ruleset.forward_fate(facts.settings.chain_prefix)
         if fate in (Fate.BLOCKED, Fate.MAYBE):
-            yield _blocked(ruleset, fate, ours and not facts.settings.accept_forwarded)
+            yield _blocked(ruleset, fate, on_purpose=not accepts)
 
 
 def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool) -> Judgement:
@@ -92,7 +93,8 @@ def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
     """So must every nft chain at the hook forward: an accept in one table is none in another."""
     for chain in facts.forward_chains:
         concerned = [family for family in facts.families() if chain.concerns(family)]
-        if not concerned:
+        coming = facts.settings.accept_forwarded and not any(map(facts.at_work, concerned))
+        if not concerned or coming:
             continue
         fate = chain.fate(1 << facts.settings.flow_mark_bit)
         if fate in (Fate.BLOCKED, Fate.MAYBE):

@@ -16,6 +16,8 @@ BRIDGE = {
     Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 STRICT = 1
+IPV6_DISABLED = "net/ipv6/conf/{}/disable_ipv6"
+"""Of a device; `all` sets it for every one, each of which may be enabled again."""
 
 
 def accept_advertisements(device: str) -> str:
@@ -46,6 +48,30 @@ def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
     if family is Family.IPV6:
         names = [accept_advertisements(link.name) for link in facts.network.links if link.name != "lo"]
         yield from (_set(name, 2) for name in names if facts.kernel.number(name) == 1)
+
+
+def ipv6_is_disabled(facts: Facts) -> bool:
+    """Whether no device of this host takes IPv6 packets, as far as that is known."""
+    everywhere, *devices = _disabling_ipv6(facts)
+    if facts.network.fault or facts.blind_to_settings(everywhere, *devices):
+        return False
+    return facts.kernel.number(everywhere) == 1 and all(facts.kernel.number(name) != 0 for name in devices)
+
+
+def _disabling_ipv6(facts: Facts) -> list[str]:
+    """The settings of all devices and of each one; vipd's own and loopback lead nowhere."""
+    own = ("lo", facts.settings.vip_device)
+    names = [link.name for link in facts.network.links if link.name not in own]
+    return [IPV6_DISABLED.format(name) for name in ("all", *names)]
+
+
+def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
+    """Addresses and routes of the family are gone with it, so nothing else of IPv6 is told then."""
+    if Family.IPV6 in facts.families() and ipv6_is_disabled(facts):
+        name = IPV6_DISABLED.format("all")
+        cause = f"{_dotted(name)} is 1: no client reaches an IPv6 address of a service"
+        hint = "then give this host its IPv6 addresses again; or declare no IPv6"
+        yield problem("IPv6 is disabled on this host", cause, _set(name, 0), hint=f"{hint}. {_keep(name)}")
 
 
 def judge_liberal(facts: Facts) -> Iterator[Judgement]:
@@ -150,6 +176,12 @@ def _blind_to_forward(facts: Facts) -> str:
     return why or (facts.blind_to_work() if off else "")
 
 
+def _blind_to_ipv6(facts: Facts) -> str:
+    if facts.services_fault or Family.IPV6 not in facts.families():
+        return facts.services_fault
+    return facts.blind_to_network() or facts.blind_to_settings(*_disabling_ipv6(facts))
+
+
 def _blind_to_liberal(facts: Facts) -> str:
     return facts.blind_to_work() or facts.blind_to_settings(LIBERAL)
 
@@ -167,6 +199,7 @@ CHECKS = (
     Check(
         "ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _blind_to_forward
     ),
+    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6, _blind_to_ipv6),
     Check(
         "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _blind_to_liberal
     ),

@@ -9,19 +9,18 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.forward_accept.fates import NftForward, read_nft_table
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reading import BaseChain, TableReader
 from vipd.model import Family
-from vipd.observe.doctor.rules import MalformedRulesError, NftForward, Ruleset, read_nft_table
+from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
 from vipd.process import ProgramTimeoutError, Runner
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)
 """How iptables-nft calls its own base chains at the hook forward."""
-NOT_THERE = "there is no such program"
-"""What `find_tools` says of a program that is not installed."""
 TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
 _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
@@ -51,10 +50,10 @@ async def read_rulesets(
                 found.append(Ruleset.of(family, variant, saved))
             except ApplyError as error:
                 # A variant that is not installed has written nothing, unless there is something.
-                absent = variant == "nft" and error.why == NOT_THERE
+                absent = variant == "nft" and isinstance(error, MissingProgramError)
                 if not absent or await _is_written(family, written, faults):
                     faults.append(f"{error.what}: {error.why}")
-            except (OSError, ProgramTimeoutError, MalformedRulesError) as error:
+            except (OSError, MalformedRulesError) as error:
                 faults.append(f"the {family} rules of iptables ({variant}): {error}")
     return tuple(found), "; ".join(dict.fromkeys(faults))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.fates import NftForward
 from vipd.model import Family
 from vipd.observe.doctor.facts import (
     Daemon,
@@ -31,7 +32,7 @@ from vipd.observe.doctor.looking.processes import Processes
 from vipd.observe.doctor.looking.programs import find_programs
 from vipd.observe.doctor.looking.services import from_daemon, from_files, named
 from vipd.observe.doctor.looking.state import read_socket_file, read_state_dir
-from vipd.observe.doctor.rules import NftForward, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 from vipd.process import ProgramTimeoutError, Runner
 from vipd.process import run as run_program
 from vipd.settings import Settings

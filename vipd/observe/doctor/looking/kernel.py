@@ -14,6 +14,7 @@ from vipd.observe.doctor.checks.conntrack import COUNT, MAXIMUM
 from vipd.observe.doctor.checks.kernel_settings import (
     BRIDGE,
     FORWARDING,
+    IPV6_DISABLED,
     LIBERAL,
     accept_advertisements,
     reverse_path,
@@ -21,7 +22,7 @@ from vipd.observe.doctor.checks.kernel_settings import (
 from vipd.observe.doctor.facts import Kernel
 
 SETTINGS = (*FORWARDING.values(), LIBERAL, COUNT, MAXIMUM, *BRIDGE.values())
-REVERSE_PATH, ADVERTISEMENTS = reverse_path("*"), accept_advertisements("*")
+OF_DEVICES = (reverse_path("*"), accept_advertisements("*"), IPV6_DISABLED.format("*"))
 TIMEX_BYTES = 1024
 """Larger than struct timex of any machine. All zero, it asks and sets nothing."""
 TIME_ERROR = 5
@@ -36,8 +37,8 @@ def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
     """What the kernel says; it is asked over netlink and for the clock only if told so."""
     settings, unread = {}, {}
     sysctls = root / "proc/sys"
-    several = (*sysctls.glob(REVERSE_PATH), *sysctls.glob(ADVERTISEMENTS))
-    for path in (*(sysctls / name for name in SETTINGS), *several):
+    of_devices = (path for pattern in OF_DEVICES for path in sysctls.glob(pattern))
+    for path in (*(sysctls / name for name in SETTINGS), *of_devices):
         name = str(path.relative_to(sysctls))
         try:
             settings[name] = path.read_text().strip()

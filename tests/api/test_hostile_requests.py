@@ -1,0 +1,352 @@
+"""Whatever a request holds, the answer is never a fault of vipd (5xx), and the API answers on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientConnectionError, web
+from yarl import URL
+
+from tests.api.serving import DNS, WEB, Api, served
+from vipd.admission import AddressPolicy
+from vipd.api import override_routes, server
+
+UNKEPT = {
+    "nothing is counted",
+    "no metrics are kept",
+    "no events are kept",
+    "connection tracking is not read",
+}
+"""What the served API of the tests is without."""
+
+DIGITS = "9" * 5000
+WORDS = (
+    "",
+    "0",
+    "-1",
+    DIGITS,
+    "1" * 4300,
+    "1e999",
+    "nan",
+    "NaN",
+    "Infinity",
+    "0x10",
+    "1_0",
+    "１２",
+    "²",
+    "\x00",
+    "a\x00b",
+    "\n",
+    "\ud800",
+    "\U0010ffff",
+    "../../etc/passwd",
+    "[",
+    "[::1",
+    "::1%eth0",
+    "10.96.0.11:80/tcp",
+    f"10.96.0.11:{DIGITS}",
+    f"10.96.0.11@{DIGITS}",
+    f"10.96.0.0/{DIGITS}",
+    "10.96.0.11:８０",
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59",
+    "x" * 3000,
+    "web",
+    "web/x",
+    "10.244.0.7",
+    "%",
+    "%ZZ",
+)
+VALUES: tuple[Any, ...] = (
+    *WORDS,
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    -0.0,
+    1e308,
+    float("inf"),
+    float("nan"),
+    10**4299,
+    2**64,
+    [],
+    {},
+    [[]],
+    [None],
+    [{}],
+    {"a": None},
+    {"": {"": []}},
+    [10**400],
+    {"type": "exec"},
+    {"type": "exec", "command": []},
+    {"type": "exec", "command": None},
+    {"type": "exec", "command": [""]},
+    {"type": "exec", "command": ["/bin/\x00"], "user": "\x00"},
+    {"type": "exec", "command": ["/bin/\ud800"], "user": "\ud800"},
+    {"type": "https", "ca": "/\x00"},
+    {"type": "https", "ca": "/\ud800"},
+    {"type": "http", "body": "(((((a{9}){9}){9}){9}){9}"},
+    {"type": "http", "body": "\ud800"},
+    {"type": "http", "status": DIGITS},
+    {"type": "udp", "send": "\ud800", "expect": "\ud800"},
+    {"type": "dns", "query": "a." * 200, "record": "A"},
+)
+DEEP = (b'{"service":' + b"[" * 200_000, b'{"service":' + b'{"a":' * 5000 + b"1" + b"}" * 5001)
+RAW = (
+    *DEEP,
+    b"[" * 5000 + b"]" * 5000,
+    b"\xff\xfe\x00",
+    b"\x80",
+    b"nul",
+    b"[]",
+    b'"x"',
+    b"NaN",
+    b"{" + b'"a":1,' * 1000 + b'"b":2}',
+    b'{"weight":' + DIGITS.encode() + b"}",
+    b'{"weight":1e99999}',
+    b'{"name":"\\ud800"}',
+    '{"a":"é"}'.encode("utf-16"),
+    b"\x00" * 100,
+)
+FULL = {
+    **WEB,
+    "name": "full",
+    "address": "10.96.0.77",
+    "check": {"type": "http", "path": "/", "interval": "5s", "body": "x", "status": [200]},
+    "affinity": {"by": "client-ip", "timeout": "1h"},
+    "backends": [{"address": "10.244.0.9", "weight": 1, "check": "tcp", "backup": False}],
+    "ports": [{"port": 80, "protocol": "tcp", "node_port": 30080, "target": 8080, "name": "http"}],
+    "external_addresses": [{"address": "203.0.113.10", "allow_from": ["10.0.0.0/8"]}],
+    "traffic_policy": {"external": "local"},
+    "health_port": 30100,
+    "slow_start": "30s",
+    "fallback": "drop",
+}
+ORDER = {
+    "service": "web",
+    "backend": "10.244.0.7",
+    "admin": "draining",
+    "weight": 3,
+    "reason": "x",
+    "for": 60,
+    "pins": 6,
+}
+BODIES: dict[str, Any] = {
+    "POST /v1/services": {"service": FULL},
+    "PATCH /v1/services/{target}": {"service": {"ports": ["80"], "check": "tcp", "name": "web"}},
+    "POST /v1/services/{target}/backends": {"backends": [{"address": "10.244.0.9", "weight": 2}]},
+    "DELETE /v1/services/{target}/backends": {"backends": ["10.244.0.7"]},
+    "PATCH /v1/services/{target}/backends/{backend}": {"weight": 2},
+    "POST /v1/apply": {"services": [FULL], "prune": False},
+    "POST /v1/overrides": ORDER,
+    "DELETE /v1/overrides": {"service": "web", "backend": "10.244.0.7", "address": "", "all": False},
+    "POST /v1/dataplane": {"name": "iptables"},
+}
+PARAMETERS: tuple[str, ...] = (
+    "from",
+    "target",
+    "service",
+    "backend",
+    "client",
+    "state",
+    "limit",
+    "since",
+    "after",
+)
+PARAMETERS += ("follow", "backends", "dry_run", "store", "fleet", "address")
+
+
+def routes(app: web.Application) -> list[str]:
+    """`METHOD /path` of every request that the API knows."""
+    found = {
+        f"{route.method} {resource.canonical}"
+        for resource in app.router.resources()
+        for route in resource
+        if route.method != "HEAD"
+    }
+    return sorted(found)
+
+
+def broken(value: Any) -> Iterator[Any]:
+    """The value with each of its parts left out, or replaced by each of the hostile ones."""
+    yield from VALUES
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield {k: v for k, v in value.items() if k != key}
+            for other in broken(part):
+                yield {**value, key: other}
+        yield {**value, "\ud800": 1, DIGITS: 2, "": 3}
+    elif isinstance(value, list):
+        for other in broken(value[0]):
+            yield [other]
+        yield value * 50
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every route of the API, as it is served."""
+    found: list[str] = []
+    made = server.application
+
+    def note(*arguments: Any) -> web.Application:
+        app = made(*arguments)
+        found[:] = routes(app)
+        return app
+
+    async def no_flows(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr("tests.api.serving.application", note)
+    monkeypatch.setattr(override_routes, "live_flows", no_flows)
+    return found
+
+
+async def asked(api: Api, method: str, path: str, data: bytes | None = None, **headers: str) -> None:
+    """Any answer but a fault will do."""
+    url = server_url(path)
+    async with api.session.request(method, url, data=data, headers=headers) as response:
+        text = await response.text()
+        if response.status >= 500 and json.loads(text)["error"]["what"] not in UNKEPT:
+            pytest.fail(f"{method} {path[:200]} {(data or b'')[:300]!r}: {response.status} {text[:400]}")
+
+
+def server_url(path: str) -> URL:
+    return URL(f"http://vipd{path}", encoded=True)
+
+
+def encoded(word: str) -> str:
+    return quote(word.encode(errors="surrogatepass"), safe="")
+
+
+def place(path: str, target: str = "web", backend: str = "10.244.0.7") -> str:
+    return path.replace("{target}", encoded(target)).replace("{backend}", encoded(backend))
+
+
+async def ready(api: Api) -> None:
+    for spec in (DNS, WEB):
+        assert (await api.add(spec)).status == 200
+
+
+@pytest.mark.slow
+def test_every_route_and_parameter_with_hostile_words(known: list[str]) -> None:
+    async def story(api: Api) -> None:
+        await ready(api)
+        assert len(known) > 20
+        for method, path in (route.split() for route in known):
+            assert (await api.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
+            quiet = path.startswith(("/metrics", "/healthz", "/livez"))
+            for word in WORDS if not quiet else ():
+                for parameter in PARAMETERS:
+                    if (parameter, word) == ("dry_run", "0"):
+                        continue  # it would be done
+                    if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
+                        end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
+                        await asked(api, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}")
+                if "{" in path:
+                    await asked(api, method, place(path, target=word[:3000]) + "?dry_run=1")
+                    await asked(api, method, place(path, backend=word[:3000]) + "?dry_run=1")
+        assert (await api.ask("GET", "/v1/status")).status == 200
+
+    served(story)
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_every_part_of_a_body_broken(route: str, known: list[str]) -> None:
+    async def story(api: Api) -> None:
+        await ready(api)
+        assert route in known
+        method, path = route.split()
+        for body in broken(copy.deepcopy(BODIES[route])):
+            data = json.dumps(body).encode()
+            await asked(api, method, place(path) + "?dry_run=1", data)
+        assert (await api.ask("GET", "/v1/status")).status == 200
+
+    served(story)
+
+
+def test_bodies_that_are_no_json(known: list[str]) -> None:
+    async def story(api: Api) -> None:
+        await ready(api)
+        for method, path in (route.split() for route in known):
+            for data in RAW if method != "GET" else ():
+                await asked(api, method, place(path) + "?dry_run=1", data)
+            for kind in (
+                "application/json; charset=none-such",
+                "text/x; charset=zip",
+                "x; charset=\x85",
+                "x",
+            ):
+                await asked(api, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
+            for coding in ("gzip", "deflate", "br", "x"):
+                # The server may close a connection on which it cannot find the next request.
+                with contextlib.suppress(ClientConnectionError):
+                    await asked(
+                        api, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding}
+                    )
+        assert (await api.ask("GET", "/v1/status")).status == 200
+
+    served(story)
+
+
+def test_a_check_that_lacks_something_reaches_no_question_to_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known to be wrong is a problem by itself; the host is asked about sound checks only."""
+    seen: list[object] = []
+
+    def looked_at(check: object) -> tuple[str, ...]:
+        seen.append(check)
+        return ()
+
+    made = server.application
+
+    def with_questions(found: server.Served, permission: Any) -> web.Application:
+        return made(replace(found, claims=lambda: AddressPolicy(check_problems=looked_at)), permission)
+
+    monkeypatch.setattr("tests.api.serving.application", with_questions)
+
+    async def story(api: Api) -> None:
+        checks: tuple[object, ...] = (
+            {"type": "exec"},
+            {"type": "exec", "command": None},
+            {"type": "exec", "command": []},
+            {"type": "exec", "command": [""]},
+            {"type": "exec", "command": "check"},
+            {"type": "exec", "command": [1.5]},
+            {"type": "exec", "command": ["/bin/\x00"]},
+            {"type": "exec", "command": ["/bin/true"], "user": "a b"},
+            {"type": "exec", "command": ["/bin/true"], "user": None},
+            {"type": "https", "ca": "x"},
+            {"type": "https", "ca": "/\x00"},
+            {"type": "udp"},
+            {"type": None},
+            {"type": {}},
+            {},
+            [],
+            5,
+        )
+        for check in checks:
+            for spec in (
+                {**WEB, "check": check},
+                {**WEB, "backends": [{"address": "10.0.0.1", "check": check}]},
+            ):
+                for method, path, body in (
+                    ("POST", "/v1/services", {"service": spec}),
+                    ("POST", "/v1/apply", {"services": [spec]}),
+                ):
+                    answer = await api.ask(method, path, body)
+                    assert (answer.status, answer.kind) == (422, "invalid"), check
+                    assert answer.body["error"]["problems"], check
+        assert seen == []
+        assert (await api.add({**WEB, "check": {"type": "exec", "command": ["/bin/true"]}})).status == 200
+        assert seen
+
+    served(story)

@@ -1,0 +1,133 @@
+"""Where vipd's accept is needed in chains of others, and what is written there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import (
+    AcceptOptions,
+    Found,
+    Place,
+    found_by_nft,
+    found_in_iptables,
+    make_plan,
+)
+from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
+from vipd.dataplane.nftables.reading import BaseChain, open_netlink
+from vipd.model import Family
+from vipd.process import Finished
+
+OPTIONS = AcceptOptions("VIPD", 0x4000, 0x2000)
+IPTABLES = Place.of_iptables(Family.IPV4, "nft")
+NATIVE = Place("inet", "filter", "forward")
+CHAIN, JUMP = OPTIONS.of_iptables(Family.IPV4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "own", "drops", "accepted"),
+    [
+        (["-P FORWARD ACCEPT"], None, False, False),
+        (["-P FORWARD DROP"], None, True, False),
+        (["-P FORWARD ACCEPT", "-A FORWARD -j DOCKER-USER"], None, True, False),
+        (["-P FORWARD DROP", f"-A FORWARD {JUMP}"], CHAIN, True, True),
+        (["-P FORWARD DROP", f"-A FORWARD {JUMP}"], (), True, False),
+        (["-P FORWARD DROP", f"-A FORWARD {JUMP}", f"-A FORWARD {JUMP}"], CHAIN, True, False),
+        (["-P FORWARD DROP", "-A FORWARD -j DOCKER-USER", f"-A FORWARD {JUMP}"], CHAIN, True, False),
+        (["-P FORWARD DROP", "-A FORWARD -j VIPD-UNUSED", f"-A FORWARD {JUMP}"], CHAIN, True, True),
+        (["-P FORWARD ACCEPT", f"-A FORWARD {JUMP}"], CHAIN, False, True),
+    ],
+)
+def test_forward_of_iptables(
+    lines: list[str], own: tuple[str, ...] | None, drops: bool, accepted: bool
+) -> None:
+    found = found_in_iptables(IPTABLES, lines, own, OPTIONS)
+    assert (found.drops, found.accepted) == (drops, accepted)
+    assert found.present is (own is not None)
+
+
+def rule(*statements: Any, comment: str = "", chain: str = "forward") -> dict[str, Any]:
+    body = {"chain": chain, "handle": 7, "expr": list(statements)}
+    return {"rule": body | ({"comment": comment} if comment else {})}
+
+
+MARKED = {"match": {"op": "==", "left": {"&": [{"ct": {"key": "mark"}}, 0x2000]}, "right": 0x2000}}
+DNAT = {"match": {"op": "in", "left": {"ct": {"key": "status"}}, "right": "dnat"}}
+ACCEPT, DROP = {"accept": None}, {"drop": None}
+OURS = rule(MARKED, DNAT, ACCEPT, comment=OPTIONS.comment)
+
+
+@pytest.mark.parametrize(
+    ("policy", "listed", "drops", "accepted"),
+    [
+        ("accept", [], False, False),
+        ("drop", [], True, False),
+        ("accept", [rule(DROP)], True, False),
+        ("drop", [rule(DNAT, ACCEPT)], False, False),
+        ("drop", [OURS], True, True),
+        ("drop", [rule(DROP), OURS], True, False),
+        ("drop", [OURS, OURS], True, False),
+        ("accept", [OURS], False, True),
+    ],
+)
+def test_a_chain_that_nft_writes(
+    policy: str, listed: list[dict[str, Any]], drops: bool, accepted: bool
+) -> None:
+    found = found_by_nft(NATIVE, policy, listed, OPTIONS)
+    assert (found.drops, found.accepted) == (drops, accepted)
+    assert found.writing.count("delete rule inet filter forward handle 7") == listed.count(OURS)
+    assert found.writing.endswith(
+        "insert rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat accept "
+        'comment "VIPD-FORWARD: vipd translated flows"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "objects", [[3], [{"rule": {}}], [{"rule": []}], [{"chain": 5}], [{"rule": {"chain": "x", "expr": 5}}]]
+)
+def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[object]) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        return Finished(0, json.dumps({"nftables": objects}), "")
+
+    reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
+    chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
+    with pytest.raises(ApplyError, match="what nft prints is not understood"):
+        asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
+
+
+def test_a_statement_of_another_form_is_no_condition_that_always_holds() -> None:
+    listed: list[dict[str, Any]] = [rule({"match": None}, ACCEPT), rule("later", ACCEPT)]
+    assert found_by_nft(NATIVE, "drop", listed, OPTIONS).drops
+    assert not found_by_nft(NATIVE, "accept", listed, OPTIONS).drops
+
+
+@pytest.mark.parametrize("prefix", ["KUBE", "VIPD"])
+def test_flows_of_kube_proxys_exact_rules_are_accepted_too(prefix: str) -> None:
+    options = AcceptOptions(prefix, 0x4000, 0x2000, kube_proxy=True)
+    chain, jump = options.of_iptables(Family.IPV6)
+    assert len(chain) == len(options.native()) == 3
+    assert jump.endswith(f"-j {prefix}-FORWARD")
+
+
+def test_what_is_planned() -> None:
+    closed = Found(NATIVE, drops=True)
+    held = Found(NATIVE, drops=True, obstacle="it is owned")
+    left = Found(IPTABLES, drops=False, present=True)
+    both = frozenset(Family)
+    assert str(make_plan([closed], both)[0]) == (
+        "+ chain forward of table inet filter: accept flows that vipd translated\n"
+    )
+    assert make_plan([held], both) == (
+        make_plan([], both)[0],
+        ("chain forward of table inet filter drops flows that vipd translated: it is owned",),
+    )
+    assert str(make_plan([left], both)[0]).startswith("- chain FORWARD of iptables-nft")
+    other = Found(Place.of_iptables(Family.IPV6, "nft"), drops=True)
+    assert not make_plan([other], frozenset({Family.IPV4}))[0]
+    assert not make_plan([closed], frozenset())[0]

@@ -1,0 +1,98 @@
+"""vipd with seams that fail when told to: `python -m tests.faults.faulty_vipd`.
+
+The file `faults` beside the settings holds a line for each seam that fails now, as `MODE NAME`; modes and
+names are those of `seams.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import vipd
+from tests.faults.seams import BESIDE, Seam
+from vipd.__main__ import main
+
+TIMEOUT_SECONDS = 2.0
+
+
+class UnexpectedError(Exception):
+    """What nobody expects."""
+
+
+class Control:
+    """Which seams fail now. Reads by a descriptor of its own, so that no seam of the program is passed."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o600)
+
+    def mode(self, seam: Seam) -> str:
+        """How a seam fails now; empty when it works."""
+        for line in os.pread(self._descriptor, 65536, 0).decode().splitlines():
+            mode, _, name = line.partition(" ")
+            if name == seam.name:
+                return mode
+        return ""
+
+
+def fail(mode: str, seam: Seam) -> object:
+    """What a failing seam does, but for the waiting."""
+    if mode == "oserror":
+        raise OSError(errno.EIO, "injected by the test")
+    if mode == "timeout":
+        raise TimeoutError("injected by the test")
+    if mode == "unexpected":
+        raise UnexpectedError("injected by the test")
+    return seam.garbage() if mode == "garbage" else None
+
+
+def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[..., Any]:
+    """The function in whose place a seam is."""
+
+    async def later(*arguments: object, **named: object) -> object:
+        mode = control.mode(seam)
+        if not mode:
+            return await real(*arguments, **named)
+        if mode == "timeout":
+            await asyncio.sleep(TIMEOUT_SECONDS)
+        return fail(mode, seam)
+
+    def at_once(*arguments: object, **named: object) -> object:
+        mode = control.mode(seam)
+        return fail(mode, seam) if mode else real(*arguments, **named)
+
+    return later if inspect.iscoroutinefunction(real) else at_once
+
+
+def install(seam: Seam, control: Control) -> None:
+    """Put a seam in the place of its target: wherever that is known by name, but of what another module
+    defines only there."""
+    module_name, _, path = seam.target.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    real = getattr(owner, name)
+    wrapped = faulty(seam, real, control)
+    setattr(owner, name, wrapped)
+    if not classes and real.__module__ == module_name:
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("vipd") and getattr(module, name, None) is real:
+                setattr(module, name, wrapped)
+
+
+if __name__ == "__main__":
+    for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    controlled = Control(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("faults"))
+    for one in BESIDE:
+        install(one, controlled)
+    main()

@@ -1,0 +1,56 @@
+"""vipd as it is, started in a way that shows how long its event loop stands still: `python -m
+tests.faults.instrumented`.
+
+Each callback that takes longer than a limit of processor time is a line in the file `standstills` beside the
+settings: seconds, what a fixed piece of work took a moment later, and what it was. It is processor time of
+the loop's own thread, and the fixed work tells how much a busy machine has stretched that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from asyncio import events
+from pathlib import Path
+from typing import Any
+
+from vipd.__main__ import main
+
+TOLD_ABOVE_SECONDS = 0.02
+_YARDSTICK = {"rows": [{f"key {n}": "v" * 10 for n in range(20)} for _ in range(10)]}
+
+
+def yardstick() -> float:
+    """Seconds that a fixed piece of work takes now: some 2.5 ms on a machine that does nothing else."""
+    began = time.thread_time()
+    for _ in range(40):
+        json.loads(json.dumps(_YARDSTICK))
+    return time.thread_time() - began
+
+
+def measure(file: Path) -> None:
+    """Note every long callback of any event loop of this process from now on."""
+    run = events.Handle._run
+
+    def measured(handle: Any) -> None:
+        began = time.thread_time()
+        run(handle)
+        took = time.thread_time() - began
+        if took > TOLD_ABOVE_SECONDS:
+            with file.open("a") as lines:
+                lines.write(f"{took:.4f} {yardstick():.5f} {_described(handle)}\n")
+
+    events.Handle._run = measured  # type: ignore[method-assign, assignment]
+
+
+def _described(handle: Any) -> str:
+    task = getattr(handle._callback, "__self__", None)
+    what = task.get_name() if isinstance(task, asyncio.Task) else repr(handle._callback)
+    return " ".join(what.split())[:200]
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("standstills"))
+    main()

@@ -1,0 +1,147 @@
+"""Every mistake in a declaration, given to a running daemon by every source: nothing else is held up by
+any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.faults.broken_declarations import declaration, mistakes
+from tests.fleet.network import FleetLab, HostDaemon, entered
+from tests.lab.daemon import UnixConnection
+from vipd.declaration.check_reader import CHECK_KEYS
+from vipd.declaration.service_reader import SERVICE_KEYS
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+BATCH = 120
+"""Mistakes that the daemon is given at once, before it is seen to serve others."""
+STANDSTILL = 20.0
+"""No value of others may hold up the event loop for longer than so many times the yardstick: 50 ms."""
+
+Named = tuple[str, dict[str, Any]]
+
+
+class InstrumentedDaemon(HostDaemon):
+    """A daemon that notes how long its event loop stands still."""
+
+    module = "tests.faults.instrumented"
+
+    def standstills(self) -> list[str]:
+        """What held up the loop, from now on anew."""
+        path = self.directory / "standstills"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+        """The API's answer to a POST: status, and what it says."""
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request("POST", path, json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
+    with FleetLab(tmp_path_factory.mktemp("broken"), 1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["iptables", "nftables"])
+def daemon(lab: FleetLab, request: pytest.FixtureRequest) -> Iterator[InstrumentedDaemon]:
+    etcd = {"endpoints": list(lab.etcd.urls), "timeout": "20s"}
+    made = InstrumentedDaemon(
+        lab.hosts[0], node_name="h1", dataplane=request.param, etcd=etcd, log_level="info"
+    )
+    with made as running:
+        yield running
+    lab.delete("*")
+    lab.hosts[0].run("nft", "flush", "ruleset")
+
+
+def test_the_declaration_uses_every_key() -> None:
+    service = declaration(0)
+    assert set(SERVICE_KEYS) - {"node_port"} == set(service), "node_port has a service of its own"
+    every = [*[declaration(n)["check"] for n in range(6)], service["backends"][1]["check"]]
+    assert {key for check in every for key in check} >= set(CHECK_KEYS)
+
+
+def batches() -> Iterator[Sequence[Named]]:
+    found = list(mistakes())
+    for start in range(0, len(found), BATCH):
+        yield found[start : start + BATCH]
+
+
+def others_are_served(daemon: InstrumentedDaemon, number: int, batch: Sequence[Named]) -> None:
+    """Another service is added, and in the kernel; then it is removed."""
+    name = f"other-{number}"
+    spec = {"name": name, "address": "10.97.255.1", "ports": ["80/tcp"], "backends": ["10.244.0.1"]}
+    status, said = daemon.post("/v1/services", {"service": spec})
+    names = f"with one of {batch[0][0]} .. {batch[-1][0]}"
+    assert status == 200, (names, said)
+    assert said["applied"], (names, said)
+    daemon.vipctl("remove", name)
+    about = daemon.status()
+    assert about["state"] in ("in-sync", "degraded", "pending"), (names, about)
+    assert "internal error" not in json.dumps(about), (names, about)
+
+
+def not_held_up(daemon: InstrumentedDaemon) -> None:
+    assert "Traceback" not in daemon.log
+    assert "internal error" not in daemon.log
+    standstills = daemon.standstills()
+    print(*standstills, sep="\n")
+    assert [line for line in standstills if _share(line) > STANDSTILL] == []
+
+
+def _share(line: str) -> float:
+    took, yardstick, _ = line.split(maxsplit=2)
+    return float(took) / float(yardstick)
+
+
+def test_in_files(daemon: InstrumentedDaemon) -> None:
+    daemon.standstills()
+    for number, batch in enumerate(batches()):
+        for at, (_, service) in enumerate(batch):
+            text = json.dumps({"apiVersion": "vipd/v1", "services": [service]})
+            (daemon.services_dir / f"{at}.json").write_text(text)
+        daemon.vipctl("reload", check=False)
+        others_are_served(daemon, number, batch)
+    for path in daemon.services_dir.glob("*.json"):
+        path.unlink()
+    daemon.vipctl("reload")
+    not_held_up(daemon)
+
+
+def test_by_the_api(daemon: InstrumentedDaemon) -> None:
+    daemon.standstills()
+    for number, batch in enumerate(batches()):
+        for what, service in batch:
+            status, said = daemon.post("/v1/services?dry_run=1", {"service": service})
+            assert status in (200, 400, 409, 422), (what, said)
+        status, said = daemon.post("/v1/apply", {"services": [service for _, service in batch]})
+        assert status in (200, 400, 409, 422), (batch[0][0], said)
+        others_are_served(daemon, number, batch)
+    not_held_up(daemon)
+
+
+def test_in_etcd(daemon: InstrumentedDaemon, lab: FleetLab) -> None:
+    daemon.standstills()
+    for number, batch in enumerate(batches()):
+        with entered(lab.hub):
+            lab.etcd.put_all(
+                {
+                    f"/vipd/v1/services/all-{at}": json.dumps({**s, "name": f"all-{at}"})
+                    for at, (_, s) in enumerate(batch)
+                }
+            )
+        others_are_served(daemon, number, batch)
+    lab.delete("services/*")
+    not_held_up(daemon)

@@ -1,0 +1,58 @@
+"""Questions to the account database: kept, bounded, and never more than a few at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from vipd import accounts
+from vipd.accounts import MOST_ASKING, MOST_KEPT, Lookup
+
+
+def test_an_answer_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> int:
+        asked.append(name)
+        if name == "nobody-of-that-name":
+            raise KeyError(name)
+        return len(asked)
+
+    lookup: Lookup[str, int] = Lookup(ask)
+    assert lookup.known("a") is None
+    assert (lookup.get("a"), lookup.get("a")) == (1, 1)
+    assert lookup.known("a") == 1
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            lookup.get("nobody-of-that-name")
+    assert asked == ["a", "nobody-of-that-name"]
+    monkeypatch.setattr(accounts, "KEPT_SECONDS", -1.0)
+    assert lookup.get("a") == 3
+
+
+def test_what_hangs_is_given_up_and_takes_no_more_than_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.05)
+    free = threading.Event()
+    running = threading.active_count()
+    lookup: Lookup[int, bool] = Lookup(lambda _: free.wait(60))
+    for number in range(MOST_ASKING * 3):
+        with pytest.raises(TimeoutError, match="does not answer"):
+            lookup.get(number)
+    assert threading.active_count() - running <= MOST_ASKING
+    free.set()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 100_000, "\n", ":"])
+def test_no_name_does_worse_than_being_unknown(name: str) -> None:
+    for lookup in (accounts.users, accounts.groups):
+        with pytest.raises((KeyError, OSError)):
+            lookup.get(name)
+
+
+def test_so_much_is_kept_and_no_more() -> None:
+    lookup: Lookup[int, int] = Lookup(lambda number: number)
+    for number in range(MOST_KEPT + 10):
+        lookup.get(number)
+    assert lookup.known(MOST_KEPT + 9) == MOST_KEPT + 9
+    assert lookup.known(0) is None

@@ -1,0 +1,94 @@
+"""The API's request to explain: it is worked on beside the event loop, for large tables take it long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from vipd.api.messages import Json, encoded_answer
+from vipd.dataplane.base import Dataplane
+from vipd.model import Family, Forwarding
+from vipd.observe.explain import Compiled, explain
+from vipd.observe.question import QuestionError, ask
+from vipd.observe.reasons import Options
+from vipd.operations import Kind, RefusedError
+from vipd.reconciler import Reconciler
+
+AT_ONCE = 2
+"""Questions that are worked on at a time; others wait for their turn."""
+
+MOST_WAITING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a question is answered by: values, all of one moment."""
+
+    forwardings: Sequence[Forwarding]
+    options: Mapping[Family, Options]
+    host_addresses: frozenset[str]
+
+
+class ExplainRoutes:
+    """Answers `/v1/explain`."""
+
+    def __init__(self, reconciler: Reconciler, dataplane: Dataplane) -> None:
+        self._reconciler, self._dataplane = reconciler, dataplane
+        self._threads = ThreadPoolExecutor(AT_ONCE, "vipd explain")
+        self._asked = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the application."""
+        return [web.get("/v1/explain", self.explain)]
+
+    async def end(self, _: web.Application) -> None:
+        """No question is begun any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """What the compiled rules do to one packet."""
+        dataplane = self._dataplane
+        if not isinstance(dataplane, Compiled):
+            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
+        if self._asked >= AT_ONCE + MOST_WAITING:
+            raise RefusedError("conflict", "too many questions at once", "", "ask again later")
+        source, target = request.query.get("from", ""), request.query.get("target", "")
+        seen = _Seen(
+            [f for part in self._reconciler.forwardings.values() for f in part],
+            {family: dataplane.options_of(family) for family in Family},
+            dataplane.host_addresses(),
+        )
+        self._asked += 1
+        try:
+            body = await asyncio.get_running_loop().run_in_executor(
+                self._threads, _answer, source, target, seen
+            )
+        except QuestionError as error:
+            kind: Kind = "not-found" if error.unknown else "malformed"
+            raise RefusedError(kind, error.what, error.why, error.hint) from None
+        finally:
+            self._asked -= 1
+        return encoded_answer(body)
+
+
+def _answer(source: str, target: str, seen: _Seen) -> bytes:
+    """The members of the answer's JSON object, encoded. Raises QuestionError."""
+    question = ask(source, target, seen.forwardings, seen.host_addresses)
+    options = seen.options[question.packet.family]
+    view = explain(question, seen.forwardings, options, seen.host_addresses).view()
+    return f'"explanation": {_encoded(view)}'.encode()
+
+
+def _encoded(view: Json) -> str:
+    """As JSON, list item by list item: encoding a large value at once would hold up all other threads."""
+    parts = [f"{json.dumps(key)}: {_encoded_member(value)}" for key, value in view.items()]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _encoded_member(value: object) -> str:
+    return f"[{', '.join(map(json.dumps, value))}]" if isinstance(value, list) else json.dumps(value)

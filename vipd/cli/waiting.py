@@ -1,0 +1,76 @@
+"""`vipctl drain --wait`: until backends have no flows any more."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from vipd.cli.connection import Daemon
+from vipd.cli.errors import INTERRUPTED, TIMED_OUT, CliError
+from vipd.cli.output import counted, duration
+
+POLL_SECONDS = 0.5
+TELL_SECONDS = 10.0
+"""How often a wait that is not on a terminal says how it goes."""
+
+Subject = dict[str, str]
+"""A backend of a service, or an address in every service, as the API takes it."""
+
+
+def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
+    """Until the backends have no flows; raises CliError at the end of the time."""
+    began, line = time.monotonic(), _Line(quiet)
+    try:
+        while left := sum(int(_flows(daemon, subject)) for subject in subjects):
+            waited = time.monotonic() - began
+            if longest is not None and waited >= longest:
+                hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
+                what = f"{counted(left, 'flow')} left after {duration(waited)}"
+                raise CliError(what, hint=hint, code=TIMED_OUT)
+            rest = "" if longest is None else f", {duration(longest - waited)} to go"
+            line.show(f"{counted(left, 'flow')} left{rest}")
+            time.sleep(POLL_SECONDS)
+        line.show("no flows left", last=True)
+    except CliError as err:
+        if err.code == TIMED_OUT:
+            raise
+        stays = "the drain stays: wait again with the same command"
+        raise CliError(f"{err.message}; {stays}", code=err.code, details=err.details) from None
+    except KeyboardInterrupt:
+        hint = "vipctl resume takes it back"
+        raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None
+    finally:
+        line.end()
+
+
+def _flows(daemon: Daemon, subject: Subject) -> Any:
+    return daemon.get_query("flows", urlencode(subject))["flows"]
+
+
+class _Line:
+    """What a wait says: one line that changes on a terminal, else a line now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet, self._terminal = quiet, sys.stderr.isatty()
+        self._told = float("-inf")
+        self._open = False
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Say how it goes."""
+        now = time.monotonic()
+        if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
+            return
+        self._told, self._open = now, self._terminal
+        print(
+            f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
+        )
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False

@@ -1,0 +1,87 @@
+"""What flows may have to be ended for, on disk: to where the last run led them, should it not be told again.
+
+A service that is removed while vipd is down is missing from all that the next run is told, but its flows go
+on in the kernel. Only destinations are kept whose flows end with their backend: UDP, and `on_remove: reset`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from vipd.dataplane.conntrack.entries import SocketAddress
+from vipd.dataplane.conntrack.stale import Destination, Target
+from vipd.durable import write_durably
+from vipd.model import Family, Protocol
+
+FILE_NAME = "flow-targets.json"
+MOST_BACKENDS = 500_000
+"""Of all destinations together; further destinations are left out. That is a file of about 15 MB."""
+LARGEST_FILE = 64 << 20
+"""Bytes; a larger file is none of ours."""
+
+log = logging.getLogger(__name__)
+
+Former = dict[Destination, frozenset[SocketAddress]]
+
+
+class Checkpoint:
+    """The file in one state directory. Its methods block, and are called one at a time, in any thread."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE_NAME
+        self._written = b""
+        """Digest of what is on disk."""
+        self._failed = False
+
+    def read(self) -> Former:
+        """What was written last, as the backends of each destination; nothing if there is no such file, or
+        none that can be read."""
+        try:
+            if self._path.stat().st_size > LARGEST_FILE:
+                raise ValueError("it is too large")
+            return dict(_destination(item) for item in json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            log.warning("%s: cannot be read, flows of removed services may go on: %s", self._path, error)
+            return {}
+
+    def write(self, targets: Mapping[Destination, Target]) -> None:
+        """Replace the file, if it says anything else. A failure is logged, the first of several in a row."""
+        data = json.dumps(_content(targets), separators=(",", ":")).encode()
+        digest = blake2b(data).digest()
+        if digest == self._written:
+            return
+        try:
+            write_durably(self._path, data)
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s: cannot be written: %s", self._path, error.strerror)
+            self._failed = True
+            return
+        self._written, self._failed = digest, False
+
+
+def _content(targets: Mapping[Destination, Target]) -> list[object]:
+    found: list[object] = []
+    left = MOST_BACKENDS
+    for destination, target in targets.items():
+        backends = target.serving | (target.former or frozenset())
+        if target.ends_flows and backends and len(backends) <= left:
+            left -= len(backends)
+            found.append([*destination, sorted(backends)])
+    return found
+
+
+def _destination(item: list[Any]) -> tuple[Destination, frozenset[SocketAddress]]:
+    """One destination with its backends. Raises ValueError or TypeError for anything else."""
+    family, protocol, address, port, backends = item
+    if not (isinstance(address, str) and isinstance(port, int) and isinstance(backends, list)):
+        raise TypeError("it has another form")
+    found = frozenset((str(backend), int(number)) for backend, number in backends)
+    return Destination(Family(family), Protocol(str(protocol)), address, port), found

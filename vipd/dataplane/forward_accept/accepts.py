@@ -1,0 +1,212 @@
+"""vipd's accept in chains of others at the hook forward, as values: where it is needed, and its rules. Pure.
+
+A packet that is forwarded passes every chain of that hook, and is dropped when one of them drops it, whatever
+the others accept. So the accept stands in each chain that would drop flows that vipd translated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
+from vipd.dataplane.iptables.fixed import accept_jump, accept_rules, kube_proxy_accept_rules
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.plan import jump_target
+from vipd.model import Family
+
+FORWARD = "FORWARD"
+WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+"""nft's words for the address families; tables of `inet` see both."""
+_STEMS = {"ip": "iptables", "ip6": "ip6tables"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A base chain of the hook forward that is not vipd's."""
+
+    family: str
+    """`ip`, `ip6` or `inet`."""
+    table: str
+    chain: str
+    variant: str = ""
+    """`nft` or `legacy` for the chain FORWARD of iptables; empty for a chain that nft writes."""
+
+    @classmethod
+    def of_iptables(cls, family: Family, variant: str) -> Place:
+        """FORWARD of an iptables variant."""
+        return cls(WORDS[family], "filter", FORWARD, variant)
+
+    @property
+    def program(self) -> str:
+        """`iptables-nft` and the like; `nft` for all other chains."""
+        return f"{_STEMS[self.family]}-{self.variant}" if self.variant else "nft"
+
+    @property
+    def nft_words(self) -> str:
+        """The chain as nft commands name it: `inet filter forward`."""
+        return f"{self.family} {self.table} {self.chain}"
+
+    def serves(self, families: Collection[Family]) -> bool:
+        """Whether packets of one of these families pass here."""
+        return any(self.family in ("inet", WORDS[family]) for family in families)
+
+    def __str__(self) -> str:
+        if self.variant:
+            return f"chain {self.chain} of {self.program}"
+        return f"chain {self.chain} of table {self.family} {self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One such chain as it is."""
+
+    place: Place
+    drops: bool
+    """Without vipd's rules, flows that vipd translated are dropped there, or may be."""
+    accepted: bool = False
+    """vipd's rules are there, and have their effect."""
+    present: bool = False
+    """Something of vipd's is there."""
+    writing: str = ""
+    """The input for `place.program` that writes vipd's rules in place of what is there of them."""
+    removing: str = ""
+    """The input that deletes them."""
+    obstacle: str = ""
+    """Why they cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One chain's rules to be written or deleted."""
+
+    found: Found
+    writes: bool
+
+    def __str__(self) -> str:
+        sign = "+" if self.writes else "-"
+        return f"{sign} {self.found.place}: accept flows that vipd translated"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptPlan:
+    """Steps to do. False when the kernel is as wanted."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def __str__(self) -> str:
+        return "".join(f"{step}\n" for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptOptions:
+    """What shapes the rules."""
+
+    prefix: str
+    mark: int
+    flow_mark: int
+    kube_proxy: bool = False
+    """Accept what kube-proxy accepts, too: flows that its exact rules have translated bear no mark."""
+
+    def native(self) -> tuple[str, ...]:
+        """The rules as nft takes them."""
+        flow, mark, said = self.flow_mark, self.mark, f'accept comment "{self.comment}"'
+        ours = f"ct mark & {flow:#x} == {flow:#x} ct status dnat {said}"
+        if not self.kube_proxy:
+            return (ours,)
+        return ours, f"meta mark & {mark:#x} == {mark:#x} {said}", f"ct state established,related {said}"
+
+    @property
+    def comment(self) -> str:
+        """By this the rules of a prefix are known in tables of others."""
+        return f"{comment_start(self.prefix)}vipd translated flows"
+
+    def of_iptables(self, family: Family) -> tuple[Rules, str]:
+        """The rules of the chain `PREFIX-FORWARD`, and the jump to it."""
+        options = RuleOptions(family, self.prefix, self.mark, self.flow_mark)
+        more = kube_proxy_accept_rules(options) if self.kube_proxy else ()
+        return (*accept_rules(options), *more), accept_jump(options)
+
+
+def comment_start(prefix: str) -> str:
+    """How the comments of a prefix begin."""
+    return f"{prefix}-FORWARD: "
+
+
+def make_plan(found: Collection[Found], families: Collection[Family]) -> tuple[AcceptPlan, tuple[str, ...]]:
+    """What has to be written and deleted so that translated flows of these families pass; and what stands in
+    the way of it."""
+    steps, problems = [], []
+    for each in found:
+        wanted = each.drops and each.place.serves(families)
+        if wanted and not each.accepted and each.obstacle:
+            problems.append(f"{each.place} drops flows that vipd translated: {each.obstacle}")
+        elif wanted and not each.accepted:
+            steps.append(Step(each, writes=True))
+        elif each.present and not wanted:
+            steps.append(Step(each, writes=False))
+    return AcceptPlan(tuple(steps)), tuple(problems)
+
+
+def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, options: AcceptOptions) -> Found:
+    """FORWARD of an iptables variant, from what its `-S FORWARD` prints and the rules of our own chain (None:
+    there is none).
+
+    Any rule of others counts as one that may drop: so vipd's flows pass first, as they do with vipd's
+    iptables dataplane, and changing the dataplane changes nothing for them.
+    """
+    names = Names(options.prefix)
+    family = Family.IPV4 if place.family == "ip" else Family.IPV6
+    wanted, jump = options.of_iptables(family)
+    chain, head = names.fixed(FORWARD), f"-A {FORWARD} "
+    rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
+    ours = [names.owns(ChainId("filter", jump_target(rule))) for rule in rules]
+    jumps = [rule for rule in rules if jump_target(rule) == chain]
+    first = ours.index(False) if False in ours else len(rules)
+    deleted = "".join(f"-D {FORWARD} {rule}\n" for rule in jumps)
+    written = "".join(f"-A {chain} {rule}\n" for rule in wanted)
+    declared = f":{chain} - [0:0]\n"
+    return Found(
+        place,
+        drops=f"-P {FORWARD} ACCEPT" not in lines or not all(ours),
+        accepted=own == wanted and jumps == [jump] and jump in rules[:first],
+        present=own is not None or bool(jumps),
+        writing=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
+        removing=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
+    )
+
+
+def found_by_nft(
+    place: Place, policy: str, listed: Sequence[Mapping[str, Any]], options: AcceptOptions
+) -> Found:
+    """A chain that nft writes, from the objects that `nft -j list table` prints of its table."""
+    start = comment_start(options.prefix)
+    others = [item for item in listed if not _is_ours(item, place, start)]
+    handles = [item["rule"]["handle"] for item in listed if _is_ours(item, place, start)]
+    comments = [item["rule"]["comment"] for item in listed if _is_ours(item, place, start)]
+    rules = options.native()
+
+    def fate(items: Sequence[Mapping[str, Any]]) -> Fate:
+        chain = NftForward(place.family, place.table, place.chain, policy, read_nft_table(items))
+        return chain.fate(options.flow_mark)
+
+    deleted = "".join(f"delete rule {place.nft_words} handle {handle}\n" for handle in handles)
+    inserted = "".join(f"insert rule {place.nft_words} {rule}\n" for rule in reversed(rules))
+    return Found(
+        place,
+        drops=fate(others) is not Fate.PASSES,
+        accepted=comments == [options.comment] * len(rules) and fate(listed) is Fate.PASSES,
+        present=bool(handles),
+        writing=deleted + inserted,
+        removing=deleted,
+    )
+
+
+def _is_ours(item: Mapping[str, Any], place: Place, start: str) -> bool:
+    rule = item.get("rule", {})
+    return rule.get("chain") == place.chain and str(rule.get("comment", "")).startswith(start)

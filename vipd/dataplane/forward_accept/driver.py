@@ -1,0 +1,191 @@
+"""Makes flows that vipd translated pass where chains of others would drop them, whichever dataplane is used.
+
+vipd's iptables dataplane accepts them itself in FORWARD of the variant that it writes; that chain is
+left to it. The others are read when the families in use change, and when somebody has changed such a chain.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import (
+    FORWARD,
+    WORDS,
+    AcceptOptions,
+    AcceptPlan,
+    Found,
+    Place,
+    Step,
+    make_plan,
+)
+from vipd.dataplane.forward_accept.reading import ForwardReader, is_of_iptables, tools_of
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.tools import find_tools, restore
+from vipd.dataplane.iptables.watch.messages import Change, Kind, adds_chain_at_hook
+from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
+from vipd.dataplane.nftables.tools import transact
+from vipd.host_record import HostRecord
+from vipd.model import Family
+from vipd.process import Runner
+from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
+
+NOTHING = AcceptPlan()
+
+
+class ForwardAccepts:
+    """vipd's accepts in the network namespace in which `run` runs programs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        record: HostRecord,
+        run: Runner,
+        open_socket: OpenSocket = open_netlink,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._settings, self._record, self._run = settings, record, run
+        self._options = AcceptOptions(
+            settings.chain_prefix,
+            1 << settings.mark_bit,
+            1 << settings.flow_mark_bit,
+            settings.compat == "kube-proxy",
+        )
+        self._reader = ForwardReader(self._options, run, open_socket, proc)
+        self._own_chain = Names(settings.chain_prefix).fixed(FORWARD)
+        self._wanted: tuple[str, frozenset[Family]] | None = None
+        """The dataplane and the families that were planned for last."""
+        self._doubted = True
+        self._skipped: frozenset[Place] = frozenset()
+        self._found: tuple[Found, ...] = ()
+        self._problems: tuple[str, ...] = ()
+
+    def doubt(self) -> None:
+        """Somebody may have changed chains of the forward hook: the next plan reads them."""
+        self._doubted = True
+
+    def warnings(self) -> tuple[str, ...]:
+        """Where translated flows are dropped, and why that is so."""
+        return self._problems
+
+    async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
+        """What has to be written so that flows of these families pass. Raises ApplyError."""
+        used = frozenset(families) if self._settings.accept_forwarded else frozenset()
+        if self._wanted == (dataplane, used) and not self._doubted:
+            return NOTHING
+        self._doubted = True
+        if families or self._record.read().accepts:
+            self._skipped = await self._of_dataplane(dataplane)
+            self._found = await self._reader.read(self._skipped)
+        else:
+            self._found = ()
+        plan, self._problems = make_plan(self._found, used)
+        self._wanted, self._doubted = (dataplane, used), bool(plan)
+        return plan
+
+    async def apply(self, plan: AcceptPlan) -> None:
+        """Write a plan, and see that it has its effect. Raises ApplyError."""
+        if not plan:
+            return
+        for step in plan.steps:
+            await self._do(step)
+        assert self._wanted is not None  # noqa: S101 (a plan was made)
+        self._doubted = True
+        if left := await self.plan(*self._wanted):
+            raise ApplyError(
+                "flows that vipd translated are not accepted", f"still to do: {str(left).strip()}"
+            )
+
+    async def require(self, dataplane: str, families: Collection[Family]) -> None:
+        """Before another dataplane takes over: let its flows pass. Deletes nothing: one is still in use.
+
+        Raises ApplyError where that cannot be done; `plan` and `apply` for the one in use undo the rest.
+        """
+        plan = await self.plan(dataplane, families)
+        self._doubted = True
+        if self._problems:
+            raise ApplyError(f"with {dataplane} connections would fail", self._problems[0])
+        for step in plan.steps:
+            if step.writes:
+                await self._do(step)
+
+    async def obstacles(self, dataplane: str) -> tuple[str, ...]:
+        """What keeps flows of a dataplane from passing, whatever services there are. Raises ApplyError."""
+        if not self._settings.accept_forwarded:
+            return ()
+        found = await self._reader.read(await self._of_dataplane(dataplane))
+        return make_plan(found, frozenset(Family))[1]
+
+    def kept(self) -> frozenset[tuple[Family, str]]:
+        """The iptables variants in which the accept has to stay when the iptables dataplane ends."""
+        if self._wanted is None:
+            return frozenset((family, variant) for family in Family for variant in ("nft", "legacy"))
+        families = self._wanted[1]
+        return frozenset(
+            (family, found.place.variant)
+            for family in families
+            for found in self._found
+            if found.drops and found.place.variant and found.place.family == WORDS[family]
+        )
+
+    def concerns(self, change: Change) -> bool:
+        """Whether a change of nf_tables by somebody else may matter here. Raises ValueError (malformed)."""
+        if change.kind is Kind.TABLE_DELETED or not (self._wanted and self._wanted[1]):
+            return False  # a table's chains are told of one by one
+        family, _, table = change.table.rpartition(" ")
+        family = family or WORDS[change.family]
+        if is_of_iptables(family, table, change.chain) or change.chain == self._own_chain:
+            return Place(family, table, FORWARD, "nft") not in self._skipped
+        places = [found.place for found in self._found if not found.place.variant]
+        known = any((place.family, place.table) == (family, table) for place in places)
+        return known or adds_chain_at_hook(change)
+
+    async def differs(self) -> bool:
+        """Whether something is otherwise than when it was read, as far as the kernel gives no events of it:
+        a chain FORWARD of iptables-legacy, or what stands in the way. Raises ApplyError."""
+        if self._doubted or not (self._wanted and self._wanted[1]):
+            return False
+        if self._problems:
+            return await self._reader.read(self._skipped) != self._found
+        known = tuple(found for found in self._found if found.place.variant == "legacy")
+        return await self._reader.read_legacy(self._skipped) != known
+
+    async def _of_dataplane(self, dataplane: str) -> frozenset[Place]:
+        """The chains in which the dataplane has an accept of its own."""
+        if dataplane != "iptables":
+            return frozenset()
+        places = set()
+        for family in Family:
+            try:
+                tools = await find_tools(family, self._settings.iptables_variant, self._run)
+            except ApplyError:
+                continue  # the dataplane reports it
+            places.add(Place.of_iptables(family, "legacy" if tools.legacy else "nft"))
+        return frozenset(places)
+
+    async def _do(self, step: Step) -> None:
+        found, place = step.found, step.found.place
+        if step.writes:
+            try:
+                self._record.accept(self._settings.chain_prefix, str(place))
+            except OSError as error:
+                what = "what is done to this host cannot be recorded"
+                raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
+        await write(place, found.writing if step.writes else found.removing, self._run)
+        if step.writes:
+            log.info("%s accepts flows that vipd translated from now on", place)
+        else:
+            self._record.forget_accept(str(place))
+            log.info("%s: vipd's accept is removed", place)
+
+
+async def write(place: Place, text: str, run: Runner) -> None:
+    """Give a place's program its input. Raises ApplyError."""
+    if place.variant:
+        await restore(await tools_of(place, run), text, run)
+    else:
+        await transact(text, run)

@@ -1,0 +1,128 @@
+"""What an nft chain of the forward hook does to the flows that vipd translated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vipd.model import Family
+
+_ESTABLISHED = {"established", "related"}
+
+
+class Fate(Enum):
+    """What rules do to a new flow that vipd translated."""
+
+    PASSES = "passes"
+    MAYBE = "maybe"
+    """Some rule accepts, under a condition that may hold or not."""
+    BLOCKED = "blocked"
+    GOES_ON = "goes on"
+    """They say nothing: what follows decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class NftForward:
+    """A chain at the hook forward, and the table that it is in."""
+
+    family: str
+    """`inet`, `ip` or `ip6`."""
+    table: str
+    name: str
+    policy: str
+    chains: Mapping[str, tuple[Sequence[Mapping[str, Any]], ...]]
+    """Chain -> its rules, each as nft's JSON has the statements."""
+
+    def concerns(self, family: Family) -> bool:
+        """Whether packets of a family pass it."""
+        return self.family in ("inet", "ip" if family is Family.IPV4 else "ip6")
+
+    def fate(self, flow_mark: int) -> Fate:
+        """What it does to a new flow that vipd translated and marked so, as far as can be told."""
+        found = self._walk(self.name, flow_mark, frozenset())
+        if found in (Fate.PASSES, Fate.BLOCKED) or self.policy != "drop":
+            return Fate.PASSES if found in (Fate.GOES_ON, Fate.MAYBE) else found
+        return Fate.BLOCKED if found is Fate.GOES_ON else found
+
+    def _walk(self, name: str, flow_mark: int, above: frozenset[str]) -> Fate:
+        maybe = False
+        for statements in self.chains.get(name, ()):
+            verdict, target = _verdict(statements)
+            matches = [s for s in statements if not _NEUTRAL.issuperset(s)]
+            holds = all(_holds_for_translated(match, flow_mark) for match in matches)
+            fate = Fate.GOES_ON
+            if verdict in ("jump", "goto") and target not in above:
+                fate = self._walk(target, flow_mark, above | {name})
+            elif verdict == "accept":
+                fate = Fate.PASSES
+            elif verdict in ("drop", "reject"):
+                fate = Fate.BLOCKED
+            elif verdict == "return" and holds:
+                break
+            if holds and fate in (Fate.PASSES, Fate.BLOCKED):
+                return Fate.MAYBE if maybe and fate is Fate.BLOCKED else fate
+            accepts = fate in (Fate.PASSES, Fate.MAYBE) and (holds or not _for_answers_only(matches))
+            maybe = maybe or accepts
+            if verdict == "goto" and holds:
+                break
+        return Fate.MAYBE if maybe else Fate.GOES_ON
+
+
+_VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")
+_NEUTRAL = {*_VERDICTS, "counter", "log", "comment"}
+
+
+def read_nft_table(listed: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
+    """The rules of every chain in the objects that `nft -j list table` prints. A statement of another form is
+    one that is not known. Raises KeyError, TypeError and AttributeError for objects that hold no rules."""
+    chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
+    for item in listed:
+        if "chain" in item:
+            chains.setdefault(item["chain"]["name"], [])
+        elif "rule" in item:
+            statements = [
+                each if isinstance(each, dict) else {"unknown": each} for each in item["rule"]["expr"]
+            ]
+            chains.setdefault(item["rule"]["chain"], []).append(statements)
+    return {name: tuple(rules) for name, rules in chains.items()}
+
+
+def _verdict(statements: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    for statement in statements:
+        for verdict in _VERDICTS:
+            if verdict in statement:
+                body = statement[verdict]
+                return verdict, str(body["target"]) if isinstance(body, dict) and "target" in body else ""
+    return "", ""
+
+
+def _holds_for_translated(statement: Mapping[str, Any], flow_mark: int) -> bool:
+    """Whether a condition holds for every flow that vipd translated: by its status, or vipd's mark."""
+    match = _match(statement)
+    left, right = match.get("left"), match.get("right")
+    if left == {"ct": {"key": "status"}}:
+        return match.get("op") in ("in", "==") and (right == "dnat" or "dnat" in _words(right))
+    marked = {"&": [{"ct": {"key": "mark"}}, flow_mark]}
+    return bool(left == marked and (match.get("op"), right) in (("==", flow_mark), ("!=", 0)))
+
+
+def _for_answers_only(matches: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a rule is for established flows, or for the loopback device: no new forwarded flow meets it."""
+    return any(
+        match.get("left") == {"ct": {"key": "state"}} and _ESTABLISHED.issuperset(_words(match.get("right")))
+        for match in map(_match, matches)
+    ) or any(_match(statement).get("right") == "lo" for statement in matches)
+
+
+def _match(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a statement compares; empty for one that compares nothing."""
+    found = statement.get("match")
+    return found if isinstance(found, dict) else {}
+
+
+def _words(right: object) -> list[str]:
+    if isinstance(right, dict):
+        right = right.get("set", [])
+    return [str(word) for word in right] if isinstance(right, list) else [str(right)]

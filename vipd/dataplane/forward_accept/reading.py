@@ -1,0 +1,174 @@
+"""Reading the chains of the forward hook that are not vipd's, from the kernel and both iptables variants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import (
+    FORWARD,
+    WORDS,
+    AcceptOptions,
+    Found,
+    Place,
+    found_by_nft,
+    found_in_iptables,
+)
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
+from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
+from vipd.model import Family
+from vipd.process import Finished, ProgramTimeoutError, Runner
+
+HOOK = 2
+"""The forward hook of ip, ip6 and inet."""
+_ATTEMPTS = 3
+"""How often a reading is begun that somebody's change disturbed."""
+_OWNER = "another process owns this table, and nobody else may change it; hint: accept `ct status dnat` there"
+
+
+@dataclass(frozen=True, slots=True)
+class NftChain:
+    """A base chain at the forward hook, and the flags of its table."""
+
+    chain: BaseChain
+    flags: int
+
+
+class ForwardReader:
+    """Reads those chains in the network namespace in which `run` runs programs."""
+
+    def __init__(self, options: AcceptOptions, run: Runner, open_socket: OpenSocket, proc: Path) -> None:
+        self._options, self._run, self._open, self._proc = options, run, open_socket, proc
+        self._chain = Names(options.prefix).fixed(FORWARD)
+
+    async def read(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+        """Every chain but those skipped. Raises ApplyError."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._read(skipped)
+            except ApplyError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def read_legacy(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+        """Those of iptables-legacy, of which the kernel gives no events. Raises ApplyError."""
+        places = [
+            Place.of_iptables(f, "legacy") for f in Family if has_legacy_tables(f, self._proc, "filter")
+        ]
+        return tuple([await self._iptables(place) for place in places if place not in skipped])
+
+    async def read_native(self) -> tuple[Found, ...]:
+        """Those that nft writes, or has written into. Raises ApplyError."""
+        found = []
+        for each in await asyncio.to_thread(self._chains):
+            place = Place(each.chain.family, each.chain.table, each.chain.name)
+            try:
+                found.append(await self._native(place, each))
+            except ApplyError:
+                if not is_of_iptables(*each.chain[:3]):
+                    raise
+        return tuple(found)
+
+    async def _read(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+        found = list(await self.read_legacy(skipped))
+        for each in await asyncio.to_thread(self._chains):
+            chain = each.chain
+            place = Place(chain.family, chain.table, chain.name)
+            if is_of_iptables(chain.family, chain.table, chain.name):
+                place = replace(place, variant="nft")
+                if chain.table == "filter" and place not in skipped:
+                    found.append(await self._iptables(place, chain))
+            else:
+                found.append(await self._native(place, each))
+        return tuple(found)
+
+    def _chains(self) -> list[NftChain]:
+        try:
+            with TableReader(None, open_socket=self._open) as reader:
+                flags, chains = reader.table_flags(), reader.base_chains()
+        except ApplyError as error:
+            if "modprobe" in error.hint:
+                return []  # this kernel has no nf_tables
+            raise
+        families = {*WORDS.values(), "inet"}
+        here = [c for c in chains if c.hook == HOOK and c.family in families]
+        found = [NftChain(chain, flags.get((chain.family, chain.table), 0)) for chain in here]
+        return [each for each in found if not each.flags & DORMANT]
+
+    async def _native(self, place: Place, each: NftChain) -> Found:
+        words = ["nft", "-t", "-j", "list", "table", place.family, place.table]
+        policy = "accept" if each.chain.accepts else "drop"
+        listed = _objects(await self._finish(words), place)
+        try:
+            found = found_by_nft(place, policy, listed, self._options)
+        except (LookupError, TypeError, AttributeError):
+            raise ApplyError(f"{place} cannot be read", "what nft prints is not understood") from None
+        return replace(found, obstacle=_OWNER) if each.flags & OWNED else found
+
+    async def _iptables(self, place: Place, chain: BaseChain | None = None) -> Found:
+        try:
+            tools = await tools_of(place, self._run)
+        except ApplyError as error:
+            drops = chain is not None and not chain.accepts
+            why = f"it is to be written by {place.program}, which is not here; hint: apt install iptables"
+            return Found(place, drops, obstacle=f"{why} ({error.why})")
+        said = await self._list(tools, FORWARD)
+        if "incompatible" in said.errors and chain is not None:
+            # It holds rules of nft already, which iptables cannot read; another one does no harm.
+            return await self._native(replace(place, variant=""), NftChain(chain, 0))
+        if said.code:
+            raise ApplyError(f"{place} cannot be read", " ".join(said.errors.split()))
+        own = await self._list(tools, self._chain)
+        if own.code not in (0, 1):  # 1: there is no such chain
+            raise ApplyError(f"{place} cannot be read", " ".join(own.errors.split()))
+        head = f"-A {self._chain} "
+        rules = tuple(line.removeprefix(head) for line in own.output.splitlines() if line.startswith(head))
+        return found_in_iptables(place, said.output.splitlines(), None if own.code else rules, self._options)
+
+    async def _list(self, tools: Tools, chain: str) -> Finished:
+        program = tools.save.removesuffix("-save")
+        return await self._finish([program, "-w", str(LOCK_WAIT_SECONDS), "-t", "filter", "-S", chain])
+
+    async def _finish(self, argv: Sequence[str]) -> Finished:
+        try:
+            return await self._run(argv, "")
+        except FileNotFoundError:
+            hint = "apt install nftables" if argv[0] == "nft" else "apt install iptables"
+            what = "chains that may drop forwarded packets cannot be read"
+            raise ApplyError(what, f"there is no program {argv[0]}", hint) from None
+        except ProgramTimeoutError as error:
+            raise ApplyError(f"{error.program} hangs", str(error)) from None
+
+
+async def tools_of(place: Place, run: Runner) -> Tools:
+    """The programs that write an iptables variant's FORWARD. Raises ApplyError."""
+    family = Family.IPV4 if place.family == "ip" else Family.IPV6
+    try:
+        return await find_tools(family, place.variant, run)
+    except ApplyError:
+        tools = await find_tools(family, "auto", run)  # some hosts have one variant, without its second name
+        if tools.legacy is not (place.variant == "legacy"):
+            raise
+        return tools
+
+
+def is_of_iptables(family: str, table: str, chain: str) -> bool:
+    """Whether iptables-nft writes a chain, by the names that it gives."""
+    return family in WORDS.values() and chain == FORWARD and table in ("filter", "mangle", "security")
+
+
+def _objects(said: Finished, place: Place) -> list[Mapping[str, Any]]:
+    try:
+        if said.code == 0:
+            return list(json.loads(said.output)["nftables"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    why = " ".join(said.errors.split()) or "what nft prints is not understood"
+    raise ApplyError(f"{place} cannot be read", why)

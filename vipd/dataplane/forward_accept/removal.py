@@ -1,0 +1,41 @@
+"""Finding and deleting vipd's accepts in tables of others. Needs no daemon, settings or store.
+
+They are known by their comments, which begin with the chain prefix. In FORWARD of iptables it is a chain of
+that prefix, which vipd.dataplane.iptables.removal deletes with all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import AcceptOptions, Found
+from vipd.dataplane.forward_accept.driver import write
+from vipd.dataplane.forward_accept.reading import ForwardReader
+from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
+from vipd.process import Runner
+
+
+async def find_leftovers(
+    prefixes: Iterable[str], recorded: Collection[str], run: Runner, open_socket: OpenSocket = open_netlink
+) -> list[Found]:
+    """Chains of others that hold rules of these prefixes. Raises ApplyError.
+
+    Where there is no nft to look with, that matters only if there are `recorded` ones.
+    """
+    found: list[Found] = []
+    for prefix in prefixes:
+        reader = ForwardReader(AcceptOptions(prefix, 0, 0), run, open_socket, Path("/proc"))
+        try:
+            found += [each for each in await reader.read_native() if each.present]
+        except ApplyError as error:
+            if recorded or "there is no program" not in error.why:
+                raise
+    return found
+
+
+async def remove(leftovers: Iterable[Found], run: Runner) -> None:
+    """Delete these rules. Raises ApplyError."""
+    for each in leftovers:
+        await write(each.place, each.removing, run)

@@ -1,0 +1,66 @@
+"""Seeing that somebody else changes chains of the forward hook."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.accepts import FORWARD
+from vipd.dataplane.forward_accept.driver import ForwardAccepts
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.messages import Change
+from vipd.model import Family
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Pause between two looks at iptables-legacy; where that has no tables, a look reads one small file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardScope(Scope):
+    """What concerns a dataplane, and besides that changes of chains in which vipd's accept may be needed."""
+
+    own: Scope
+    accepts: ForwardAccepts
+
+    def touched(self, change: Change) -> Deed | None:
+        """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
+        if deed := self.own.touched(change):
+            return deed
+        concerns = not change.of_set and self.accepts.concerns(change)
+        return Deed[change.kind.name] if concerns else None
+
+
+class ForwardPoll:
+    """Looks again and again at that of which the kernel gives no events: iptables-legacy, foremost."""
+
+    def __init__(self, accepts: ForwardAccepts, interval: float = LOOK_SECONDS) -> None:
+        self._accepts, self._interval = accepts, interval
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    async def run(self, report: Callable[[Disturbance], None]) -> None:
+        """Report that something differs, until cancelled."""
+        chains = frozenset((family, ChainId("legacy filter", FORWARD)) for family in Family)
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                differs = await self._accepts.differs()
+            except ApplyError as error:
+                log.warning("chains that may drop forwarded packets cannot be read: %s", error)
+                continue
+            if differs:
+                report(Disturbance(frozenset(Family), chains, frozenset({Deed.RULES_DIFFER})))
+
+
+def concern_forward(chains: Collection[tuple[Family, ChainId]], own_tables: Collection[str]) -> bool:
+    """Whether chains that somebody may have changed are, or may be, such chains."""
+    return any(
+        c.table not in own_tables or (c.table == "filter" and c.name.endswith(FORWARD)) for _, c in chains
+    )

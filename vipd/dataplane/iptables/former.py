@@ -1,0 +1,108 @@
+"""What an earlier vipd has left in the iptables variant that is not in use any more, in one family.
+
+The kernel applies the rules of both variants, so that flows go by the old ones as well. They are found when
+everything is read, and removed as soon as those of the variant in use stand. No step is good before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.plan import Plan
+from vipd.dataplane.iptables.removal import removal_plan
+from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, restore, save
+from vipd.model import Family
+from vipd.process import Runner
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 60.0
+"""Pause after which a variant that could not be read is tried again."""
+_NO_NFTABLES = ("Failed to initialize nft", "Could not fetch rule set generation id")
+"""What iptables-nft says where the kernel has no nf_tables, so that it holds no rules either."""
+
+
+Kept = Callable[[], Collection[tuple[Family, str]]]
+"""The families and variants in which the chain that accepts translated flows stays: it is not the
+dataplane's."""
+
+
+def other_variant(tools: Tools) -> str:
+    """The variant that these programs do not write with."""
+    return "nft" if tools.legacy else "legacy"
+
+
+def holds_own(saved: str, prefix: str) -> bool:
+    """Whether what iptables-save has printed has chains of vipd's; those of a kube-proxy are not."""
+    return bool(_chains_of_services(saved, prefix)) and bool(own_prefix(saved, prefix))
+
+
+def own_prefix(saved: str, prefix: str) -> str:
+    """The prefix, but where a kube-proxy has its chains by it: then none is vipd's there."""
+    return "" if f"\n:{prefix}-PROXY-CANARY " in saved else prefix
+
+
+def _chains_of_services(saved: str, prefix: str) -> list[str]:
+    """vipd's chains but the one that accepts translated flows: that may stand beside either variant."""
+    start, accept = f":{prefix}-", f":{prefix}-FORWARD "
+    return [line for line in saved.splitlines() if line.startswith(start) and not line.startswith(accept)]
+
+
+class FormerRules:
+    """Looks for them, and removes them."""
+
+    def __init__(
+        self, family: Family, prefix: str, run: Runner, kept: Kept = tuple, proc: Path = Path("/proc")
+    ) -> None:
+        self._family, self._prefix, self._run, self._kept, self._proc = family, prefix, run, kept, proc
+        self._tools: Tools | None = None
+        """Those that can remove what was found."""
+        self._not_before = 0.0
+        self.plan: Plan | None = None
+        """What removes the rules that were found; None: there are none."""
+        self.warning = ""
+        """Why they could not be looked for."""
+
+    async def look(self, tools: Tools) -> None:
+        """Look for them; `tools` are those in use. What cannot be read is a warning, and holds up nothing."""
+        clock = asyncio.get_running_loop().time
+        self.plan = None
+        if clock() < self._not_before:
+            return
+        self._not_before, self.warning = 0.0, ""
+        variant = other_variant(tools)
+        if variant == "legacy" and not has_legacy_tables(self._family, self._proc):
+            return
+        try:
+            self._tools = await find_tools(self._family, variant, self._run)
+            saved = await save(self._tools, self._run)
+        except MissingProgramError:
+            return  # it has written nothing
+        except ApplyError as error:
+            if any(word in error.why for word in _NO_NFTABLES) and not error.hint:
+                return
+            self._not_before = clock() + AGAIN_SECONDS
+            self.warning = f"whether iptables-{variant} holds old rules of vipd's cannot be seen: {error}"
+            return
+        if holds_own(saved, self._prefix):
+            names = Names(self._prefix)
+            accept = (self._family, variant) in self._kept()
+            self.plan = removal_plan(saved, names, self._family, self._tools, accept=accept) or None
+
+    async def remove(self, plan: Plan) -> None:
+        """Remove what was found. Raises ApplyError."""
+        if self._tools is None or plan is not self.plan:
+            return
+        try:
+            for text in plan.restores:
+                await restore(self._tools, text, self._run)
+        except ApplyError as error:
+            what = f"vipd's former {self._family} rules in {self._tools.version_text} cannot be removed"
+            raise ApplyError(what, f"{error.what}: {error.why}", error.hint) from None
+        self.plan = None
+        log.info("removed vipd's former %s rules: %s", self._family, self._tools.version_text)

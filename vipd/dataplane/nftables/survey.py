@@ -1,0 +1,38 @@
+"""What a table holds, read beside all else, and what would have to be written there. Changes nothing of what
+is known of the kernel, so that looking costs the next change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from vipd.dataplane.nftables.layout import HANDLERS, Holder
+from vipd.dataplane.nftables.plan import Installed, Plan, make_plan, must_replace
+from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.nftables.table import Elements, Step, WantedTable
+
+Survey: TypeAlias = tuple[Installed, Elements]
+"""What was read of a table: its structure, and the elements of its services."""
+
+
+def service_holders(table: WantedTable) -> dict[str, Holder]:
+    """The maps and sets whose elements are of services, by name."""
+    wanted = table.structure().holders
+    return {n: h for n, h in wanted.items() if not h.learnt and h is not HANDLERS}
+
+
+def read_survey(reader: TableReader, holders: Mapping[str, Holder]) -> Survey:
+    """Read a table. It blocks; raises ApplyError."""
+    installed = reader.structure()
+    return installed, reader.elements([h for n, h in holders.items() if n in installed.holders])
+
+
+def difference(table: WantedTable, surveyed: Survey) -> Plan:
+    """What would have to be written where the kernel is as surveyed."""
+    options, wanted = table.options, table.structure()
+    installed, found = surveyed
+    if not wanted.chains:
+        return make_plan(options, wanted, installed, (), Step((), {}, {}))
+    anew = must_replace(options, wanted, installed) or installed.comment is None
+    steps, shared = table.against({} if anew else found, service_holders(table))
+    return make_plan(options, wanted, installed, steps, shared)
