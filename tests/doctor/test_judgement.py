@@ -45,7 +45,7 @@ ALLOWED = {
     "typing",
     "vipd.dataplane.forward_accept.fates",
     "vipd.model",
-    "vipd.observe.tracer.tokens",  # pure as well; a test of its own says so
+    "vipd.dataplane.iptables.words",  # pure as well; a test of its own says so
 }
 
 

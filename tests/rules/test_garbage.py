@@ -14,6 +14,7 @@ from tests.rules.made import in_use, read, table
 from tests.rules.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
+from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family
@@ -26,7 +27,6 @@ from vipd.observe.trace.events import Chain
 from vipd.observe.trace.rules import read_rules as read_traced
 from vipd.observe.tracer import nftables, parse_ruleset
 from vipd.observe.tracer.errors import RulesetError
-from vipd.observe.tracer.tokens import target_of
 from vipd.process import Finished, ProgramTimeoutError
 
 LINES = [

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.forward_accept.fates import Fate
+from vipd.dataplane.iptables.words import target_of as word_after_jump
 from vipd.model import Family
-from vipd.observe.tracer.tokens import target_of as word_after_jump
 
 VIPD_COMMENT = '"vipd services"'
 """On vipd's jumps, whatever its prefix."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import TABLES, ChainId
-from vipd.dataplane.iptables.plan import jump_target
+from vipd.dataplane.iptables.words import target_of
 from vipd.observe.rules.tree import Count
 
 MOST_SHOWN = 80
@@ -22,8 +22,8 @@ class SavedRule(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What follows `-j `, a chain or one of the kernel's targets; empty when it has none."""
-        return jump_target(self.text)
+        """The word after `-j` or `-g`: a chain or one of the kernel's targets; empty when it has none."""
+        return target_of(self.text)
 
 
 @dataclass(frozen=True, slots=True)
