@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -109,7 +111,16 @@ class Routing:
 
 
 async def read_routing(netlink: Any, device: str) -> Routing:
-    """The routes by an `AsyncIPRoute`, and the device of a name. Raises OSError and NetlinkError."""
+    """The routes by an `AsyncIPRoute`, and the device of a name. Raises NetlinkError and OSError, also
+    for what is not understood."""
+    try:
+        return await _read_routing(netlink, device)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        what = f"the kernel's routes are not understood: {type(error).__name__}: {error}"
+        raise OSError(errno.EBADMSG, what) from error
+
+
+async def _read_routing(netlink: Any, device: str) -> Routing:
     links = [message async for message in await netlink.link("dump")]
     found = device_of(links, device)
     tables = {

@@ -11,6 +11,7 @@ import pytest
 from tests.conntrack.fake_table import FakeTable, Fault
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.kernel import made
+from vipd.dataplane.conntrack import keeper as keeping
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean, flows_to
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
@@ -351,3 +352,24 @@ def test_flows_are_listed_by_frontend_and_by_backend() -> None:
     assert listed(dns, B2) == [(DNS, B2)]
     assert listed(dns._replace(address="", port=30053), None) == [(at_host, B1)]
     assert listed(None, B1) == [(DNS, B1), (at_host, B1)]
+
+
+def test_while_no_run_is_good_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connection tracking may be unreadable for days, while services and backends come and go."""
+    monkeypatch.setattr(keeping, "MOST_REMOVED", 20)
+    monkeypatch.setattr(keeping, "MOST_FORMER", 30)
+    bench = Bench()
+    for number in range(1, 200):
+        service = forwarding(f"10.96.1.{number}", 53, B1, name=f"s{number}")
+        bench.become(service, forwarding(*DNS, (f"10.244.1.{number}", 53)))
+        bench.become(service.key)
+    keeper = bench.keeper
+    assert len(keeper._removed) == 20
+    assert len(keeper._targets) == 21
+    assert len(keeper._former) <= 21
+    assert max(map(len, keeper._former.values())) <= 31
+    assert Destination(Family.IPV4, Protocol.UDP, "10.96.1.199", 53) in keeper._targets
+    bench.clean()
+    bench.now += REMEMBERED_SECONDS + 1
+    bench.clean()
+    assert (len(keeper._removed), len(keeper._former), len(keeper._targets)) == (0, 0, 1)

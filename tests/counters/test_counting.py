@@ -15,6 +15,7 @@ from tests.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.cli.stats import per_second, size
 from vipd.dataplane.counting import Place
+from vipd.dataplane.iptables.counters import tally as tallying
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -27,6 +28,7 @@ from vipd.dataplane.iptables.counters.messages import (
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.counters.tally import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.model import Family, Forwarding, ForwardingKey, Protocol
 from vipd.observe.counters import book
@@ -204,6 +206,36 @@ def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
     table.count(1)
     assert grown(second) == {ONE: 1}, "the table began anew"
     second.remember([["nonsense"], None])
+
+
+def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are replaced and backends come and go by the thousand; a reading may also say nothing at all."""
+    monkeypatch.setattr(flow_counter, "MOST_FORMER", 10)
+    table = PlayedTable()
+    counter = table.counter()
+    for number in range(1, 200):
+        endpoint = f"10.0.1.{number}"
+        table.serve("web", endpoint)
+        table.counts.clear()
+        table.count(number, endpoint)
+        assert sum(grown(counter).values()) == number
+        assert len(counter._known) <= 12
+        there, table.counts = table.counts, {}
+        assert grown(counter) == {}
+        table.counts = there
+        assert grown(counter) == {}, "nothing counts twice"
+    assert isinstance(memory := counter.memory(), list)
+    assert len(memory) <= 12
+
+
+def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallying, "MOST_ENDED", 50)
+    tally = Tally()
+    tally.read([counted(0, 7)])
+    for handle in range(1, 1000):
+        tally.ended(counted(handle, 1))
+        assert sum(map(len, tally._rules.values())) <= 52
+    assert taken(tally) == 7 + 999
 
 
 def test_a_backend_that_has_left_counts_to_its_end() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conntrack.fake_table import FakeTable
+from tests.conntrack.fake_table import FakeTable, Fault
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.kernel import attribute, counters, made, new_request
 from vipd.dataplane.conntrack import entries
@@ -199,6 +199,23 @@ def test_flows_that_end_while_the_table_is_read_count_once() -> None:
         assert world.passed == traffic(10 + 25 + 40 + 80)
         await world.table.sums(anew=True)
         assert world.passed == traffic(10 + 25 + 40 + 80)
+
+    asyncio.run(story())
+
+
+def test_ends_are_not_kept_while_the_table_cannot_be_read() -> None:
+    """It may be so for days; each end counts once all the same."""
+
+    async def story() -> None:
+        ends = [[end_of(flow(number, number), number, number)] for number in range(1, 9)]
+        world = Story([], [], *ends)
+        await world.counting.refresh()
+        while world.heard.told:
+            world.kernel.faults = [Fault.REFUSED]
+            with pytest.raises(ConntrackError):
+                await world.table.sums(anew=True)
+            assert world.table._held == []
+        assert world.passed == traffic(sum(range(1, 9)))
 
     asyncio.run(story())
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     AcceptOptions,
     Found,
@@ -14,7 +19,10 @@ from vipd.dataplane.forward_accept.accepts import (
     found_in_iptables,
     make_plan,
 )
+from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
+from vipd.dataplane.nftables.reading import BaseChain, open_netlink
 from vipd.model import Family
+from vipd.process import Finished
 
 OPTIONS = AcceptOptions("VIPD", 0x4000, 0x2000)
 IPTABLES = Place.of_iptables(Family.IPV4, "nft")
@@ -44,7 +52,7 @@ def test_forward_of_iptables(
     assert found.present is (own is not None)
 
 
-def rule(*statements: dict[str, Any], comment: str = "", chain: str = "forward") -> dict[str, Any]:
+def rule(*statements: Any, comment: str = "", chain: str = "forward") -> dict[str, Any]:
     body = {"chain": chain, "handle": 7, "expr": list(statements)}
     return {"rule": body | ({"comment": comment} if comment else {})}
 
@@ -78,6 +86,25 @@ def test_a_chain_that_nft_writes(
         "insert rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat accept "
         'comment "VIPD-FORWARD: vipd translated flows"\n'
     )
+
+
+@pytest.mark.parametrize(
+    "objects", [[3], [{"rule": {}}], [{"rule": []}], [{"chain": 5}], [{"rule": {"chain": "x", "expr": 5}}]]
+)
+def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[object]) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        return Finished(0, json.dumps({"nftables": objects}), "")
+
+    reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
+    chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
+    with pytest.raises(ApplyError, match="what nft prints is not understood"):
+        asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
+
+
+def test_a_statement_of_another_form_is_no_condition_that_always_holds() -> None:
+    listed: list[dict[str, Any]] = [rule({"match": None}, ACCEPT), rule("later", ACCEPT)]
+    assert found_by_nft(NATIVE, "drop", listed, OPTIONS).drops
+    assert not found_by_nft(NATIVE, "accept", listed, OPTIONS).drops
 
 
 @pytest.mark.parametrize("prefix", ["KUBE", "VIPD"])

@@ -263,13 +263,26 @@ def test_a_rule_that_only_nft_shows_doubles_no_jump(tmp_path: Path) -> None:
         assert jumps() == 0
 
 
-def test_output_without_an_end_is_not_believed(kernel: FakeKernel, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        lambda saved: saved.partition("COMMIT")[0],
+        lambda saved: "lorem ipsum\n",
+        lambda saved: f"{saved}Segmentation fault\n",
+        lambda saved: saved.replace("-A VIPD-SERVICES", "-B VIPD-SERVICES"),
+        lambda saved: saved.replace(":PREROUTING ACCEPT [0:0]", ":"),
+    ],
+    ids=["no end", "other text", "more text", "no rule", "no chain"],
+)
+def test_output_that_is_not_understood_is_not_believed(
+    garbled: Callable[[str], str], kernel: FakeKernel, tmp_path: Path
+) -> None:
+    """Else it would mean that there are no chains, or fewer, and all would be written anew."""
     cut = False
 
     async def run(argv: Sequence[str], stdin: str) -> Finished:
         finished = await kernel.run(argv, stdin)
-        half = finished.output.partition("COMMIT")[0]
-        return Finished(0, half, "") if cut and argv[0].endswith("-save") else finished
+        return Finished(0, garbled(finished.output), "") if cut and argv[0].endswith("-save") else finished
 
     machine = Machine(run, tmp_path)
     machine.become([ONE])

@@ -5,11 +5,13 @@ import subprocess
 
 import pytest
 
-from tests.doctor.facts import KERNEL, STATUS, well
+from tests.doctor.facts import KERNEL, PROGRAMS, STATUS, well
 from vipd.observe.doctor.diagnosis import Diagnosis, diagnose
-from vipd.observe.doctor.facts import Daemon, Facts, Kernel, StateDir
+from vipd.observe.doctor.facts import Daemon, Facts, Kernel, Programs, StateDir
 from vipd.observe.doctor.finding import problem
 from vipd.observe.doctor.text import folded, lines_of
+
+LOST = {"drop": 7, "insert_failed": 2}
 
 
 def plain(text: str, colour: str) -> str:
@@ -25,9 +27,9 @@ def ill() -> Facts:
     store = "/var/lib/vipd/services.yaml:1: cannot be read, because somebody has written much into it"
     return well(
         state=StateDir("/var/lib/vipd", store_faults=(store,), has_copy=True),
-        kernel=Kernel(KERNEL, {"drop": 7, "insert_failed": 2}, affinity_limit=4095),
+        kernel=Kernel(KERNEL, LOST, LOST, 1.0, affinity_limit=4095),
         daemon=Daemon(STATUS, holder=True, vipctl=str(STATUS["version"])),
-        forward_chains=None,
+        programs=Programs("6.1", PROGRAMS.iptables, "", "no such program"),
     )
 
 
@@ -41,7 +43,7 @@ def test_problems_come_first_then_warnings_then_the_sum() -> None:
     assert heads[:3] == ["Problems", "Warnings", "Not checked"]
     assert heads[-1].startswith("1 problem, 2 warnings, 1 not checked, ")
     assert heads[-1].endswith(" in order (--all lists them)")
-    assert "      # mv /var/lib/vipd/services.yaml /var/lib/vipd/services.yaml.broken" in lines
+    assert "      # cp -p /var/lib/vipd/services.yaml /var/lib/vipd/services.yaml.broken" in lines
 
 
 def test_all_and_quiet() -> None:

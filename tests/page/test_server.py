@@ -15,7 +15,8 @@ import pytest
 from aiohttp import ClientSession
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed, web
-from tests.page.watched import PATIENCE_SECONDS, Watched, until, watched
+from tests.page.watched import PAGE, PATIENCE_SECONDS, Watched, until, watched
+from vipd import supervisor
 from vipd.checks import Check, HttpProbe
 from vipd.model import Service
 from vipd.observe.page import board as room
@@ -269,20 +270,26 @@ def test_nothing_is_renewed_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) 
     lived(story)
 
 
-def test_a_fault_of_the_page_ends_nothing_else(
+def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(room, "AGAIN_SECONDS", 0.05)
+    """Also while somebody goes on looking at it."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.01)
+    attempts = 0
 
     async def story(world: Watched) -> None:
         read = world.read_flows
 
         async def broken() -> Any:
+            nonlocal attempts
+            attempts += 1
             raise RuntimeError("no luck")
 
         object.__setattr__(world.board._facts, "read_flows", broken)
         world.board.want()
-        await until(lambda: "the status page cannot be renewed" in caplog.text)
+        await until(lambda: attempts > 4)
+        assert caplog.text.count("Traceback") == caplog.text.count(f"{PAGE} fails") == 1
+        assert not world.board.ended
         object.__setattr__(world.board._facts, "read_flows", read)
         assert len((await world.state())["services"]) == len(mixed())
 

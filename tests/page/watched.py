@@ -27,6 +27,7 @@ from vipd.observe.page.board import Board, Facts
 from vipd.observe.page.server import StatusPage
 from vipd.reconciler import Reconciler
 from vipd.standing import Standing, Standings
+from vipd.supervisor import Supervisor
 
 PATIENCE_SECONDS = 60.0
 
@@ -62,6 +63,9 @@ class Judges:
     def taken_up(self, services: frozenset[str]) -> None:
         """The step has them."""
         self._moved -= services
+
+
+PAGE = "keeping the status page"
 
 
 class Watched:
@@ -145,7 +149,8 @@ class Watched:
 async def watched(services: Sequence[Service], recorder: Recorder | None = None) -> AsyncIterator[Watched]:
     """All its loops at work, the port open."""
     world = Watched(services, recorder)
-    runs = (world.reconciler.run(), world.board.run(), world.page.listener.run())
+    page = Supervisor().run(PAGE, world.board.run)
+    runs = (world.reconciler.run(), page, world.page.listener.run())
     tasks = world.tasks = [asyncio.create_task(run) for run in runs]
     try:
         await world.step()

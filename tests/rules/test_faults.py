@@ -224,3 +224,29 @@ def test_without_a_daemon_a_table_knows_frontends_only() -> None:
     forest = Forest([], [reading()], None)
     assert forest.named("shop/web") == []
     assert [tree.key.service_port for tree in forest.named("10.96.0.1:80/tcp")] == ["10.96.0.1:80/tcp"]
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ("iptables v1.8.7 (nf_tables)", True),
+        ("ip6tables v2.0.11 (nf_tables)", True),
+        ("iptables v1.8.9 (legacy)", False),
+        ("iptables v1.6.2", False),
+        ("table ip vipd", False),
+    ],
+)
+def test_an_upgrade_of_iptables_moves_no_rules(said: str, same: bool) -> None:
+    """The daemon says the version that it found when it started."""
+    forest = Forest([read(TEXT)], [], in_use(FOUND, said))
+    trees = forest.named("shop/web")
+    assert [tree.place for tree in trees] == ([PLACE] if same else [PLACE, said])
+    missing = [node for tree in trees for node in tree.nodes if node.kind is Kind.MISSING]
+    assert bool(missing) is not same
+    assert forest.left_over() == ([] if same else [PLACE])
+
+
+def test_rules_are_not_left_over_while_the_daemons_tool_is_gone() -> None:
+    said = "iptables cannot be run: there is no such program"
+    assert Forest([read(TEXT)], [], in_use(FOUND, said)).left_over() == []
+    assert Forest([read(TEXT)], [], InUse({Family.IPV6: PLACE}, ())).left_over() == [PLACE]

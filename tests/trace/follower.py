@@ -35,9 +35,15 @@ def flow_of(asked: dict[str, Any]) -> Flow:
 
 def told(journey: Journey, listed: dict[Chain, ChainRules], explanation: dict[str, Any]) -> dict[str, Any]:
     """What `vipctl trace` would say of a journey."""
-    hits = hits_of(journey, listed, explanation["service_port"] or "")
+    hits = hits_of(journey, listed, _prefix_of(explanation), explanation["service_port"] or "")
     outcome = outcome_of(journey, hits)
     return Report(journey, hits, outcome, compare(outcome, hits, explanation)).view(explanation, "")
+
+
+def _prefix_of(explanation: dict[str, Any]) -> str:
+    """That of the chains which are expected to be passed; the golden rules are a real kube-proxy's."""
+    chains = [rule["chain"] for each in explanation["outcomes"] for rule in each["rules"]]
+    return "KUBE" if any(chain.startswith("KUBE-") for chain in chains) else "VIPD"
 
 
 def followed(asked: list[dict[str, Any]]) -> list[dict[str, Any] | None]:

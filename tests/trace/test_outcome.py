@@ -60,7 +60,7 @@ def listed(journey: Journey) -> dict[Chain, Known]:
 
 def hit_by(name: str) -> tuple[Journey, tuple[Hit, ...]]:
     (journey,) = journeys(name, legacy=name.startswith("legacy"))
-    return journey, hits_of(journey, listed(journey))
+    return journey, hits_of(journey, listed(journey), "VIPD")
 
 
 def prediction(journey: Journey, hits: tuple[Hit, ...], **changes: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_the_outcome_names_the_rule_that_decided() -> None:
 def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, fate: Fate) -> None:
     (journey,) = journeys(f"{dataplane}-refused", legacy=dataplane == "legacy")
     last = journey.moments[-1].event
-    hits = hits_of(journey, {last.chain: Known({last.rule: rule})})
+    hits = hits_of(journey, {last.chain: Known({last.rule: rule})}, "VIPD")
     assert outcome_of(journey, hits).fate is fate
 
 
@@ -143,13 +143,13 @@ def test_the_packet_tells_what_a_map_was_asked(rule: str, words: str) -> None:
     (journey,) = journeys("nftables-forwarded")
     asked = next(m.event for m in journey.moments if m.event.leads == "forwarded-random-1")
     known = {asked.chain: Known({asked.rule: rule}, iptables=False, ours=True)}
-    (hit,) = [hit for hit in hits_of(journey, known, "web") if hit.leads == "forwarded-random-1"]
+    (hit,) = [hit for hit in hits_of(journey, known, "VIPD", "web") if hit.leads == "forwarded-random-1"]
     assert hit.does == words
 
 
 def test_a_packet_that_no_rule_ended_is_lost() -> None:
     (journey,) = journeys("legacy-refused", legacy=True)
-    assert outcome_of(journey, hits_of(journey, {})).fate is Fate.LOST
+    assert outcome_of(journey, hits_of(journey, {}, "VIPD")).fate is Fate.LOST
 
 
 def test_agreement() -> None:
@@ -207,3 +207,85 @@ def test_a_rule_of_others_is_named() -> None:
     report = Report(journey, hits, outcome, comparison)
     assert not report.agrees
     assert report.blamed() == f"nat PREROUTING: {rule} (not a rule of vipd)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "iptables", "target"),
+    [
+        ('-m comment --comment "no masquerade, no -j MASQUERADE here" -j RETURN', True, "RETURN"),
+        ('-j LOG --log-prefix "then -j MASQUERADE "', True, "LOG"),
+        ("-m comment --comment -j -j ACCEPT", True, "ACCEPT"),
+        ('-m comment --comment "not closed -j REJECT', True, ""),
+        ("-o eth0 -g VIPD-SERVICES", True, "VIPD-SERVICES"),
+        ("-m mark --mark 0x1", True, ""),
+        ("-j MASQUERADE --random-fully", True, "MASQUERADE"),
+        ('counter accept comment "masquerade"', False, ""),
+        ('log prefix "reject " drop', False, ""),
+        ("ct status snat accept", False, ""),
+        ("ip saddr @masquerade jump masquerade", False, ""),
+        ("meta mark vmap { 0x00000001 : goto reject }", False, ""),
+        ('oifname "eth0" masquerade fully-random', False, "MASQUERADE"),
+        ("counter packets 0 bytes 0 snat ip to 192.0.2.1:1024-2048", False, "SNAT"),
+        ("reject with tcp reset", False, "REJECT"),
+        ('counter xt target "MASQUERADE"', False, "MASQUERADE"),
+    ],
+)
+def test_what_a_rule_does_is_read_from_its_statement(rule: str, iptables: bool, target: str) -> None:
+    (journey,) = journeys("iptables-forwarded")
+    first = next(m.event for m in journey.moments if m.event.kind is Kind.RULE)
+    (hit,) = [
+        hit
+        for hit in hits_of(journey, {first.chain: Known({first.rule: rule}, iptables=iptables)}, "VIPD")
+        if hit.rule
+    ]
+    assert hit.target == target
+
+
+def test_a_comment_changes_no_source() -> None:
+    (journey,) = journeys("iptables-loopback")
+    journey = replace(journey, end=journey.end._replace(source=journey.start.source))
+    said = {
+        m.event.chain: Known({m.event.rule: '-m comment --comment "may masquerade later" -j RETURN'})
+        for m in journey.moments
+    }
+    outcome = outcome_of(journey, hits_of(journey, said, "VIPD"))
+    assert (outcome.masqueraded, outcome.fate) == (False, Fate.DELIVERED)
+
+
+def test_chains_of_another_prefix_are_not_vipds() -> None:
+    """A kube-proxy's have the same form."""
+    journey, hits = hit_by("iptables-forwarded")
+    at = next(number for number, hit in enumerate(hits) if hit.chain.name == "VIPD-SERVICES")
+    service = Chain("ip", "nat", "KUBE-SERVICES")
+    moment = next(m for m in journey.moments if m.event.kind is Kind.RULE)
+    foreign = replace(moment, event=moment.event._replace(chain=service, leads="KUBE-SVC-ABCDEFGHIJKLMNOP"))
+    beside = replace(journey, moments=(journey.moments[0], foreign, *journey.moments[1:]))
+    found = hits_of(beside, listed(journey), "VIPD")
+    (kube,) = [hit for hit in found if hit.chain == service]
+    assert (kube.ours, kube.part) == (False, "")
+    assert compare(outcome_of(beside, found), found, prediction(journey, hits)).differences == ()
+    (kube,) = [hit for hit in hits_of(beside, listed(journey), "KUBE") if hit.chain == service]
+    assert (kube.ours, kube.part) == (True, "dispatch")
+    assert hits[at].ours
+
+
+@pytest.mark.parametrize("verdict", ["rejected", "dropped"])
+def test_what_cannot_be_read_is_said_and_is_no_difference(verdict: str) -> None:
+    """Whether the rule that ended the packet refuses or drops is not known."""
+    (journey,) = journeys("iptables-refused")
+    hits = hits_of(journey, {}, "VIPD")
+    outcome = outcome_of(journey, hits)
+    comparison = compare(outcome, hits, prediction(journey, hits, verdict=verdict, backend=None))
+    assert (outcome.unread, comparison.differences) == (True, ())
+    report = Report(journey, hits, outcome, comparison)
+    assert "a rule that cannot be read" in report.blamed()
+    assert {does for *_, does in report.rows()} == {"a rule that cannot be read"}
+
+
+def test_a_source_that_stays_the_same_may_be_masqueraded_by_a_rule_that_cannot_be_read() -> None:
+    (journey,) = journeys("iptables-loopback")
+    journey = replace(journey, end=journey.end._replace(source=journey.start.source))
+    hits = hits_of(journey, {}, "VIPD")
+    for masqueraded in (True, False):
+        predicted = prediction(journey, hits, masqueraded=masqueraded)
+        assert compare(outcome_of(journey, hits), hits, predicted).differences == ()

@@ -118,7 +118,7 @@ def _look(target: str) -> Answer:
     context = click.get_current_context()
     client = Client(context.meta.get("vipd.socket", DEFAULT_SOCKET))
     try:
-        return asyncio.run(look(Question(target, client, _prefix, run, _tell)))
+        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _tell)))
     except UnknownTargetError as error:
         raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
     except ApplyError as error:
@@ -127,7 +127,7 @@ def _look(target: str) -> Answer:
         raise CliError("no answer of vipd", str(error), code=UNREACHABLE) from None
 
 
-def _prefix() -> str:
+def file_chain_prefix() -> str:
     """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
     # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
     from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file

@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
@@ -19,6 +19,7 @@ from vipd.cli.completion import TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
+from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
 from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.model import Frontend, Protocol, family_of
@@ -177,6 +178,13 @@ def _explained(source: str, target: str) -> Json:
     return found
 
 
+def _chain_prefix() -> str:
+    """The prefix of the daemon's chains; while it does not answer, that of vipd.yaml."""
+    with suppress(CliError, KeyError):
+        return str(connect().get("status")["settings"]["chain_prefix"])
+    return file_chain_prefix()
+
+
 def _sent(wanted: Wanted) -> int:
     """Send packets, each once the one before it has been followed."""
     shown = _Shown(wanted)
@@ -225,7 +233,9 @@ class _Shown:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
+        self._prefix = _chain_prefix()
         self._views: list[Json] = []
+        self._told: set[str] = set()
         self.number = 0
         self.code = OK
 
@@ -238,9 +248,9 @@ class _Shown:
 
     def show(self, journey: Journey, answer: str = "") -> None:
         """One packet, with its prediction."""
-        listed = asyncio.run(read_rules(chains_of(journey), run))
+        listed = asyncio.run(read_rules(chains_of(journey), run, self._tell))
         explanation, silent = self._prediction(journey)
-        hits = hits_of(journey, listed, (explanation or {}).get("service_port") or "")
+        hits = hits_of(journey, listed, self._prefix, (explanation or {}).get("service_port") or "")
         outcome = outcome_of(journey, hits)
         comparison = compare(outcome, hits, explanation) if explanation is not None else None
         report = Report(journey, hits, outcome, comparison, answer)
@@ -253,6 +263,12 @@ class _Shown:
         else:
             self._views.append(view)
         self.number += 1
+
+    def _tell(self, text: str) -> None:
+        """Once each, however many packets come."""
+        if text not in self._told and len(self._told) < MOST:
+            self._told.add(text)
+            print(f"vipctl: {text}", file=sys.stderr)
 
     def end(self, notes: Sequence[str]) -> None:
         """Nothing more comes."""

@@ -29,6 +29,13 @@ REMEMBERED_SECONDS = 60.0
 New ones cannot come up then; this is for packets under way, and for a run that missed an entry."""
 
 
+MOST_REMOVED = 50_000
+"""Destinations that are gone and whose flows are still to be ended. Only while runs fail there may be more;
+the flows of the oldest are left to end by themselves then."""
+MOST_FORMER = 10_000
+"""Backends that a destination had since the last good run."""
+
+
 class ConntrackKeeper:
     """Follows the forwardings and cleans after them.
 
@@ -158,7 +165,10 @@ class ConntrackKeeper:
         self._owners.pop(place, None)
         ends_flows = self._targets[place].ends_flows
         self._judge_by(place, Target(frozenset(), ends_flows, self._former[place]))
+        self._removed.pop(place, None)
         self._removed[place] = None
+        while len(self._removed) > MOST_REMOVED:
+            self._let_go(next(iter(self._removed)))
 
     def _judge_by(self, place: Destination, target: Target | None) -> None:
         """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""
@@ -179,7 +189,9 @@ class ConntrackKeeper:
         before = self._targets.get(place)
         if before is not None:
             known = self._former.get(place, frozenset())
-            self._former[place] = known | before.serving | (before.former or frozenset())
+            last = before.serving | (before.former or frozenset())
+            # What came before is let go of where no run has been good for so long.
+            self._former[place] = last if len(known | last) > MOST_FORMER else known | last
 
     def _forget(self, began: float) -> None:
         """Let go of what a good run, begun then, has made needless to know."""
@@ -187,5 +199,9 @@ class ConntrackKeeper:
             self._former = {place: self._former[place] for place in self._removed}
         for place, since in list(self._removed.items()):
             if since is not None and began >= since + REMEMBERED_SECONDS:
-                self._judge_by(place, None)
-                del self._removed[place], self._former[place]
+                self._let_go(place)
+
+    def _let_go(self, place: Destination) -> None:
+        """A destination is not vipd's any more."""
+        self._judge_by(place, None)
+        del self._removed[place], self._former[place]

@@ -37,10 +37,10 @@ class EndedFlows:
         self._socket.close()
 
     def read(self, most: int) -> list[Ended]:
-        """Those that wait to be read, at most about so many. Raises ConntrackError."""
+        """Those that wait to be read; at most so many messages are. Raises ConntrackError."""
         found: list[Ended] = []
         receive, append = self._socket.recv, found.append
-        while len(found) < most:
+        for _ in range(most):
             try:
                 ended = ended_flow(receive(_DATAGRAM_BYTES))
             except BlockingIOError:

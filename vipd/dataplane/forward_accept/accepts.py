@@ -14,7 +14,7 @@ from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
 from vipd.dataplane.iptables.fixed import accept_jump, accept_rules, kube_proxy_accept_rules
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import jump_target
+from vipd.dataplane.iptables.words import target_of
 from vipd.model import Family
 
 FORWARD = "FORWARD"
@@ -165,8 +165,8 @@ def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, opt
     wanted, jump = options.of_iptables(family)
     chain, head = names.fixed(FORWARD), f"-A {FORWARD} "
     rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
-    ours = [names.owns(ChainId("filter", jump_target(rule))) for rule in rules]
-    jumps = [rule for rule in rules if jump_target(rule) == chain]
+    ours = [names.owns(ChainId("filter", target_of(rule))) for rule in rules]
+    jumps = [rule for rule in rules if target_of(rule) == chain]
     first = ours.index(False) if False in ours else len(rules)
     deleted = "".join(f"-D {FORWARD} {rule}\n" for rule in jumps)
     written = "".join(f"-A {chain} {rule}\n" for rule in wanted)

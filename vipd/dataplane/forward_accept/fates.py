@@ -75,13 +75,17 @@ _NEUTRAL = {*_VERDICTS, "counter", "log", "comment"}
 
 
 def read_nft_table(listed: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
-    """The rules of every chain in the objects that `nft -j list table` prints."""
+    """The rules of every chain in the objects that `nft -j list table` prints. A statement of another form is
+    one that is not known. Raises KeyError, TypeError and AttributeError for objects that hold no rules."""
     chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
     for item in listed:
         if "chain" in item:
             chains.setdefault(item["chain"]["name"], [])
         elif "rule" in item:
-            chains.setdefault(item["rule"]["chain"], []).append(item["rule"]["expr"])
+            statements = [
+                each if isinstance(each, dict) else {"unknown": each} for each in item["rule"]["expr"]
+            ]
+            chains.setdefault(item["rule"]["chain"], []).append(statements)
     return {name: tuple(rules) for name, rules in chains.items()}
 
 
@@ -96,7 +100,7 @@ def _verdict(statements: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _holds_for_translated(statement: Mapping[str, Any], flow_mark: int) -> bool:
     """Whether a condition holds for every flow that vipd translated: by its status, or vipd's mark."""
-    match = statement.get("match", {})
+    match = _match(statement)
     left, right = match.get("left"), match.get("right")
     if left == {"ct": {"key": "status"}}:
         return match.get("op") in ("in", "==") and (right == "dnat" or "dnat" in _words(right))
@@ -108,8 +112,14 @@ def _for_answers_only(matches: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a rule is for established flows, or for the loopback device: no new forwarded flow meets it."""
     return any(
         match.get("left") == {"ct": {"key": "state"}} and _ESTABLISHED.issuperset(_words(match.get("right")))
-        for match in (statement.get("match", {}) for statement in matches)
-    ) or any(statement.get("match", {}).get("right") == "lo" for statement in matches)
+        for match in map(_match, matches)
+    ) or any(_match(statement).get("right") == "lo" for statement in matches)
+
+
+def _match(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a statement compares; empty for one that compares nothing."""
+    found = statement.get("match")
+    return found if isinstance(found, dict) else {}
 
 
 def _words(right: object) -> list[str]:

@@ -106,7 +106,10 @@ class ForwardReader:
         words = ["nft", "-t", "-j", "list", "table", place.family, place.table]
         policy = "accept" if each.chain.accepts else "drop"
         listed = _objects(await self._finish(words), place)
-        found = found_by_nft(place, policy, listed, self._options)
+        try:
+            found = found_by_nft(place, policy, listed, self._options)
+        except (LookupError, TypeError, AttributeError):
+            raise ApplyError(f"{place} cannot be read", "what nft prints is not understood") from None
         return replace(found, obstacle=_OWNER) if each.flags & OWNED else found
 
     async def _iptables(self, place: Place, chain: BaseChain | None = None) -> Found:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.ruleset import Wanted
+from vipd.dataplane.iptables.words import target_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _jump_changes(
     """Our jumps that are missing, doubled, stale or not at the head of their built-in chain."""
     for builtin in sorted(wanted.keys() | builtins.keys()):
         rules, jumps = builtins.get(builtin, ()), wanted.get(builtin, ())
-        ours = [rule for rule in rules if names.owns(ChainId(builtin.table, jump_target(rule)))]
+        ours = [rule for rule in rules if names.owns(ChainId(builtin.table, target_of(rule)))]
         if tuple(ours) == jumps and rules[: len(jumps)] == jumps:
             continue
         after = (*jumps, *(rule for rule in rules if rule not in ours))
@@ -212,12 +213,6 @@ def _jump_changes(
             *(f"-I {builtin.name} {place} {rule}" for place, rule in enumerate(jumps, 1)),
         )
         yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
-
-
-def jump_target(rule: str) -> str:
-    """The chain or target that a rule jumps to; empty when it has none."""
-    head, jump, tail = rule.rpartition("-j ")
-    return tail.split(" ", 1)[0] if jump and (not head or head.endswith(" ")) else ""
 
 
 def _write(table: str, chains: Mapping[ChainId, Rules], extra: Sequence[str]) -> str:
@@ -244,7 +239,7 @@ def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
     for chain, rules in chains.items():
         if chain.table == "nat" and _DISPATCH.search(chain.name):
             for rule in rules:
-                ways.setdefault(jump_target(rule), set()).add(rule)
+                ways.setdefault(target_of(rule), set()).add(rule)
     return {target: frozenset(rules) for target, rules in ways.items()}
 
 

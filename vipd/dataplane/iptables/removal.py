@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from vipd.dataplane.base import MissingProgramError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import Batches, Installed, Plan, jump_target, make_plan
+from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
+from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.programs import finish
 from vipd.model import Family
 from vipd.process import Runner
@@ -99,7 +100,7 @@ def _but_the_accept(wanted: Wanted, installed: Installed, names: Names) -> Wante
     chain, builtin = ChainId("filter", names.fixed("FORWARD")), ChainId("filter", "FORWARD")
     if chain not in installed.chains:
         return wanted
-    jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if jump_target(rule) == chain.name)
+    jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if target_of(rule) == chain.name)
     return replace(
         wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, gone=wanted.gone - {chain}
     )

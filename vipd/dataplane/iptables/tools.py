@@ -19,6 +19,9 @@ BROKEN_BEFORE = (1, 8, 3)
 """1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
+_UNKNOWN_LINE = re.compile(r"^(?!#|\*\S|:\S+ \S|(?:\[\d+:\d+\] )?-A \S|COMMIT$|[ \t]*$).*", re.MULTILINE)
+"""What iptables-save never prints: taken for no rules at all it would have all of them written anew."""
+_MOST_SHOWN = 80
 _TABLE_LINE = re.compile(r"^\*", re.MULTILINE)
 _NO_CHAIN = "No chain/target/match by that name"
 _NO_TARGET = ("does not exist", "Couldn't load target")
@@ -109,6 +112,9 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
     _check(finished, tools.save)
     if finished.output.count("\nCOMMIT") != len(_TABLE_LINE.findall(finished.output)):
         raise ApplyError(f"{tools.save} is not understood", "what it printed has no end", "vipd tries again")
+    if unknown := _UNKNOWN_LINE.search(finished.output):
+        why = f"it printed {unknown[0][:_MOST_SHOWN]!r}"
+        raise ApplyError(f"{tools.save} is not understood", why, "vipd tries again")
     return finished.output
 
 

@@ -7,7 +7,7 @@ include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h; user 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import NamedTuple
@@ -20,7 +20,8 @@ MESSAGE = struct.Struct("=IHHIIBBH")
 """nlmsghdr and nfgenmsg."""
 HEAD = struct.Struct("=HH")
 REQUEST, DUMP, INTERRUPTED = 0x1, 0x300, 0x10
-ERROR, DONE = 2, 3
+ERROR, DONE, LEAST_KIND = 2, 3, 16
+"""Kinds of message below LEAST_KIND are netlink's own."""
 GET_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_ELEMENTS = 1, 4, 7, 10, 13
 NEW_TABLE, NEW_CHAIN, NEW_RULE, NEW_SET, NEW_ELEMENTS = 0, 3, 6, 9, 12
 
@@ -70,10 +71,14 @@ def messages(datagram: bytes, sequence: int) -> Iterator[Message]:
             if kind in (ERROR, DONE):
                 error = struct.unpack_from("=i", datagram, place + 16)[0] if length >= 20 else 0
                 yield Message(-kind, flags, -error, 0, b"")
-            else:
+            elif kind >= LEAST_KIND:
+                if length < MESSAGE.size:
+                    raise MalformedDumpError(f"answer of {length} bytes at byte {place} of {total}")
                 body = datagram[place + MESSAGE.size : place + length]
                 yield Message(kind & 0xFF, flags, 0, datagram[place + 16], body)
         place += (length + 3) & ~3
+    if place < total:
+        raise MalformedDumpError(f"{total - place} stray bytes after the last message")
 
 
 def number_of(family: Family | None) -> int:
@@ -82,7 +87,7 @@ def number_of(family: Family | None) -> int:
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """Attributes by their number; of equal ones the last."""
+    """Attributes by their number; of equal ones the last. Raises MalformedDumpError."""
     return dict(_walk(data))
 
 
@@ -119,7 +124,7 @@ def elements(body: bytes, holder: Holder, family: Family) -> Iterator[tuple[Slot
 
 
 def element_attributes(body: bytes) -> Iterator[dict[int, bytes]]:
-    """The attributes of each element in one answer."""
+    """The attributes of each element in one answer. Raises MalformedDumpError."""
     for _, element in _walk(attributes(body).get(3, b"")):
         yield dict(_walk(element))
 
@@ -132,7 +137,15 @@ def counted(element: dict[int, bytes]) -> int:
     if expression is None:
         return 0
     found = attributes(expression)
-    return number(attributes(found[2]).get(2)) if text(found.get(1)) == "counter" else 0
+    return number(attributes(found.get(2, b"")).get(2)) if text(found.get(1)) == "counter" else 0
+
+
+def data_of(element: Mapping[int, bytes], which: int) -> bytes:
+    """The key (1) or value (2) of an element. Raises MalformedDumpError when it has none."""
+    data = element.get(which)
+    if data is None:
+        raise MalformedDumpError(f"an element without its {'key' if which == 1 else 'value'}")
+    return data
 
 
 def key_fields(data: bytes, fields: tuple[Field, ...], family: Family) -> list[str]:

@@ -18,6 +18,10 @@ Frontend = tuple[str, ...]
 """The first three of these."""
 
 
+MOST_FORMER = 10_000
+"""Elements that are gone and still known."""
+
+
 class ElementCounter:
     """Implements `vipd.dataplane.counting.FlowCounter`."""
 
@@ -45,6 +49,7 @@ class ElementCounter:
         # Each is too much when there is other work on this host, or in this process.
         self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
         taken: dict[Place, int] = {}
+        self._forget_gone(counted)
         owners = _Frontends(self._forwardings())
         for element, flows in counted.items():
             known, frontend = self._known.get(element, 0), element[:3]
@@ -57,6 +62,22 @@ class ElementCounter:
             place = Place(key, element[3], int(element[4]))
             taken[place] = taken.get(place, 0) + (flows - known if flows > known else flows)
         return taken
+
+    def _forget_gone(self, counted: Mapping[Element, int]) -> None:
+        """Forget what the kernel has no more, once that is much: tables may be replaced again and again.
+
+        A family of which nothing is told is only not known now: its counts go on where they were.
+        """
+        if len(self._known) <= len(counted) + MOST_FORMER:
+            return
+        told = {family_of(element[0]) for element in counted}
+        self._known = {
+            element: flows
+            for element, flows in self._known.items()
+            if element in counted or family_of(element[0]) not in told
+        }
+        there = {element[:3] for element in self._known}
+        self._owners = {frontend: key for frontend, key in self._owners.items() if frontend in there}
 
     def memory(self) -> object:
         """A row for each element: its owner, itself, and its count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -84,6 +85,10 @@ class TableReader:
 
     def structure(self) -> Installed:
         """Everything besides the elements of services."""
+        with self.understood():
+            return self._structure()
+
+    def _structure(self) -> Installed:
         tables = [t for t in self._dump(dump.GET_TABLE) if dump.text(t.get(1)) == self._table]
         if not tables:
             return Installed()
@@ -111,33 +116,46 @@ class TableReader:
 
     def elements(self, holders: Collection[Holder]) -> dict[Slot, str]:
         """Every element of some holders, as they are written."""
-        return {
-            slot: value
-            for holder in holders
-            for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
-            for slot, value in dump.elements(message.attributes, holder, self._of)
-        }
+        with self.understood():
+            return {
+                slot: value
+                for holder in holders
+                for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
+                for slot, value in dump.elements(message.attributes, holder, self._of)
+            }
 
     def counters(self, holder: Holder) -> dict[tuple[str, ...], int]:
         """The counter of every element of a holder, by its key's fields."""
-        return {
-            tuple(dump.key_fields(element[1], holder.key, self._of)): dump.counted(element)
-            for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
-            for element in dump.element_attributes(message.attributes)
-        }
+        with self.understood():
+            return {
+                tuple(dump.key_fields(dump.data_of(element, 1), holder.key, self._of)): dump.counted(element)
+                for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
+                for element in dump.element_attributes(message.attributes)
+            }
 
     def base_chains(self) -> list[BaseChain]:
         """Every chain of every table that packets enter by a hook."""
-        found = []
-        for message in self._messages(dump.GET_CHAIN):
-            each = dump.attributes(message.attributes)
-            if hook := _hook(each.get(4)):
-                family = _FAMILIES.get(message.family, str(message.family))
-                accepts = dump.number(each.get(5)) != 0
-                found.append(
-                    BaseChain(family, dump.text(each.get(1)), dump.text(each.get(3)), hook[0], accepts)
+        with self.understood():
+            chains = [(m.family, dump.attributes(m.attributes)) for m in self._messages(dump.GET_CHAIN)]
+            return [
+                BaseChain(
+                    _FAMILIES.get(family, str(family)),
+                    dump.text(each.get(1)),
+                    dump.text(each.get(3)),
+                    hook[0],
+                    dump.number(each.get(5)) != 0,
                 )
-        return found
+                for family, each in chains
+                if (hook := _hook(each.get(4)))
+            ]
+
+    @contextlib.contextmanager
+    def understood(self) -> Iterator[None]:
+        """Within it an answer that is garbled is an ApplyError, like one that does not come."""
+        try:
+            yield
+        except dump.MalformedDumpError as error:
+            raise self._failed(0, f"the kernel's answer is not understood: {error}") from None
 
     def table_flags(self) -> dict[tuple[str, str], int]:
         """The flags of every table, by its family and name."""

@@ -109,7 +109,7 @@ class FlowTable:
         self.seconds = 0.0
         """CPU time that the last reading took."""
         self._held: list[Ended] = []
-        """Those that were heard of by a reading that failed."""
+        """Those that a reading heard of that has just failed."""
         self.ended: EndedFlows | None = None
         """Where to hear of flows that end; None: nobody wants to know."""
         self.told: Callable[[Traffics], None] = _nobody
@@ -135,7 +135,13 @@ class FlowTable:
                 return self._sums
             await self._follow()
             ended = self.ended
-            reading = await asyncio.to_thread(self._add_up, ended)
+            try:
+                reading = await asyncio.to_thread(self._add_up, ended)
+            except ConntrackError:
+                # Not kept for the next reading: the table may be unreadable for days.
+                held, self._held = self._held, []
+                self.told(await asyncio.to_thread(self._by_place, held))
+                raise
             self._sums, self.seconds = reading.sums, reading.seconds
             self._next = time.monotonic() + max(LEAST_PAUSE_SECONDS, reading.seconds / SHARE_OF_A_CPU)
             if ended is not None:
@@ -177,7 +183,7 @@ class FlowTable:
 
     def _add_up(self, listening: EndedFlows | None) -> Reading:
         began, at = time.thread_time(), datetime.now(UTC)
-        heard, self._held = self._held, []
+        heard: list[Ended] = []
         found, seen = dict[Place, Sum](), set[bytes]()
 
         def hear() -> None:

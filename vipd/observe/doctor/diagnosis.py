@@ -19,7 +19,15 @@ from vipd.observe.doctor.checks import (
     state_dir,
 )
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Finding, Judgement, Severity, fine, unchecked
+from vipd.observe.doctor.finding import (
+    Check,
+    Finding,
+    Judgement,
+    Severity,
+    fault_of_ours,
+    fine,
+    unchecked,
+)
 
 CHECKS: tuple[Check, ...] = (
     *daemon.CHECKS,
@@ -67,7 +75,13 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 
 def _run(check: Check, facts: Facts) -> Iterator[Finding]:
-    judgements = list(check.judge(facts)) or [_nothing_wrong(check, facts)]
+    judgements: list[Judgement] = []
+    try:
+        for judgement in check.judge(facts):
+            judgements.append(judgement)
+        judgements = judgements or [_nothing_wrong(check, facts)]
+    except Exception as error:
+        judgements.append(unchecked(f"whether {check.fine}", fault_of_ours("check", error)))
     yield from (Finding(check.id, check.group, judgement) for judgement in judgements)
 
 

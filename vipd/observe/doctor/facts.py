@@ -65,10 +65,14 @@ class Programs:
     """Its release."""
     iptables: tuple[Program, ...] = ()
     nft: str = ""
-    """Its version; empty when there is none."""
+    """Its version; empty when it cannot be run."""
+    nft_fault: str = "there is no such program"
+    """Why it cannot be run, where it cannot."""
     lacks: tuple[Feature, ...] = ()
     probe_fault: str = ""
     """Why features could not be tried."""
+    fault: str = ""
+    """Why nothing of it is known."""
 
     def variant(self, family: Family) -> str:
         """`nft` or `legacy`, which vipd uses for a family; empty when neither."""
@@ -83,13 +87,26 @@ class Kernel:
     """Path below /proc/sys -> value; without those that do not exist."""
     conntrack: Mapping[str, int] = field(default_factory=dict)
     """Counters of connection tracking, over all CPUs, since the network namespace began."""
+    conntrack_new: Mapping[str, int] = field(default_factory=dict)
+    """How much they grew while this was looked at."""
+    watched_seconds: float = 0.0
+    """How long that was."""
+    counters_fault: str = ""
+    """Why the counters could not be read."""
     conntrack_fault: str = ""
     """Why the table cannot be listed over netlink."""
     affinity_limit: int | None = None
-    """Clients that one affinity list remembers; None while xt_recent is not loaded."""
-    reverse_path_drops: int = 0
+    """Clients that one affinity list remembers; None while xt_recent is not loaded, or we may not know."""
+    reverse_path_drops: int | None = None
+    """None: not known."""
     clock_synchronised: bool | None = None
-    """None when that was not asked."""
+    """None when that was not asked, or could not be."""
+    clock_fault: str = ""
+    """Why that could not be asked."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Path below /proc/sys -> why it could not be read, though it may exist."""
+    fault: str = ""
+    """Why nothing of it is known."""
 
     def number(self, name: str) -> int | None:
         """A setting as a number; None when there is none."""
@@ -155,9 +172,13 @@ class Network:
     """For each virtual IP and backend that was looked up."""
     proxied: frozenset[tuple[str, str]] = frozenset()
     """(address, device): this host answers neighbours who ask for the address there."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Addresses that other hosts, or whole networks, have -> what is there: `the next hop of a route`."""
     listeners: tuple[Listener, ...] = ()
     fault: str = ""
-    """Why nothing of it is known."""
+    """Why nothing of it is known besides listeners."""
+    listeners_fault: str = ""
+    """Why it is not known who listens."""
 
     def link(self, name: str) -> Link | None:
         """A device by its name."""
@@ -176,6 +197,8 @@ class Daemon:
     """Some vipd with our chain prefix is at work in this network namespace."""
     other_prefixes: tuple[str, ...] = ()
     """Chain prefixes of other vipds that are at work in this network namespace."""
+    unseen: str = ""
+    """Why it is not known which vipds are at work."""
     elsewhere: bool = False
     """The one that answers serves another network namespace."""
     vipctl: str = ""
@@ -215,6 +238,8 @@ class StateDir:
     store_faults: tuple[str, ...] = ()
     has_copy: bool = False
     """There is a last good copy of the store."""
+    fault: str = ""
+    """Why nothing of it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,39 +252,86 @@ class Facts:
     dataplane: str = "iptables"
     """The one in use: `iptables` or `nftables`."""
     services: tuple[ServedPort, ...] = ()
+    services_fault: str = ""
+    """Why it is not known which services there are."""
     refused: tuple[str, ...] = ()
     """Problems of declarations, each with its place."""
     programs: Programs = Programs()
     rulesets: tuple[Ruleset, ...] = ()
     rules_fault: str = ""
     """Why some rules could not be read."""
-    forward_chains: tuple[NftForward, ...] | None = ()
-    """Of nft tables that are not iptables'; None when there is no nft to show them."""
+    forward_chains: tuple[NftForward, ...] = ()
+    """Of nft tables that are not iptables'."""
+    nft_fault: str = ""
+    """Why not all of them are known, nor whether there are tables of vipd's."""
     tables: frozenset[Family] = frozenset()
     """Families for which nft holds the table of vipd's dataplane nftables."""
     kernel: Kernel = Kernel()
     network: Network = Network()
     daemon: Daemon = Daemon()
     socket: SocketFile | None = None
+    socket_fault: str = ""
+    """Why nothing is known of the socket, though it may be there."""
     state: StateDir = StateDir()
-    programs_running: frozenset[str] = frozenset()
-    """Names of processes that the checks ask after."""
+    programs_running: frozenset[str] | None = frozenset()
+    """Names of processes that the checks ask after; None: not known."""
+
+    def blind_to_services(self) -> str:
+        """Why it is not known which services there are; empty when it is."""
+        return self.services_fault
 
     def blind_to_network(self) -> str:
-        """Why routes and addresses are not known; empty when they are."""
-        return self.network.fault
+        """Why it is not known what routes and addresses mean to services; empty when it is."""
+        return self.services_fault or self.network.fault
 
     def blind_to_routes(self) -> str:
         """Why it is not known whether vipd's rules are there, or what they would need routes for."""
-        return self.blind_as_user() or self.network.fault
+        return self.blind_to_work() or self.blind_to_network()
+
+    def blind_to_listeners(self) -> str:
+        """Why it is not known who listens where services need it; empty when it is."""
+        return self.blind_to_network() or self.network.listeners_fault
 
     def blind_to_rules(self) -> str:
         """Why not all rules are known; empty when they are."""
         return self.blind_as_user() or self.rules_fault
 
+    def blind_to_forwarding(self) -> str:
+        """Why it is not known what rules do to services' flows; empty when it is."""
+        return self.blind_to_rules() or self.services_fault
+
     def blind_to_nft(self) -> str:
         """Why chains that are not iptables' are not known; empty when they are."""
-        return self.blind_as_user() or ("nft is needed to list them" if self.forward_chains is None else "")
+        return self.blind_as_user() or self.nft_fault or self.services_fault
+
+    def blind_to_work(self) -> str:
+        """Why it is not known whether vipd's rules are in the kernel; empty when it is."""
+        unsure = not self.daemon.status and self.settings.dataplane != "iptables"
+        faults = [self.rules_fault] if self.dataplane == "iptables" else []
+        faults += [self.nft_fault] if self.dataplane == "nftables" or unsure else []
+        return self.blind_as_user() or next(filter(None, faults), "")
+
+    def blind_to_daemon(self) -> str:
+        """Why the daemon that is at work could not be asked; empty when it was, or when there is none."""
+        unasked = self.daemon.holder and not self.daemon.status
+        return self.daemon.fault if unasked else self.daemon.unseen if not self.daemon.status else ""
+
+    def blind_to_settings(self, *names: str) -> str:
+        """Why some of these settings of the kernel are not known; empty when they are."""
+        told = [f"{name}: {self.kernel.unread[name]}" for name in names if name in self.kernel.unread]
+        return self.kernel.fault or "; ".join(told)
+
+    def blind_to_counters(self) -> str:
+        """Why the counters of connection tracking are not known; empty when they are."""
+        return self.kernel.fault or self.kernel.counters_fault
+
+    def blind_to_state(self) -> str:
+        """Why nothing is known of the state directory; empty when it is."""
+        return self.state.fault
+
+    def blind_to_programs(self) -> str:
+        """Why it is not known which programs there are; empty when it is."""
+        return self.programs.fault
 
     def blind_as_user(self) -> str:
         """Why only root sees something; empty for root."""

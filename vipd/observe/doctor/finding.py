@@ -94,6 +94,11 @@ def fine(title: str, cause: str = "") -> Judgement:
     return Judgement(Severity.OK, title, cause)
 
 
+def fault_of_ours(what: str, error: Exception) -> str:
+    """What is said of a check, or of a look at the host, that failed as nobody expected."""
+    return f"this {what} itself failed: {type(error).__name__}: {error}; please report it"
+
+
 def listed(names: Collection[str]) -> str:
     """`a, b, c and 2 more`."""
     first = list(names)[:NAMED]

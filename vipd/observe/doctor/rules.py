@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.forward_accept.fates import Fate
+from vipd.dataplane.iptables.words import target_of as word_after_jump
 from vipd.model import Family
 
 VIPD_COMMENT = '"vipd services"'
@@ -14,9 +15,15 @@ VIPD_COMMENT = '"vipd services"'
 STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 
 _COMMENT = re.compile(r'-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) ?')
-_TARGET = re.compile(r"(?:^| )-[jg] (\S+)")
+_OPENED = re.compile(r"\*(\S+)\s*")
+_DECLARED = re.compile(r":(\S+) (\S+)")
+_MOST_SHOWN = 80
 _PREFIX = re.compile(r"^([A-Z][A-Z0-9]{0,6})-(?:SVC|SEP|SVL|EXT|FW|GRP)-[A-Z2-7]{16}$")
 _REFUSALS = ("DROP", "REJECT")
+
+
+class MalformedRulesError(ValueError):
+    """What was to be rules is something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +46,24 @@ class Ruleset:
 
     @classmethod
     def of(cls, family: Family, variant: str, saved: str) -> Ruleset:
-        """From what iptables-save prints."""
+        """From what iptables-save prints. Raises MalformedRulesError for anything else."""
         policies: dict[tuple[str, str], str] = {}
         rules: dict[tuple[str, str], list[str]] = {}
         table = ""
-        for line in saved.splitlines():
-            if line.startswith("*"):
-                table = line[1:].strip()
-            elif line.startswith(":"):
-                name, policy = line[1:].split(" ", 2)[:2]
-                policies[table, name] = "" if policy == "-" else policy
-            elif line.startswith("-A "):
+        for number, line in enumerate(saved.splitlines(), 1):
+            if opened := _OPENED.fullmatch(line):
+                table = opened[1]
+            elif table and line == "COMMIT":
+                table = ""
+            elif table and (declared := _DECLARED.match(line)):
+                policies[table, declared[1]] = "" if declared[2] == "-" else declared[2]
+            elif table and line.startswith("-A ") and (table, line.split(" ", 2)[1]) in policies:
                 name, _, rule = line[3:].partition(" ")
                 rules.setdefault((table, name), []).append(rule)
+            elif line.strip() and not line.startswith("#"):
+                raise MalformedRulesError(f"line {number} cannot be read: {line[:_MOST_SHOWN]!r}")
+        if table:
+            raise MalformedRulesError(f"they end within the table {table}")
         chains = {key: Chain(policy, tuple(rules.get(key, ()))) for key, policy in policies.items()}
         return cls(family, variant, chains)
 
@@ -118,8 +130,7 @@ class Ruleset:
 
 def target_of(rule: str) -> str | None:
     """Where an iptables rule leads: a chain, ACCEPT, DROP; None for a rule that only counts."""
-    match = _TARGET.search(rule)
-    return match[1] if match else None
+    return word_after_jump(rule) or None
 
 
 def _bare(rule: str) -> str:

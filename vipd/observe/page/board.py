@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +27,6 @@ from vipd.observe.page.views import daemon_view, service_view
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 
-log = logging.getLogger(__name__)
-
 TICK_SECONDS = 1.0
 WANTED_SECONDS = 15.0
 """So long after the last look the state goes on being renewed."""
@@ -38,7 +35,6 @@ PART_SECONDS = 0.01
 REVIEW_SECONDS = 0.02
 """In each tick services whose rules are unchanged are looked at for so long: what their checks found."""
 PATIENCE_SECONDS = 8.0
-AGAIN_SECONDS = 5.0
 MOST_GONE = 10_000
 """Who has missed more removals gets the whole state."""
 
@@ -115,25 +111,23 @@ class Board:
         """Nothing is renewed any more: vipd stops."""
 
     async def run(self) -> None:
-        """Renew the state while it is wanted, for ever. Once this is cancelled nobody needs to wait."""
+        """Renew the state while it is wanted, for ever. Once this is cancelled nobody needs to wait. Whatever
+        is wrong with a page is raised, and this may be run again: `vipd.supervisor` does both."""
         try:
             await self._run()
-        finally:
+        except asyncio.CancelledError:
             self.ended = True
             async with self._renewed:
                 self._renewed.notify_all()
+            raise
 
     async def _run(self) -> None:
         while True:
             self._woken.clear()
             if monotonic() >= self._wanted_until:
                 await self._woken.wait()
-            try:
-                with self._following() as follower:
-                    await self._while_wanted(follower)
-            except Exception:  # whatever is wrong with a page, vipd balances on
-                log.exception("the status page cannot be renewed; trying again")
-                await asyncio.sleep(AGAIN_SECONDS)
+            with self._following() as follower:
+                await self._while_wanted(follower)
 
     def want(self) -> None:
         """Somebody looks."""

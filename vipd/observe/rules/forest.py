@@ -17,6 +17,7 @@ from vipd.observe.rules.wanted import Wanted, absent, compare
 
 _KINDS = "|".join(kind for kind in HASHED_KINDS["nat"] if kind != "GRP")
 _OF_SERVICE = re.compile(rf"([A-Z][A-Z0-9]*)-(?:{_KINDS})-[A-Z2-7]{{16}}")
+_IPTABLES = re.compile(r"ip6?tables v[\d.]+(?: \((\w+)\))?")
 _OF_ALL = re.compile(r"([A-Z][A-Z0-9]*)-(?:GRP-[A-Z2-7]{16}|[A-Z]+(?:-[A-Z]+)*)")
 
 
@@ -49,6 +50,20 @@ class ChainName:
         return ""
 
 
+def _where(place: str) -> str:
+    """A place without the version of the program: that changes under a daemon that runs on. `nf_tables`,
+    `legacy`, or a table of nft; empty for what names none, as a fault in the place of a version does."""
+    if place.startswith("table "):
+        return place
+    found = _IPTABLES.match(place)
+    return (found[1] or "legacy") if found else ""
+
+
+def _is_other(place: str, used: str | None) -> bool:
+    """Whether a place with rules is another than the one in use; None: the daemon uses none."""
+    return used is None or _where(used) not in ("", _where(place))
+
+
 @dataclass(frozen=True, slots=True)
 class InUse:
     """What the daemon says of itself."""
@@ -73,8 +88,8 @@ class Forest:
 
     def left_over(self) -> list[str]:
         """The places that the daemon does not use."""
-        used = self.daemon.places.values() if self.daemon else ()
-        unused = [each for each in self._readings() if used and each.place not in used]
+        used = self.daemon.places if self.daemon else {}
+        unused = [each for each in self._readings() if used and _is_other(each.place, used.get(each.family))]
         return [each.place for each in unused if not (isinstance(each, IptablesRules) and each.accepts_only)]
 
     def everything(self) -> tuple[list[SharedTree], list[ServiceTree]]:
@@ -134,7 +149,7 @@ class Forest:
         compared = []
         for tree in found:
             meant = wanted.get((tree.key, tree.family))
-            in_place = used.get(tree.family) == tree.place
+            in_place = tree.family in used and _where(used[tree.family]) == _where(tree.place)
             if in_place:
                 wanted.pop((tree.key, tree.family), None)
             compared.append(compare(tree, meant) if meant and in_place else tree)

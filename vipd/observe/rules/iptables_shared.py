@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from vipd.dataplane.iptables.fixed import entry_jumps
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.words import target_of
 from vipd.observe.rules.forms import Role
 from vipd.observe.rules.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
 from vipd.observe.rules.saved import SavedRule
@@ -60,7 +61,7 @@ def _ways_in(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[N
     kube = rules.tables.rules("nat", rules.names.fixed("PREROUTING")) is None
     options = RuleOptions(rules.family, rules.names.prefix, kube_proxy=kube)
     for wanted in entry_jumps(options).get(hook, ()):
-        target_name = wanted.rpartition("-j ")[2]
+        target_name = target_of(wanted)
         if target_name not in found:
             fault = f"no rule of {hook.name} leads there"
             yield Node(Kind.MISSING, f"jump to {target_name}", target_name, wanted, fault=fault)

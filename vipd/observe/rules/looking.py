@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.api.client import Client, ClientError, RefusedError, url_path
+from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.removal import find_leftovers
 from vipd.dataplane.iptables.names import hashed
 from vipd.dataplane.nftables.options import TableOptions
@@ -64,8 +65,14 @@ class Answer:
 
 
 async def look(question: Question) -> Answer:
-    """Raises UnknownTargetError, and ApplyError when the kernel cannot be read."""
-    return await _Look(question).answer()
+    """Raises UnknownTargetError, and ApplyError when the kernel cannot be read, or not be understood."""
+    try:
+        return await _Look(question).answer()
+    except (UnknownTargetError, ApplyError, ClientError):
+        raise
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ApplyError("what the kernel has cannot be read", why, "please report it") from error
 
 
 class _Look:

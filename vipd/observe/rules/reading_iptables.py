@@ -46,7 +46,8 @@ class Search:
 async def read_rules(
     prefix: str, search: Search | None, run: Runner, tell: Callable[[str], None]
 ) -> list[IptablesRules]:
-    """The rules under a prefix in each variant and family that has any. Raises ApplyError.
+    """The rules under a prefix in each variant and family that has any. Raises ApplyError, also for what is
+    not understood.
 
     Without `search` everything is read, else of large tables at least what is searched for. `tell` is told
     when that will take long.
@@ -56,20 +57,32 @@ async def read_rules(
         for family in Family:
             if variant == "legacy" and not has_legacy_tables(family):
                 continue
-            try:
-                tools = await find_tools(family, variant, run)
-            except MissingProgramError:
-                continue  # it has written nothing
+            if (tools := await _tools(family, variant, run)) is None:
+                continue  # a variant that is not installed has written nothing
             large = not tools.legacy and await _is_large(family)
             if search is not None and large:
                 tables = await _ChainReader(tools, prefix, search, run).read()
             else:
                 if large:
                     tell(f"reading every {family} rule of a large table, which takes a while")
-                tables = read_tables(await save(tools, run, counters=True))
+                tables = await _saved(tools, run)
             if rules := IptablesRules(tables, prefix, family, tools.version_text):
                 found.append(rules)
     return found
+
+
+async def _tools(family: Family, variant: str, run: Runner) -> Tools | None:
+    try:
+        return await find_tools(family, variant, run)
+    except MissingProgramError:
+        return None
+
+
+async def _saved(tools: Tools, run: Runner) -> SavedTables:
+    try:
+        return read_tables(await save(tools, run, counters=True))
+    except ValueError as error:
+        raise ApplyError(f"what {tools.save} prints cannot be read", str(error)) from None
 
 
 async def _is_large(family: Family) -> bool:

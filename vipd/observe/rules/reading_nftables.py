@@ -71,19 +71,25 @@ class _Counting(TableReader):
 
     def counts(self, holder: Holder) -> dict[str, Count]:
         """The counters of elements, by their keys."""
-        return {
-            " . ".join(dump.key_fields(element[1], holder.key, self._of)): _counter(element)
-            for element in self._elements_of(holder)
-        }
+        with self.understood():
+            return {
+                " . ".join(dump.key_fields(dump.data_of(element, 1), holder.key, self._of)): _counter(element)
+                for element in self._elements_of(holder)
+            }
 
     def pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
         """How many clients are pinned, by number of a service port (empty with IPv6) and of an endpoint."""
+        with self.understood():
+            return self._pinned(holder)
+
+    def _pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
         found: Counter[tuple[str, str]] = Counter()
         for element in self._elements_of(holder):
-            number = dump.key_fields(element[2], holder.value, self._of)[0]
+            number = dump.key_fields(dump.data_of(element, 2), holder.value, self._of)[0]
             # With IPv6 the key is a hash of client and service port.
             plain = self._of is Family.IPV4
-            service = dump.key_fields(element[1], holder.key, self._of)[1] if plain else ""
+            key = dump.data_of(element, 1)
+            service = dump.key_fields(key, holder.key, self._of)[1] if plain else ""
             found[service, number] += 1
         return dict(found)
 
@@ -99,7 +105,7 @@ def _counter(element: dict[int, bytes]) -> Count:
     found = dump.attributes(expression)
     if dump.text(found.get(1)) != "counter":
         return Count(0, 0)
-    data = dump.attributes(found[2])
+    data = dump.attributes(found.get(2, b""))
     return Count(dump.number(data.get(2)), dump.number(data.get(1)))
 
 

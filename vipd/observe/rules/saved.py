@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import TABLES, ChainId
-from vipd.dataplane.iptables.plan import jump_target
+from vipd.dataplane.iptables.words import target_of
 from vipd.observe.rules.tree import Count
+
+MOST_SHOWN = 80
+"""Characters of a line that is not understood."""
 
 
 class SavedRule(NamedTuple):
@@ -19,8 +22,8 @@ class SavedRule(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What follows `-j `, a chain or one of the kernel's targets; empty when it has none."""
-        return jump_target(self.text)
+        """The word after `-j` or `-g`: a chain or one of the kernel's targets; empty when it has none."""
+        return target_of(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,17 @@ class SavedTables:
 
 
 def read_tables(text: str) -> SavedTables:
-    """The tables in a dump with or without counters. Other tables and comments are passed over."""
+    """The tables in a dump with or without counters. Other tables and comments are passed over.
+
+    Raises ValueError for lines that are neither.
+    """
     chains: dict[ChainId, list[SavedRule]] = {}
     builtins = set()
     for table, line in _lines(text):
         if line.startswith(":"):
-            name, policy = line[1:].split(" ", 2)[:2]
+            name, policy, *_ = [*line[1:].split(" ", 2), ""]
+            if not (name and policy):
+                raise ValueError(f"the line {line[:MOST_SHOWN]!r} cannot be read")
             chains[ChainId(table, name)] = []
             if policy != "-":
                 builtins.add(ChainId(table, name))
@@ -50,6 +58,8 @@ def read_tables(text: str) -> SavedTables:
         if rest.startswith("-A "):
             name, _, rule = rest[3:].partition(" ")
             chains.setdefault(ChainId(table, name), []).append(SavedRule(rule, count))
+        elif rest.strip() not in ("", "COMMIT") and not rest.startswith("#"):
+            raise ValueError(f"the line {line[:MOST_SHOWN]!r} cannot be read")
     return SavedTables({chain: tuple(rules) for chain, rules in chains.items()}, frozenset(builtins))
 
 

@@ -25,7 +25,9 @@ _TRACE = 10 << 8 | 17
 _LOGGED = 4 << 8
 """NFULNL_MSG_PACKET of NFNL_SUBSYS_ULOG."""
 _FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
-_LINE = re.compile(r"TRACE: (?P<table>[^:]+):(?P<chain>.+):(?P<kind>rule|return|policy):(?P<number>\d+) ?")
+_LINE = re.compile(
+    r"TRACE: (?P<table>[^:]+):(?P<chain>.+):(?P<kind>rule|return|policy):(?P<number>\d{1,18}) ?"
+)
 
 
 class Kind(StrEnum):
@@ -164,6 +166,8 @@ def _messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
             raise MalformedDumpError(f"message of {length} bytes at byte {place} of {total}")
         yield kind, family, datagram[place + MESSAGE.size : place + length]
         place += (length + 3) & ~3
+    if place < total:
+        raise MalformedDumpError(f"{total - place} stray bytes after the last message")
 
 
 def _unsigned(value: bytes | None) -> int:

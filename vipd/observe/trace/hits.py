@@ -9,20 +9,17 @@ from ipaddress import ip_network
 from itertools import pairwise
 from typing import Protocol
 
-from vipd.dataplane.iptables.names import FIXED_KINDS, HASHED_KINDS
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.words import split_words, target_of
 from vipd.dataplane.nftables.chains import limits_sources
+from vipd.dataplane.nftables.options import table_name
 from vipd.observe.reasons import meaning
 from vipd.observe.trace.events import Chain, Event, Kind, Verdict
 from vipd.observe.trace.journey import Journey, Moment
 from vipd.observe.tracer import Step
-from vipd.observe.tracer.tokens import split_words
 
-OURS = re.compile(
-    r"(?P<prefix>[A-Z][A-Z0-9]{0,6})-"
-    rf"(?P<kind>{'|'.join(sorted({kind for kinds in FIXED_KINDS.values() for kind in kinds}))}"
-    rf"|(?:{'|'.join(sorted({kind for kinds in HASHED_KINDS.values() for kind in kinds}))})-[A-Z2-7]{{16}})"
-)
-"""Chains of vipd's iptables dataplane, or of kube-proxy."""
+UNREADABLE = "a rule that cannot be read"
+"""What is said of a rule whose chain no tool could show."""
 
 IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 """Tables of iptables."""
@@ -40,6 +37,7 @@ _PARTS = {
     "UNUSED": "unused ports",
     "FORWARD": "forwarding",
     "FIREWALL": "firewall",
+    "PROBE": "probe",
     "SVC": "service",
     "SVL": "local policy",
     "EXT": "from outside",
@@ -58,6 +56,15 @@ _NFT_PARTS = {
     "refuse": "refusal",
     "silence": "refusal",
 }
+_QUOTED = re.compile(r'"[^"]*"')
+_NFT_TARGETS = {
+    "MASQUERADE": re.compile(r"(?<!jump )(?<!goto )(?<!\S)masquerade(?!\S)"),
+    # `ct status snat` is a condition: the statement says to what.
+    "SNAT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)snat (?:[\w.]+ )*to "),
+    "REJECT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)reject(?!\S)"),
+}
+_XT_TARGET = re.compile(r'\bxt target "(\w+)"')
+"""How nft shows a target of iptables that it cannot say in its own words."""
 _DRAWN = re.compile(r"\bip6? daddr set (?:numgen|jhash)\b")
 _LIMIT = re.compile(r"vmap @allowed_(\d+)")
 _COMMENT = re.compile(r' comment "[^"]*"$')
@@ -92,9 +99,12 @@ class Hit:
 
     chain: Chain
     part: str
-    """What the chain is for; for a chain that is not vipd's, nothing."""
+    """What the chain is for; empty for a chain that is not vipd's."""
     rule: str
-    """The rule's text, or `policy DROP`; empty when it is not known."""
+    """The rule's text, or `policy DROP`; empty when it cannot be read, or is gone."""
+    target: str
+    """iptables' word for what the rule does (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
+    rule of nft only where it changes the source or refuses. Empty when it is not known."""
     does: str
     ours: bool
     """It is vipd's."""
@@ -112,11 +122,15 @@ def table_of(chain: Chain) -> str:
     return chain.table if chain.legacy or _is_iptables(chain) else f"{chain.family} {chain.table}"
 
 
-def hits_of(journey: Journey, listed: Mapping[Chain, Listed], service_port: str = "") -> tuple[Hit, ...]:
+def hits_of(
+    journey: Journey, listed: Mapping[Chain, Listed], prefix: str, service_port: str = ""
+) -> tuple[Hit, ...]:
     """The rules hit, in order; policies only where they drop.
 
+    `prefix` is that of vipd's chains: others of the same form are a kube-proxy's, or another vipd's.
     `service_port` is that of the packet's first destination, if it is known: maps do not name it.
     """
+    names = Names(prefix)
     moments = tuple(_with_kind(moment, listed.get(moment.event.chain)) for moment in journey.moments)
     told = [moment for moment in moments if _tells(moment, moments, listed, journey.passed)]
     passed = frozenset(moment.event.chain for moment in moments)
@@ -124,8 +138,10 @@ def hits_of(journey: Journey, listed: Mapping[Chain, Listed], service_port: str 
     for number, moment in enumerate(told):
         after = _mark_after(told, number)
         known = listed.get(moment.event.chain)
-        hit = _table_hit if known is not None and not known.iptables else _iptables_hit
-        found.append(hit(moment, known, passed, service_port))
+        if known is not None and not known.iptables:
+            found.append(_table_hit(moment, known, prefix, service_port))
+        else:
+            found.append(_iptables_hit(moment, known, passed, names))
         if after != before:
             found[-1] = replace(found[-1], mark=after)
         before = after
@@ -165,30 +181,39 @@ def _mark_after(told: list[Moment], number: int) -> int:
     return event.mark
 
 
-def _table_hit(moment: Moment, listed: Listed | None, passed: Collection[Chain], service_port: str) -> Hit:
+def _table_hit(moment: Moment, listed: Listed, prefix: str, service_port: str) -> Hit:
     """A rule that nft has listed."""
     event, chain = moment.event, moment.event.chain
     rule = _COMMENT.sub("", _text(event, listed))
-    ours = listed is not None and listed.ours
+    ours = listed.ours and chain.table == table_name(prefix)
     does = _nft_meaning(rule, moment, service_port) if ours else rule
-    part = _nft_part(chain.name) if ours else ""
-    return Hit(chain, part, rule, does, ours, event.verdict, event.leads, moment.headers.receiver)
+    part, target = _nft_part(chain.name) if ours else "", _nft_target(rule)
+    return Hit(chain, part, rule, target, does, ours, event.verdict, event.leads, moment.headers.receiver)
 
 
-def _iptables_hit(moment: Moment, listed: Listed | None, passed: Collection[Chain], service_port: str) -> Hit:
+def _nft_target(rule: str) -> str:
+    if xt := _XT_TARGET.search(rule):
+        return xt[1]
+    plain = _QUOTED.sub('""', rule)
+    return next((target for target, form in _NFT_TARGETS.items() if form.search(plain)), "")
+
+
+def _iptables_hit(moment: Moment, listed: Listed | None, passed: Collection[Chain], names: Names) -> Hit:
     """A rule that iptables has listed."""
     event, chain = moment.event, moment.event.chain
     rule = _text(event, listed)
-    target = rule[3:] if rule.startswith("-j ") else rule.rpartition(" -j ")[2]
+    target = target_of(rule)
     leads, verdict = event.leads, event.verdict
     if chain.legacy:
-        name = target.partition(" ")[0]
         # Every chain that a packet enters is heard of; all other names are targets.
-        leads = name if chain._replace(name=name) in passed else ""
-        verdict = _legacy_verdict(name, event)
-    ours = bool(OURS.fullmatch(chain.name) or OURS.fullmatch(leads))
-    does = _iptables_meaning(chain, rule) if ours else rule
-    return Hit(chain, _part(chain.name, listed), rule, does, ours, verdict, leads, moment.headers.receiver)
+        leads = target if chain._replace(name=target) in passed else ""
+        verdict = _legacy_verdict(target, event)
+    part = _part(chain, listed, names)
+    ours = bool(part) or names.owns(ChainId(chain.table, leads))
+    does = _iptables_meaning(chain, rule) if ours and rule else rule
+    if listed is None and not rule:
+        does = UNREADABLE
+    return Hit(chain, part, rule, target, does, ours, verdict, leads, moment.headers.receiver)
 
 
 def _text(event: Event, listed: Listed | None) -> str:
@@ -208,13 +233,13 @@ def _is_iptables(chain: Chain) -> bool:
     return chain.table in IPTABLES and chain.family in ("ip", "ip6")
 
 
-def _part(name: str, listed: Listed | None) -> str:
-    """What one of vipd's chains is for, with the service or backend that is meant."""
-    found = OURS.fullmatch(name)
-    if found is None:
+def _part(chain: Chain, listed: Listed | None, names: Names) -> str:
+    """What one of vipd's chains is for, with the service or backend that is meant; else empty."""
+    here = ChainId(chain.table, chain.name)
+    if not names.owns(here):
         return ""
-    kind = found["kind"]
-    if kind in _PARTS:
+    kind = chain.name.removeprefix(f"{names.prefix}-")
+    if names.is_fixed(here):
         return _PARTS[kind]
     kind = kind.partition("-")[0]
     about = _backend(listed) if kind == "SEP" else _service(listed) if kind != "GRP" else ""

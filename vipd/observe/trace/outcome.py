@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +9,7 @@ from typing import Any
 
 from vipd.model import socket_text
 from vipd.observe.trace.events import Verdict
-from vipd.observe.trace.hits import OURS, Hit, table_of
+from vipd.observe.trace.hits import Hit, table_of
 from vipd.observe.trace.journey import Journey
 
 Json = Mapping[str, Any]
@@ -19,8 +18,8 @@ Json = Mapping[str, Any]
 MOST_NAMED = 4
 """More backends are not listed."""
 
-_SOURCE_CHANGE = re.compile(r"-j (?:MASQUERADE|SNAT)\b|\bmasquerade\b|\bsnat\b")
-_REFUSAL = re.compile(r"-j REJECT\b|\breject\b")
+_SOURCE_CHANGES = ("MASQUERADE", "SNAT")
+_BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 
 
 class Fate(StrEnum):
@@ -47,6 +46,9 @@ class Outcome:
     masqueraded: bool
     by: Hit | None
     """The rule that translated, refused or dropped it, as far as it is known."""
+    unread: bool = False
+    """Some rules could not be read: whether one refuses or drops, and whether one masquerades where the
+    source stays the same, is not known."""
 
     def __str__(self) -> str:
         match self.fate:
@@ -82,15 +84,16 @@ def masquerade_words(masqueraded: bool) -> str:
 def outcome_of(journey: Journey, hits: Sequence[Hit]) -> Outcome:
     """What became of a packet that hit these rules."""
     end = journey.end
-    changed = end.source != journey.start.source or any(_SOURCE_CHANGE.search(hit.rule) for hit in hits)
+    changed = end.source != journey.start.source or any(hit.target in _SOURCE_CHANGES for hit in hits)
     dropper = next((hit for hit in hits if hit.verdict is Verdict.DROP), None)
     if dropper is not None and not journey.passed:
-        fate = Fate.REJECTED if _REFUSAL.search(dropper.rule) else Fate.DROPPED
-        return Outcome(fate, end.receiver, end.source, changed, dropper)
+        fate = Fate.REJECTED if dropper.target == "REJECT" else Fate.DROPPED
+        return Outcome(fate, end.receiver, end.source, changed, dropper, not dropper.rule)
+    unread = any(not hit.rule for hit in hits)
     if not journey.passed:
         return Outcome(Fate.LOST, end.receiver, end.source, changed, hits[-1] if hits else None)
     fate = Fate.DELIVERED if journey.translated else Fate.UNCHANGED
-    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits))
+    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits), unread)
 
 
 def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Comparison:
@@ -112,12 +115,15 @@ def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Compari
 
 
 def _agrees(outcome: Outcome, predicted: Json) -> bool:
+    ended = (Fate.REJECTED, Fate.DROPPED)
+    if outcome.unread and outcome.fate in ended and predicted["verdict"] in ended:
+        return True
     if outcome.fate != predicted["verdict"]:
         return False
     if outcome.fate is Fate.DELIVERED and outcome.destination != predicted["backend"]:
         return False
-    ended = outcome.fate in (Fate.REJECTED, Fate.DROPPED)
-    return ended or outcome.masqueraded is bool(predicted["masqueraded"])
+    unsure = outcome.fate in ended or (outcome.unread and not outcome.masqueraded)
+    return unsure or outcome.masqueraded is bool(predicted["masqueraded"])
 
 
 def predicted_words(explanation: Json) -> str:
@@ -148,8 +154,8 @@ def _walked(hits: Sequence[Hit]) -> Iterator[str]:
     last = ""
     for hit in hits:
         table, name = table_of(hit.chain), hit.chain.name
-        if not (hit.ours and (OURS.fullmatch(name) or _of_nft(table))):
-            continue
+        if not hit.part:
+            continue  # a chain of others, or a built-in one
         root = roots.get((table, name), name)
         if "-GRP-" in hit.leads:
             # An explanation knows too few services to divide them into groups.
@@ -163,15 +169,10 @@ def _walked(hits: Sequence[Hit]) -> Iterator[str]:
 def _planned(rules: Sequence[Json]) -> Iterator[str]:
     last = ""
     for rule in rules:
-        ours = OURS.fullmatch(rule["chain"]) or _of_nft(rule["table"])
-        if ours and (place := f"{rule['table']} {rule['chain']}") != last:
+        place = f"{rule['table']} {rule['chain']}"
+        if rule["chain"] not in _BUILT_IN and place != last:
             yield place
             last = place
-
-
-def _of_nft(table: str) -> bool:
-    """A table is named with its family if it is nft's."""
-    return " " in table
 
 
 def _comparable(walked: Sequence[str], planned: Sequence[str]) -> bool:

@@ -44,7 +44,7 @@ class Report:
         by = self.outcome.by
         if by is None:
             return ""
-        told = by.does if by.ours else f"{by.rule or GONE} (not a rule of vipd)"
+        told = by.does if by.ours else f"{by.rule or by.does or GONE} (not a rule of vipd)"
         return f"{table_words(by.chain)} {by.chain.name}: {told}"
 
     def view(self, explanation: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:

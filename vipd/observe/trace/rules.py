@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vipd.dataplane.base import ApplyError
@@ -17,7 +17,7 @@ from vipd.observe.trace.hits import IPTABLES
 from vipd.process import ProgramTimeoutError, Runner
 
 ANSWER_SECONDS = 10.0
-_HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d+)\s*")
+_HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d{1,18})\s*")
 _OPENED = re.compile(r"(?P<kind>\w+) (?P<name>\S+) \{")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "legacy6": Family.IPV6}
 
@@ -35,17 +35,27 @@ class ChainRules(NamedTuple):
     """It stands in the table of vipd's nftables dataplane."""
 
 
-async def read_rules(chains: Collection[Chain], run: Runner) -> dict[Chain, ChainRules]:
-    """What these chains hold now; without those that are gone, or that no tool can show."""
-    found = await _by_iptables([c for c in chains if c.legacy or _may_be_iptables(c)], run)
+async def read_rules(
+    chains: Collection[Chain], run: Runner, tell: Callable[[str], None] = lambda text: None
+) -> dict[Chain, ChainRules]:
+    """What these chains hold now; without those that are gone, or that no tool can show. `tell` gets what
+    could not be read, and why."""
+    faults: dict[Chain, str] = {}
+    found = await _by_iptables([c for c in chains if c.legacy or _may_be_iptables(c)], run, faults)
     left = [chain for chain in chains if chain not in found and not chain.legacy]
     for family, table in dict.fromkeys((chain.family, chain.table) for chain in left):
-        shown = await _by_nft(family, table, run)
+        shown, fault = await _by_nft(family, table, run)
         found.update({chain: shown[chain] for chain in left if chain in shown})
+        if fault:
+            tell(f"the rules of table {family} {table} cannot be read: {fault}")
+    for chain in (chain for chain in faults if chain.legacy and chain not in found):
+        tell(f"the rules of {chain.table} {chain.name} (legacy) cannot be read: {faults[chain]}")
     return found
 
 
-async def _by_iptables(chains: Collection[Chain], run: Runner) -> dict[Chain, ChainRules]:
+async def _by_iptables(
+    chains: Collection[Chain], run: Runner, faults: dict[Chain, str]
+) -> dict[Chain, ChainRules]:
     programs: dict[str, str] = {}
     found = {}
     for chain in chains:
@@ -53,10 +63,13 @@ async def _by_iptables(chains: Collection[Chain], run: Runner) -> dict[Chain, Ch
             if chain.family not in programs:
                 programs[chain.family] = await _program(chain, run)
             listed = await _listed(chain, programs[chain.family], run)
-        except (ApplyError, OSError, ProgramTimeoutError, dump.MalformedDumpError):
+        except (ApplyError, OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+            faults[chain] = str(error)
             continue
         if listed is not None:
             found[chain] = listed
+        else:
+            faults[chain] = "iptables does not show them, or not all of them"
     return found
 
 
@@ -86,6 +99,8 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
         return None
     head, policy_head = f"-A {chain.name} ", f"-P {chain.name} "
     lines = ended.output.splitlines()
+    if not all(line.startswith((head, policy_head, f"-N {chain.name}")) for line in lines if line.strip()):
+        return None
     rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
     policy = next((line.removeprefix(policy_head) for line in lines if line.startswith(policy_head)), "")
     handles = range(1, len(rules) + 1) if chain.legacy else _handles(chain)
@@ -94,14 +109,16 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
     return ChainRules(dict(zip(handles, rules, strict=True)), policy)
 
 
-async def _by_nft(family: str, table: str, run: Runner) -> dict[Chain, ChainRules]:
-    """Every chain of a table. One by one would take longer: nft reads all elements each time, -t or not
-    (1.0.6; 0.6 s with 5,000 services)."""
+async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, ChainRules], str]:
+    """Every chain of a table, or why they cannot be read. One by one would take longer: nft reads all
+    elements each time, -t or not (1.0.6; 0.6 s with 5,000 services)."""
     try:
         ended = await run(["nft", "-a", "-t", "list", "table", family, table], "")
         ours = _is_ours(family, table)
-    except (OSError, ProgramTimeoutError, dump.MalformedDumpError):
-        return {}
+    except (OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+        return {}, str(error)
+    if ended.code:
+        return {}, " ".join(ended.errors.split()) or f"nft: exit code {ended.code}"
     found: dict[Chain, ChainRules] = {}
     rules: dict[int, str] = {}
     for line in ended.output.splitlines():
@@ -115,7 +132,7 @@ async def _by_nft(family: str, table: str, run: Runner) -> dict[Chain, ChainRule
                 found[chain] = ChainRules(rules, iptables=False, ours=ours)
         else:
             rules[int(shown["handle"])] = shown["rule"]
-    return found
+    return found, "" if found else "what nft prints is not understood"
 
 
 def _handles(chain: Chain) -> list[int]:

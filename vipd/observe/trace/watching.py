@@ -24,6 +24,7 @@ SOL_NETLINK, ADD_MEMBERSHIP = 270, 1
 SO_RCVBUFFORCE = 33
 BUFFER_BYTES = 8 << 20
 """Events that find no room here are lost."""
+MOST_NOTES = 20
 LOOK_SECONDS = 0.1
 """How often to see whether a packet that nothing is heard of any more is gone."""
 
@@ -95,12 +96,17 @@ class Watch:
             datagram = opened.recv(RECEIVE_BYTES)
             return list(trace_events(datagram) if opened is self._events else logged_events(datagram))
         except MalformedDumpError as error:
-            self.notes.append(f"an event could not be read: {error}")
+            self._note(f"an event could not be read: {error}")
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise
-            self.notes.append("events were lost: there were too many at once")
+            self._note("events were lost: there were too many at once")
         return ()
+
+    def _note(self, text: str) -> None:
+        """Once each, and not without end: who follows flows may do so for days."""
+        if text not in self.notes and len(self.notes) < MOST_NOTES:
+            self.notes.append(text)
 
 
 def _listening() -> socket.socket:

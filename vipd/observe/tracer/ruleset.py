@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vipd.dataplane.iptables.words import split_words
 from vipd.model import Family
 from vipd.observe.tracer.errors import RulesetError, UnknownRule
 from vipd.observe.tracer.loops import looping
 from vipd.observe.tracer.options import number
 from vipd.observe.tracer.rules import Rule, parse_rule
 from vipd.observe.tracer.targets import Jump, Opaque, Ruling
-from vipd.observe.tracer.tokens import Cursor, split_words
+from vipd.observe.tracer.tokens import Cursor
 
 BUILT_IN = {
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),

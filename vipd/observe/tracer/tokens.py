@@ -1,43 +1,6 @@
-"""The words of an iptables-restore line, and a place in them."""
+"""A place in the words of an iptables-restore line."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-
-
-def split_words(line: str) -> list[str]:
-    """The arguments of one line, as iptables-restore 1.8 splits them.
-
-    Blanks separate. A double quote opens a stretch in which blanks count and a backslash takes the next
-    character as it is; the closing quote ends the word. Outside quotes a backslash is a plain character.
-
-    Raises:
-        ValueError: a quote is not closed.
-    """
-    if '"' not in line:
-        return line.split()
-    words: list[str] = []
-    word = ""
-    characters = iter(line)
-    for character in characters:
-        if character == '"':
-            words.append(word + _quoted(characters))
-            word = ""
-        elif not character.isspace():
-            word += character
-        elif word:
-            words.append(word)
-            word = ""
-    return [*words, word] if word else words
-
-
-def _quoted(characters: Iterator[str]) -> str:
-    text = ""
-    for character in characters:
-        if character == '"':
-            return text
-        text += next(characters, "") if character == "\\" else character
-    raise ValueError("a quote is not closed")
 
 
 class Cursor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
@@ -42,6 +41,7 @@ class RuleCounter:
         self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
         self._changes: dict[ForwardingKey, Forwarding | None] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
         self._seconds = dict.fromkeys(Family, 0.0)
         """CPU time of the last reading; of legacy rules how long it took."""
@@ -73,8 +73,10 @@ class RuleCounter:
                 else:
                     self._tables_gone[told.family] += 1
                     self._tally.began_anew(told.family)
-        except (ValueError, struct.error) as error:
-            log.warning("the last count of a deleted rule is not understood: %s", error)
+        except ValueError as error:
+            if not self._garbled:  # once: such messages may come by the thousand
+                log.warning("the last count of a deleted rule is not understood: %s", error)
+            self._garbled = True
 
     async def before(self, family: Family, changes: Collection[Change]) -> None:
         """Rules are about to be written: read what would be lost. Raises ApplyError."""

@@ -68,7 +68,7 @@ class RuleMessages:
         self._counter = attribute(1, b"counter\0")
 
     def ended(self, datagram: bytes) -> Iterator[Counted | TableGone]:
-        """The last counts that notifications carry. Raises ValueError or struct.error when cut short."""
+        """The last counts that notifications carry. Raises ValueError when they are cut short."""
         for kind, start, end in self._split(datagram):
             if kind == RULE_DELETED:
                 if counted := self._counted(datagram, start, end):
@@ -77,7 +77,7 @@ class RuleMessages:
                 yield TableGone(family)
 
     def listed(self, datagram: bytes) -> Iterator[Counted]:
-        """The counts in a part of a dump. Raises ValueError or struct.error when it is cut short."""
+        """The counts in a part of a dump. Raises ValueError when it is cut short."""
         for kind, start, end in self._split(datagram):
             if kind == RULE_ADDED and (counted := self._counted(datagram, start, end)):
                 yield counted
@@ -90,6 +90,8 @@ class RuleMessages:
                 raise ValueError(f"message of {length} bytes at byte {place} of {total}")
             yield kind, place, place + length
             place += (length + 3) & ~3
+        if place < total:
+            raise ValueError(f"{total - place} stray bytes after the last message")
 
     def _family_without_nat(self, datagram: bytes, start: int) -> Family | None:
         nat = datagram.startswith(self._table, start + _ATTRIBUTES)
@@ -103,9 +105,12 @@ class RuleMessages:
         at = datagram.find(self._counter, start + self._handle_at, end)
         if family is None or at < 0 or datagram.find(self._mark_jump, at, end) >= 0:
             return None
-        chain = datagram[start + self._name_at : start + self._name_end].decode()
-        (handle,) = _NUMBER.unpack_from(datagram, start + self._handle_at + _ATTRIBUTE.size)
-        return Counted(family, chain, handle, _packets(datagram, at + len(self._counter)))
+        chain = datagram[start + self._name_at : start + self._name_end].decode(errors="replace")
+        try:
+            (handle,) = _NUMBER.unpack_from(datagram, start + self._handle_at + _ATTRIBUTE.size)
+            return Counted(family, chain, handle, _packets(datagram, at + len(self._counter)))
+        except struct.error as error:
+            raise ValueError(f"a rule of {chain}: {error}") from None
 
 
 def _packets(datagram: bytes, at: int) -> int:

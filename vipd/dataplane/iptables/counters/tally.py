@@ -15,6 +15,9 @@ from vipd.model import Family
 KEPT_ROUNDS = 3
 """Complete readings for which a rule that is gone is still known, should its end be told late."""
 
+MOST_ENDED = 100_000
+"""So many rules that are gone are known while readings fail."""
+
 ChainName = tuple[Family, str]
 
 
@@ -33,6 +36,8 @@ class Tally:
         self._rules: dict[ChainName, dict[int, _Rule]] = {}
         self._new: dict[ChainName, int] = {}
         self._round: dict[Family, int] = {}
+        self._ended = 0
+        """Rules that have ended since the last complete reading."""
 
     def read(self, counts: Iterable[Counted]) -> None:
         """What a reading of living rules found. It may be older than what `ended` told meanwhile."""
@@ -45,6 +50,7 @@ class Tally:
     def read_all(self, family: Family) -> None:
         """What was read since the last time were all rules of the family."""
         now = self._round[family] = self._round.get(family, 0) + 1
+        self._ended = 0
         for chain in [chain for chain in self._rules if chain[0] is family]:
             rules = self._rules[chain]
             for handle in [h for h, rule in rules.items() if now - rule.seen >= KEPT_ROUNDS]:
@@ -58,6 +64,17 @@ class Tally:
         if not rule.ended:
             self._grow(counted, rule)
             rule.ended = True
+            self._ended += 1
+            if self._ended > MOST_ENDED:
+                self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Forget rules that are gone: no reading has been complete for very long."""
+        self._ended = 0
+        for chain, rules in list(self._rules.items()):
+            self._rules[chain] = {handle: rule for handle, rule in rules.items() if not rule.ended}
+            if not self._rules[chain]:
+                del self._rules[chain]
 
     def began_anew(self, family: Family, chains: Iterable[str] | None = None) -> None:
         """The rules of these chains are others now, whatever their handles; None: all of the family."""

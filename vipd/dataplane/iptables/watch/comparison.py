@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
-from vipd.dataplane.iptables.plan import Installed, jump_target
+from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.saved import read_saved, recognise
 from vipd.dataplane.iptables.watch.disturbance import ENTRIES
+from vipd.dataplane.iptables.words import target_of
 
 
 def digest(saved: str) -> bytes:
@@ -50,4 +51,4 @@ def _jumps_differ(chain: ChainId, found: Installed, expected: Installed, names: 
 
 def _ours(chain: ChainId, builtins: Mapping[ChainId, Rules], names: Names) -> Rules:
     rules = builtins.get(chain, ())
-    return tuple(rule for rule in rules if names.owns(ChainId(chain.table, jump_target(rule))))
+    return tuple(rule for rule in rules if names.owns(ChainId(chain.table, target_of(rule))))

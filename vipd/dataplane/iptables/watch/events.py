@@ -92,10 +92,11 @@ class RuleEvents:
             pass
         except ValueError:
             self._gathering.lost(self._clock())
-        except OSError as error:
-            if error.errno == errno.ENOBUFS:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOBUFS:
                 self._gathering.lost(self._clock())
             elif not failed.done():
+                # Nobody would hear of it, or of anything after it, if it ended in the event loop's log.
                 failed.set_exception(error)
                 self._read_some.set()
         if self._gathering.due is not None:

@@ -17,6 +17,9 @@ LONGEST_SECONDS = 0.3
 CHAINS_LIMIT = 1000
 """With more chains touched than this, one reading of the whole family is cheaper than to name them."""
 
+MOST_OPEN = 100
+"""The kernel tells of one transaction after the other: more than these have no end that is still to come."""
+
 IsOurs = Callable[[int, int], bool]
 """Whether a transaction of this pid and netlink address is our own doing."""
 
@@ -88,6 +91,8 @@ class Gathering:
             if not is_ours(generation.pid, generation.port):
                 self.lost(now)
         work = self._open.pop(generation.port, None)
+        if len(self._open) > MOST_OPEN:
+            self.lost(now)  # their ends were, long ago
         if work is not None and not is_ours(generation.pid, generation.port):
             self._touch(now)
             self._closed.append((generation, actor, work))

@@ -124,6 +124,8 @@ def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterato
             elif kind == _NEW_GENERATION:
                 yield _generation(port, datagram[place + _HEADER_SIZE : end])
         place += (length + 3) & ~3
+    if place < total:
+        raise ValueError(f"{total - place} stray bytes after the last message")
 
 
 def opening(datagram: bytes) -> tuple[int, bool]:

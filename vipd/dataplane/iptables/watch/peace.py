@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ REPAIRS_AT_ONCE = 5
 """So many repairs after one culprit within the window are made without a pause."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+MOST_QUARRELS = 100
+"""Further culprits count as one that is not known."""
 
 _UNKNOWN = ""
 _HINTS = {
@@ -28,8 +31,12 @@ class _Quarrel:
 
     name: str
     pid: int
-    repairs: list[float] = field(default_factory=list)
-    """Times of all repairs after this culprit since the quarrel began."""
+    repairs: int = 0
+    """How often was repaired after this culprit since the quarrel began."""
+    first: float = 0.0
+    """When that was the first time."""
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIRS_AT_ONCE))
+    """When it was the last times: a quarrel may go on for months."""
     pause: float = 0.0
     last: float = 0.0
     """When it was last seen."""
@@ -37,7 +44,13 @@ class _Quarrel:
     """It was never seen at work itself, only inferred."""
 
     def recent(self, now: float) -> int:
-        return sum(now - at < WINDOW_SECONDS for at in self.repairs)
+        return sum(now - at < WINDOW_SECONDS for at in self.latest)
+
+    def repaired(self, now: float) -> None:
+        self.first = self.first if self.repairs else now
+        self.repairs += 1
+        self.latest.append(now)
+        self.last = now
 
 
 class Peace:
@@ -64,7 +77,7 @@ class Peace:
             quarrel = self._quarrel(name, pid, now)
             quarrel.last = now
             quarrel.guessed &= actor.guessed
-            self._waiting.add(name)
+            self._waiting.add(quarrel.name)
             due = now + quarrel.pause
             # A newcomer's deed is repaired at once also while a pause for another one lasts.
             self._due = due if self._due is None else min(self._due, due)
@@ -77,8 +90,7 @@ class Peace:
             quarrel = self._quarrels[name]
             if not wrote:
                 continue
-            quarrel.repairs.append(now)
-            quarrel.last = now
+            quarrel.repaired(now)
             if quarrel.recent(now) >= REPAIRS_AT_ONCE:
                 quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), LONGEST_PAUSE_SECONDS)
         self._waiting.clear()
@@ -91,6 +103,8 @@ class Peace:
 
     def _quarrel(self, name: str, pid: int, now: float) -> _Quarrel:
         self._forget_quiet(now)
+        if name not in self._quarrels and len(self._quarrels) >= MOST_QUARRELS:
+            name, pid = _UNKNOWN, 0  # a program may call itself otherwise each time
         quarrel = self._quarrels.setdefault(name, _Quarrel(name, pid))
         quarrel.pid = pid
         return quarrel
@@ -103,8 +117,8 @@ class Peace:
     def _warning(self, quarrel: _Quarrel, now: float) -> str:
         who = f"{quarrel.name} (pid {quarrel.pid})" if quarrel.name else "another program"
         who = f"probably {who}" if quarrel.guessed else who
-        span = max(1, round(now - quarrel.repairs[0]))
-        told = f"{who} has undone vipd's rules {len(quarrel.repairs)} times in {span} s"
+        span = max(1, round(now - quarrel.first))
+        told = f"{who} has undone vipd's rules {quarrel.repairs} times in {span} s"
         hint = _HINTS.get(
             quarrel.name, f"make it leave the chains {self._prefix}-* and the jumps to them alone"
         )

@@ -18,6 +18,7 @@ from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
 from vipd.dataplane.iptables.watch.gathering import CHAINS_LIMIT
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.model import Family
+from vipd.process import ProgramTimeoutError
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +86,17 @@ class RulePoll:
 
     async def run(self, report: Callable[[Disturbance], None]) -> None:
         """Report what differs, until cancelled. The same difference is reported once."""
+        fault = ""
         while True:
             await asyncio.sleep(self._interval)
             try:
                 disturbance = await self.look()
-            except (ApplyError, OSError) as error:
-                log.warning("cannot watch the rules of %s: %s", self._watched.family, error)
+            except (ApplyError, OSError, ProgramTimeoutError, ValueError) as error:
+                if str(error) != fault:  # else it would be said twice a second
+                    log.warning("cannot watch the rules of %s: %s", self._watched.family, error)
+                fault = str(error)
                 continue
+            fault = ""
             if disturbance:
                 report(disturbance)
 

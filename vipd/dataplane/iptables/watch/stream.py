@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
 from vipd.dataplane.iptables.watch.disturbance import Disturbance, Scope
+
+MOST_WAITING = 200
+"""Disturbances that nobody has taken yet: three come each second, and a repair that fails takes a minute."""
+MOST_NAMED = 100
+"""Actors that are named of those that were too many."""
+
+
+def _all_of(several: Sequence[Disturbance]) -> Disturbance:
+    """One disturbance that stands for several."""
+    actors = dict.fromkeys(actor for each in several for actor in each.actors)
+    return Disturbance(
+        frozenset().union(*(each.families for each in several)),
+        frozenset(),
+        frozenset().union(*(each.deeds for each in several)),
+        tuple(actors)[:MOST_NAMED],
+        everything=True,
+    )
 
 
 class Watcher(Protocol):
@@ -28,7 +46,8 @@ class Disturbances:
     """
 
     def __init__(self) -> None:
-        self._found: asyncio.Queue[Disturbance | BaseException] = asyncio.Queue()
+        self._found: deque[Disturbance | BaseException] = deque()
+        self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self.widen: Callable[[Scope], Scope] | None = None
@@ -45,14 +64,27 @@ class Disturbances:
 
     def _start(self, watcher: Watcher, name: str) -> None:
         self._stack.callback(watcher.close)
-        task = asyncio.create_task(watcher.run(self._found.put_nowait), name=name)
+        task = asyncio.create_task(watcher.run(self._report), name=name)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A watcher ends only by a fault; whoever iterates learns of it."""
-        if not task.cancelled() and (error := task.exception()):
-            self._found.put_nowait(error)
+        """A watcher ends only by a fault; whoever iterates learns of it, also of one that just stopped."""
+        error = None if task.cancelled() else task.exception()
+        self._put(error or OSError(f"{task.get_name()}: it has ended"))
+
+    def _report(self, disturbance: Disturbance) -> None:
+        """Keep a disturbance until somebody takes it; of very many one that stands for all."""
+        if len(self._found) >= MOST_WAITING:
+            waiting = [each for each in self._found if isinstance(each, Disturbance)]
+            faults = [each for each in self._found if not isinstance(each, Disturbance)]
+            self._found = deque([_all_of([*waiting, disturbance]), *faults])
+        else:
+            self._put(disturbance)
+
+    def _put(self, found: Disturbance | BaseException) -> None:
+        self._found.append(found)
+        self._something.set()
 
     async def __aenter__(self) -> Self:
         try:
@@ -76,7 +108,10 @@ class Disturbances:
         return self
 
     async def __anext__(self) -> Disturbance:
-        found = await self._found.get()
+        while not self._found:
+            self._something.clear()
+            await self._something.wait()
+        found = self._found.popleft()
         if isinstance(found, BaseException):
             raise found
         return found

@@ -17,10 +17,10 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
 
 def judge_network(facts: Facts) -> Iterator[Judgement]:
     """What the checks of addresses and backends need."""
-    if facts.network.fault:
-        yield unchecked(
-            "routes and addresses were not looked at", facts.network.fault, "apt install iproute2"
-        )
+    fault = facts.network.fault
+    if fault:
+        mend = ["apt install iproute2"] if "No such file" in fault else []
+        yield unchecked("routes and addresses were not looked at", fault, *mend)
 
 
 def judge_owned(facts: Facts) -> Iterator[Judgement]:
@@ -32,13 +32,32 @@ def judge_owned(facts: Facts) -> Iterator[Judgement]:
     if owned:
         places = listed([f"{own.address} ({own.device})" for own in owned])
         cause = f"this host has {places}: its programs answer there, and vipd refuses such addresses"
-        mend = (f"ip address del {o.address}/{o.length} dev {o.device}" for o in owned[:MENDED])
-        yield problem("a virtual IP is this host's own address", cause, *mend)
+        hint = "give the service another address; or take it off the device, if nothing else uses it"
+        yield problem("a virtual IP is this host's own address", cause, hint=hint)
+
+
+def judge_foreign(facts: Facts) -> Iterator[Judgement]:
+    """An address that another host has, is that host's: here it would not be reached any more."""
+    taken = _taken(facts)
+    if taken:
+        places = listed([f"{vip} is {what}" for vip, what in taken.items()])
+        cause = f"{places}: this host would not reach it any more, and two would answer for it"
+        yield problem(
+            "a virtual IP is another host's address", cause, hint="give the service another address"
+        )
+
+
+def _taken(facts: Facts) -> dict[str, str]:
+    """Virtual IPs that others have, as far as is known, with what is there."""
+    backends = dict.fromkeys(facts.backends(), "a declared backend")
+    others = {**backends, **facts.network.others}
+    return {vip: others[vip] for vip in facts.vips() if vip in others}
 
 
 def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
     """Neighbours ask for an address of their own network instead of sending it to a router."""
-    vips = [(vip, ip_address(vip)) for vip in facts.vips()]
+    taken = _taken(facts)
+    vips = [(vip, ip_address(vip)) for vip in facts.vips() if vip not in taken]
     found = [
         (vip, own)
         for own in facts.network.addresses
@@ -53,7 +72,8 @@ def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
             "a virtual IP lies in a network of this host",
             f"{places}: neighbours there ask who has it instead of sending it here, and nobody answers",
             *_answer_for(found),
-            hint="better an address outside of every network, and a route to it through this host",
+            hint="make sure first that no host has it, also none that is off now; better is an address "
+            "outside of every network, and a route to it through this host",
         )
 
 
@@ -119,14 +139,12 @@ def judge_node_ports(facts: Facts) -> Iterator[Judgement]:
             cause = f"{who} listens on {listener.port}/{listener.protocol}, and other hosts reach "
             cause += f"{port.service} there instead"
             title = f"node port {listener.port} of {port.service} is taken"
-            hint = "or give the service another node port"
-            yield warning(title, cause, *filter(None, [_stop(listener)]), hint=hint)
+            yield warning(title, cause, hint=f"give the service another node port{_or_stop(listener)}")
 
 
-def _stop(listener: Listener) -> str:
-    if listener.unit:
-        return f"systemctl stop {listener.unit}"
-    return f"kill {listener.pid}" if listener.pid else ""
+def _or_stop(listener: Listener) -> str:
+    """What holds a port may be what somebody works by: it is never stopped by a command to be pasted."""
+    return f", or stop {listener.unit} if nobody needs it" if listener.unit else ""
 
 
 CHECKS = (
@@ -139,6 +157,13 @@ CHECKS = (
         Facts.blind_to_network,
     ),
     Check(
+        "vip-foreign",
+        GROUP,
+        "no virtual IP is known to be another host's",
+        judge_foreign,
+        Facts.blind_to_network,
+    ),
+    Check(
         "vip-in-subnet",
         GROUP,
         "no virtual IP lies in a network of this host",
@@ -146,5 +171,11 @@ CHECKS = (
         Facts.blind_to_network,
     ),
     Check("vip-route", GROUP, "routes lead to every virtual IP", judge_routes, Facts.blind_to_routes),
-    Check("node-port-taken", GROUP, "no program listens on a node port", judge_node_ports),
+    Check(
+        "node-port-taken",
+        GROUP,
+        "no program listens on a node port",
+        judge_node_ports,
+        Facts.blind_to_listeners,
+    ),
 )

@@ -46,6 +46,8 @@ def _behind_devices_that_are_down(facts: Facts) -> dict[str, str]:
 
 def judge_local(facts: Facts) -> Iterator[Judgement]:
     """A backend on this host must listen on the address that flows are translated to."""
+    if facts.network.listeners_fault:
+        return
     found = {}
     for port in facts.services:
         for address, number in port.backends:
@@ -72,5 +74,5 @@ def judge_local(facts: Facts) -> Iterator[Judgement]:
 
 CHECKS = (
     Check("backend-route", GROUP, "routes lead to every backend", judge_routes, Facts.blind_to_network),
-    Check("local-backend", GROUP, "backends on this host listen", judge_local, Facts.blind_to_network),
+    Check("local-backend", GROUP, "backends on this host listen", judge_local, Facts.blind_to_listeners),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.finding import Check, Judgement, fine, listed, problem, warning
 
 GROUP = "Connection tracking"
 COUNT, MAXIMUM = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
@@ -29,31 +29,43 @@ def judge_room(facts: Facts) -> Iterator[Judgement]:
         f"the connection tracking table is {'full' if full else 'nearly full'}",
         cause,
         f"sysctl -w net.netfilter.nf_conntrack_max={4 * most}",
-        f"echo '{more}' > /etc/sysctl.d/80-conntrack.conf",
+        f"echo '{more}' > /etc/sysctl.d/80-vipd-conntrack.conf",
     )
 
 
 def judge_drops(facts: Facts) -> Iterator[Judgement]:
     """Packets dropped for want of room or memory, and entries thrown out early."""
-    counters = facts.kernel.conntrack
-    lost = {name: counters.get(name, 0) for name in ("drop", "early_drop") if counters.get(name, 0)}
+    lost, before = _grown(facts, "drop", "early_drop")
     if lost:
-        told = ", ".join(f"{name}={number}" for name, number in lost.items())
-        cause = f"{told} since the start: the table was full at times, and flows were lost"
+        cause = f"{lost}: the table is full at times, and flows are lost"
         hint = "raise net.netfilter.nf_conntrack_max; conntrack -S shows the counters"
-        yield warning("connection tracking has dropped packets", cause, hint=hint)
+        yield warning("connection tracking drops packets", cause, hint=hint)
+    elif before:
+        yield fine("connection tracking drops nothing now", before)
+
+
+def _grown(facts: Facts, *names: str) -> tuple[str, str]:
+    """What some counters grew by while they were watched, and what they count since the start; empty for
+    nothing. What was counted once says nothing of today."""
+    kernel = facts.kernel
+    new = [f"{name} +{kernel.conntrack_new[name]}" for name in names if kernel.conntrack_new.get(name)]
+    all_time = [f"{name}={kernel.conntrack[name]}" for name in names if kernel.conntrack.get(name)]
+    since = f"{', '.join(all_time)} since the start" if all_time else ""
+    return f"{', '.join(new)} in {kernel.watched_seconds:.1f} s ({since})" if new else "", since
 
 
 def judge_insertions(facts: Facts) -> Iterator[Judgement]:
     """Two packets of one socket at the same moment: one is lost, typically of a DNS resolver."""
-    failed = facts.kernel.conntrack.get("insert_failed", 0)
+    failed, before = _grown(facts, "insert_failed")
     if failed:
         cause = (
-            f"insert_failed={failed} since the start: of two packets that open the same flow at once, one "
-            "is lost; names that take five seconds are its usual sign"
+            f"{failed}: of two packets that open the same flow at once, one is lost; names that take five "
+            "seconds are its usual sign"
         )
         hint = "on the clients, options single-request-reopen or use-vc in /etc/resolv.conf"
-        yield warning("flows were lost in a race of connection tracking", cause, hint=hint)
+        yield warning("flows are lost in a race of connection tracking", cause, hint=hint)
+    elif before:
+        yield fine("no flow is lost in a race now", before)
 
 
 def judge_netlink(facts: Facts) -> Iterator[Judgement]:
@@ -77,10 +89,33 @@ def judge_affinity(facts: Facts) -> Iterator[Judgement]:
         yield warning("affinity lists are short", cause, mend, hint=hint)
 
 
+def _blind_to_table(facts: Facts) -> str:
+    return facts.blind_as_user() or facts.kernel.fault
+
+
+def _blind_to_lists(facts: Facts) -> str:
+    used = facts.dataplane == "iptables" and any(port.affinity for port in facts.services)
+    unknown = used and facts.kernel.affinity_limit is None
+    why = "ip_list_tot of xt_recent cannot be read: it is not loaded, or only root may look"
+    return facts.kernel.fault or facts.services_fault or (why if unknown else "")
+
+
 CHECKS = (
-    Check("conntrack-room", GROUP, "the connection tracking table has room", judge_room),
-    Check("conntrack-drops", GROUP, "connection tracking has dropped nothing", judge_drops),
-    Check("conntrack-races", GROUP, "no flow was lost in a race", judge_insertions),
-    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", judge_netlink, Facts.blind_as_user),
-    Check("affinity-limit", GROUP, "affinity lists are long enough", judge_affinity),
+    Check(
+        "conntrack-room",
+        GROUP,
+        "the connection tracking table has room",
+        judge_room,
+        lambda facts: facts.blind_to_settings(COUNT, MAXIMUM),
+    ),
+    Check(
+        "conntrack-drops",
+        GROUP,
+        "connection tracking drops nothing",
+        judge_drops,
+        Facts.blind_to_counters,
+    ),
+    Check("conntrack-races", GROUP, "no flow is lost in a race", judge_insertions, Facts.blind_to_counters),
+    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", judge_netlink, _blind_to_table),
+    Check("affinity-limit", GROUP, "affinity lists are long enough", judge_affinity, _blind_to_lists),
 )

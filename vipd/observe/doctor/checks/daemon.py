@@ -48,13 +48,19 @@ def judge_running(facts: Facts) -> Iterator[Judgement]:
 
 
 def _not_running(facts: Facts) -> Iterator[Judgement]:
-    if not facts.root:
-        yield unchecked("whether vipd runs is not known", facts.daemon.fault)
+    unknown = facts.daemon.unseen or facts.blind_to_work()
+    if not facts.root or facts.daemon.unseen:
+        cause = "; ".join(filter(None, (facts.daemon.fault, facts.daemon.unseen)))
+        yield unchecked("whether vipd runs is not known", cause)
         return
     working = [str(family) for family in facts.families() or _all_families(facts) if facts.at_work(family)]
     if working:
         cause = f"its rules ({', '.join(working)}) forward as last written, and nobody follows changes"
         yield warning("vipd does not run, its rules are in the kernel", cause, START)
+        return
+    if unknown or facts.services_fault:
+        cause = f"whether its rules are in the kernel is not known: {unknown or facts.services_fault}"
+        yield warning("vipd does not run", cause, START)
         return
     count = len({port.service for port in facts.services})
     cause = f"{count} service{' is' if count == 1 else 's are'} declared, and no rule is in the kernel"
@@ -118,9 +124,33 @@ def judge_clock(facts: Facts) -> Iterator[Judgement]:
 CHECKS = (
     Check("settings", GROUP, "the settings can be used", judge_settings),
     Check("daemon-running", GROUP, "vipd runs", judge_running),
-    Check("daemon-state", GROUP, "the daemon does well", judge_state),
-    Check("daemon-warnings", GROUP, "the daemon warns of nothing else", judge_warnings),
-    Check("daemon-version", GROUP, "daemon and vipctl are of one version", judge_version),
-    Check("socket-permissions", GROUP, "the API's socket is for its group only", judge_socket),
-    Check("clock", GROUP, "the clock is synchronised, or does not matter", judge_clock),
+    Check("daemon-state", GROUP, "the daemon does well", judge_state, Facts.blind_to_daemon),
+    Check(
+        "daemon-warnings",
+        GROUP,
+        "the daemon warns of nothing else",
+        judge_warnings,
+        Facts.blind_to_daemon,
+    ),
+    Check(
+        "daemon-version",
+        GROUP,
+        "daemon and vipctl are of one version",
+        judge_version,
+        Facts.blind_to_daemon,
+    ),
+    Check(
+        "socket-permissions",
+        GROUP,
+        "the API's socket is for its group only",
+        judge_socket,
+        lambda facts: facts.socket_fault,
+    ),
+    Check(
+        "clock",
+        GROUP,
+        "the clock is synchronised, or does not matter",
+        judge_clock,
+        lambda facts: facts.kernel.fault or facts.kernel.clock_fault,
+    ),
 )

@@ -31,6 +31,8 @@ def judge_quarantined(facts: Facts) -> Iterator[Judgement]:
 
 
 CHECKS = (
-    Check("refused-declarations", GROUP, "every declaration is accepted", judge_refused),
-    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined),
+    Check(
+        "refused-declarations", GROUP, "every declaration is accepted", judge_refused, Facts.blind_to_services
+    ),
+    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined, Facts.blind_to_daemon),
 )

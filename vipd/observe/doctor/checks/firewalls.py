@@ -8,7 +8,7 @@ from vipd.dataplane.forward_accept.fates import Fate, NftForward
 from vipd.model import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
-from vipd.observe.doctor.rules import STEMS, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Firewalls"
 KNOWN = {
@@ -37,22 +37,8 @@ def judge_mixed(facts: Facts) -> Iterator[Judgement]:
             yield warning(
                 f"rules of both iptables variants ({ruleset.family})",
                 f"{cause}: the kernel applies both, and services may behave oddly",
-                *_move(ruleset, used, tables, facts.settings.chain_prefix),
-                hint=f"what wrote them will do it again: let it use {used} as well",
+                hint=f"let what wrote them use {used} as well, and take them away by its own means",
             )
-
-
-def _move(ruleset: Ruleset, used: str, tables: tuple[str, ...], prefix: str) -> Iterator[str]:
-    """Bring others' rules over to the variant that is used, then empty the other."""
-    stem, program = STEMS[ruleset.family], ruleset.program
-    others = f" | grep -v {prefix}-" if ruleset.jumps_to(f"{prefix}-") else ""
-    yield f"{program}-save{others} | {stem}-{used}-restore --noflush"
-    for table in tables:
-        for (of, chain), body in ruleset.chains.items():
-            if of == table and body.policy not in ("", "ACCEPT"):
-                yield f"{program} -t {table} -P {chain} ACCEPT"
-        yield f"{program} -t {table} -F"
-        yield f"{program} -t {table} -X"
 
 
 def judge_twice(facts: Facts) -> Iterator[Judgement]:
@@ -62,7 +48,7 @@ def judge_twice(facts: Facts) -> Iterator[Judgement]:
     for family in sorted(facts.tables) if not by_nftables else ():
         table = f"{'ip' if family is Family.IPV4 else 'ip6'} {prefix.lower()}"
         cause = f"nft table {table} is of the dataplane nftables, and vipd uses iptables"
-        yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, f"nft delete table {table}")
+        yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, *_away(facts))
     for ruleset in facts.rulesets if by_nftables else _other_variant(facts):
         accept = f"{prefix}-FORWARD"  # every dataplane may need it
         if ruleset.jumps_to(f"{prefix}-", but=accept) and not ruleset.has("KUBE-PROXY-CANARY"):
@@ -70,8 +56,12 @@ def judge_twice(facts: Facts) -> Iterator[Judgement]:
             cause = (
                 f"{program} still holds chains {prefix}-*: they forward as they did when they were written"
             )
-            mend = f"{program}-save | grep -v {prefix}- | {program}-restore"
-            yield problem(f"vipd's rules stand twice ({ruleset.family})", cause, mend)
+            yield problem(f"vipd's rules stand twice ({ruleset.family})", cause, *_away(facts))
+
+
+def _away(facts: Facts) -> tuple[str, ...]:
+    """What takes away vipd's own former rules: a daemon does when it starts, and established flows go on."""
+    return ("systemctl restart vipd",) if facts.daemon.runs else ("systemctl start vipd",)
 
 
 def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
@@ -101,7 +91,7 @@ def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool) -> Judgement:
 
 def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
     """So must every nft chain at the hook forward: an accept in one table is none in another."""
-    for chain in facts.forward_chains or ():
+    for chain in facts.forward_chains:
         concerned = [family for family in facts.families() if chain.concerns(family)]
         coming = facts.settings.accept_forwarded and not any(map(facts.at_work, concerned))
         if not concerned or coming:
@@ -126,9 +116,9 @@ def _blocked_by_nft(chain: NftForward, fate: Fate) -> Judgement:
 def judge_present(facts: Facts) -> Iterator[Judgement]:
     """Which firewalls are at work; the checks above say whether they do harm."""
     names = {chain for ruleset in facts.rulesets for _, chain in ruleset.chains}
-    names |= {chain.table for chain in facts.forward_chains or ()}
+    names |= {chain.table for chain in facts.forward_chains}
     found = [firewall for firewall, marks in KNOWN.items() if names.intersection(marks)]
-    strangers = {c.table for c in facts.forward_chains or () if c.table not in KNOWN["firewalld"]}
+    strangers = {c.table for c in facts.forward_chains if c.table not in KNOWN["firewalld"]}
     found += [f"nft table {table}" for table in sorted(strangers)]
     if found:
         cause = "a reload of it may delete vipd's rules too; vipd writes them again"
@@ -141,16 +131,24 @@ def _other_variant(facts: Facts) -> Iterator[Ruleset]:
             yield ruleset
 
 
+def _blind_to_variants(facts: Facts) -> str:
+    return facts.blind_to_rules() or facts.blind_to_programs()
+
+
+def _blind_to_places(facts: Facts) -> str:
+    return _blind_to_variants(facts) or facts.nft_fault
+
+
 CHECKS = (
     Check("rules-readable", GROUP, "all rules could be read", judge_readable, Facts.blind_to_rules),
-    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, Facts.blind_to_rules),
-    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, Facts.blind_to_rules),
+    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, _blind_to_variants),
+    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, _blind_to_places),
     Check(
         "forward-policy",
         GROUP,
         "FORWARD lets translated flows pass",
         judge_forward_policy,
-        Facts.blind_to_rules,
+        Facts.blind_to_forwarding,
     ),
     Check(
         "forward-chains",
@@ -159,5 +157,5 @@ CHECKS = (
         judge_forward_chains,
         Facts.blind_to_nft,
     ),
-    Check("firewalls", GROUP, "no other firewall is seen", judge_present, Facts.blind_to_rules),
+    Check("firewalls", GROUP, "no other firewall is seen", judge_present, _blind_to_places),
 )

@@ -20,6 +20,11 @@ IPV6_DISABLED = "net/ipv6/conf/{}/disable_ipv6"
 """Of a device; `all` sets it for every one, each of which may be enabled again."""
 
 
+def accept_advertisements(device: str) -> str:
+    """The path of a device's accept_ra. 1: only while the host does not forward."""
+    return f"net/ipv6/conf/{device}/accept_ra"
+
+
 def reverse_path(device: str) -> str:
     """The path of a device's rp_filter; `all` counts for every one."""
     return f"net/ipv4/conf/{device}/rp_filter"
@@ -34,16 +39,30 @@ def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
             if facts.settings.manage_sysctls and facts.daemon.status:
                 cause += "; vipd turns it on within seconds, unless somebody keeps turning it off"
             hint = _keep(name)
-            yield problem(f"{family} forwarding is off", cause, _set(name, 1), hint=hint)
+            mend = [*_keep_advertisements(facts, family), _set(name, 1)]
+            yield problem(f"{family} forwarding is off", cause, *mend, hint=hint)
+
+
+def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
+    """A host that forwards IPv6 ignores router advertisements, and may lose its default route so."""
+    if family is Family.IPV6:
+        names = [accept_advertisements(link.name) for link in facts.network.links if link.name != "lo"]
+        yield from (_set(name, 2) for name in names if facts.kernel.number(name) == 1)
 
 
 def ipv6_is_disabled(facts: Facts) -> bool:
-    """Whether no device of this host takes IPv6 packets; vipd's own and loopback lead nowhere."""
-    devices = (
-        link.name for link in facts.network.links if link.name not in ("lo", facts.settings.vip_device)
-    )
-    off = facts.kernel.number(IPV6_DISABLED.format("all")) == 1
-    return off and all(facts.kernel.number(IPV6_DISABLED.format(name)) != 0 for name in devices)
+    """Whether no device of this host takes IPv6 packets, as far as that is known."""
+    everywhere, *devices = _disabling_ipv6(facts)
+    if facts.network.fault or facts.blind_to_settings(everywhere, *devices):
+        return False
+    return facts.kernel.number(everywhere) == 1 and all(facts.kernel.number(name) != 0 for name in devices)
+
+
+def _disabling_ipv6(facts: Facts) -> list[str]:
+    """The settings of all devices and of each one; vipd's own and loopback lead nowhere."""
+    own = ("lo", facts.settings.vip_device)
+    names = [link.name for link in facts.network.links if link.name not in own]
+    return [IPV6_DISABLED.format(name) for name in ("all", *names)]
 
 
 def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
@@ -71,9 +90,10 @@ def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
         own = facts.kernel.number(reverse_path(device)) or 0
         if max(everywhere, own) == STRICT:
             dropped = facts.kernel.reverse_path_drops
+            so_far = "" if dropped is None else f" ({dropped} packets so far on all devices)"
             cause = (
                 f"rp_filter is 1 for {device}, which leads to backends: what comes in there from a source "
-                f"that is reached by another device is dropped ({dropped} packets so far on all devices)"
+                f"that is reached by another device is dropped{so_far}"
             )
             name = reverse_path(device)
             yield warning(f"{device} filters by reverse path", cause, _set(name, 2), hint=_keep(name))
@@ -95,6 +115,8 @@ def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
 def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
     """An answer from backend to backend by the bridge alone passes no rule."""
     for family, bridge in _bridges(facts):
+        if facts.blind_to_settings(BRIDGE[family]):
+            continue
         plain = sorted(
             {p.service for p in facts.services if p.family is family and p.masquerade == "hairpin"}
         )
@@ -103,9 +125,12 @@ def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
                 f"masquerade of {listed(plain)} is hairpin, and packets within {bridge} pass no iptables "
                 "rule: the answer of one backend to another is not translated back"
             )
-            mend = ["modprobe br_netfilter"] if facts.kernel.number(BRIDGE[family]) is None else []
             title = f"backends on {bridge} get no answer from each other by {family} VIPs"
-            yield warning(title, cause, *mend, _set(BRIDGE[family], 1), hint="or let masquerade be auto")
+            hint = (
+                f"let masquerade be auto. {_dotted(BRIDGE[family])}=1 mends it, too, but then every bridged "
+                "packet of this host passes every firewall rule"
+            )
+            yield warning(title, cause, hint=hint)
 
 
 def _bridges(facts: Facts) -> Iterator[tuple[Family, str]]:
@@ -141,31 +166,62 @@ def _keep(name: str) -> str:
     )
 
 
+def _blind_to_forward(facts: Facts) -> str:
+    names = [FORWARDING[family] for family in facts.families()]
+    unknown = [_dotted(name) for name in names if facts.kernel.number(name) is None]
+    why = facts.services_fault or facts.blind_to_settings(*names)
+    why = why or (f"there is no {', '.join(unknown)}" if unknown else "")
+    off = any(facts.kernel.number(name) == 0 for name in names)
+    # Whose turn it is to turn it on hangs on whether vipd's rules are there.
+    return why or (facts.blind_to_work() if off else "")
+
+
+def _blind_to_ipv6(facts: Facts) -> str:
+    if facts.services_fault or Family.IPV6 not in facts.families():
+        return facts.services_fault
+    return facts.blind_to_network() or facts.blind_to_settings(*_disabling_ipv6(facts))
+
+
+def _blind_to_liberal(facts: Facts) -> str:
+    return facts.blind_to_work() or facts.blind_to_settings(LIBERAL)
+
+
+def _blind_to_reverse_path(facts: Facts) -> str:
+    names = [reverse_path(device) for device in ("all", *facts.devices_to_backends(Family.IPV4))]
+    return facts.blind_to_network() or facts.blind_to_settings(*names)
+
+
+def _blind_to_bridges(facts: Facts) -> str:
+    return facts.blind_to_network() or facts.blind_to_settings(*BRIDGE.values())
+
+
 CHECKS = (
-    Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding),
-    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6),
     Check(
-        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, Facts.blind_to_rules
+        "ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _blind_to_forward
+    ),
+    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6, _blind_to_ipv6),
+    Check(
+        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _blind_to_liberal
     ),
     Check(
         "rp-filter",
         GROUP,
         "no strict reverse path filter towards backends",
         judge_reverse_path,
-        Facts.blind_to_network,
+        _blind_to_reverse_path,
     ),
     Check(
         "bridge-hairpin",
         GROUP,
         "backends on bridges reach their own VIPs",
         judge_hairpin,
-        Facts.blind_to_network,
+        _blind_to_bridges,
     ),
     Check(
         "bridge-replies",
         GROUP,
         "answers within bridges are translated",
         judge_bridged_replies,
-        Facts.blind_to_network,
+        _blind_to_bridges,
     ),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.finding import Check, Judgement, listed, problem, warning
 from vipd.observe.doctor.rules import Ruleset, target_of
 
 GROUP = "Other proxies"
@@ -17,7 +17,7 @@ _DESTINATION = re.compile(r"(?:^| )-d (\S+?)(?:/32|/128)?(?: |$)")
 def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
     """It may share the host, under another prefix and with other addresses."""
     holders = [r for r in facts.rulesets if any(r.has(chain) for chain in KUBE_CHAINS)]
-    running = "kube-proxy" in facts.programs_running
+    running = "kube-proxy" in (facts.programs_running or ())
     ours = facts.settings.chain_prefix == "KUBE" and not any(r.has(KUBE_CHAINS[0]) for r in holders)
     if not holders or ours:
         return
@@ -25,14 +25,16 @@ def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
     if facts.settings.chain_prefix == "KUBE":
         cause = f"its canary chain is in {where}, and both write chains KUBE-*"
         title = "a kube-proxy is at work under vipd's prefix"
-        yield problem(title, cause, "kube-proxy --cleanup", hint="or use another chain_prefix")
+        yield problem(title, cause, hint="use another chain_prefix: only one may write those chains")
     elif running:
         cause = f"its chains are in {where}; both mark packets with bit {facts.settings.mark_bit} by default"
         hint = "declare other addresses for vipd than the cluster's"
         yield warning("a kube-proxy is at work on this host", cause, hint=hint)
     else:
-        cause = f"its chains are in {where}, and no such process is seen: its services go on as they were"
-        yield warning("a kube-proxy has left its rules", cause, *(_removal(r, "KUBE") for r in holders))
+        seen = "no such process is seen" if facts.programs_running is not None else "processes cannot be seen"
+        cause = f"its chains are in {where}, and {seen}: if none runs, its services go on as they were"
+        hint = "if this host is no part of a cluster any more: kube-proxy --cleanup, or restart the host"
+        yield warning("there are rules of a kube-proxy", cause, hint=hint)
 
 
 def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
@@ -44,11 +46,15 @@ def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
             title = f"another vipd is at work, with the prefix {prefix}"
             yield warning(title, "both translate on this host", hint="give them different addresses")
             continue
+        if facts.daemon.unseen:
+            continue  # it may be at work
         holders = [r for r in facts.rulesets if prefix in r.vipd_prefixes()]
         where = listed([r.program for r in holders])
         cause = f"no daemon with that prefix runs; its rules in {where} translate on"
         title = f"rules of a former vipd are left (prefix {prefix})"
-        yield problem(title, cause, *(_removal(r, prefix) for r in holders))
+        # It takes away everything of vipd, so that it is for people to decide when.
+        hint = f"vipctl cleanup --prefix {prefix}, while vipd is stopped; then start vipd"
+        yield problem(title, cause, hint=hint)
 
 
 def judge_claims(facts: Facts) -> Iterator[Judgement]:
@@ -59,9 +65,10 @@ def judge_claims(facts: Facts) -> Iterator[Judgement]:
         claimed = list(_claims(ruleset, own, frozenset(vips)))
         if claimed:
             cause = f"nat of {ruleset.program} has rules of others for {listed([c[0] for c in claimed])}; "
-            mend = [f"{ruleset.program} -t nat -D {chain} {rule}" for _, chain, rule in claimed[:MENDED]]
+            rules = listed([f"-A {chain} {rule}" for _, chain, rule in claimed])
             title = "virtual IPs are translated by others, too"
-            yield warning(title, f"{cause}whose comes first wins", *mend)
+            hint = f"let what wrote them take them away, or give the services other addresses: {rules}"
+            yield warning(title, f"{cause}whose comes first wins", hint=hint)
 
 
 def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[str, str, str]]:
@@ -76,18 +83,18 @@ def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[
                 yield match[1], name, rule
 
 
-def _removal(ruleset: Ruleset, prefix: str) -> str:
-    return f"{ruleset.program}-save | grep -v {prefix}- | {ruleset.program}-restore"
+def _blind_to_vipds(facts: Facts) -> str:
+    return facts.blind_to_rules() or facts.daemon.unseen
 
 
 CHECKS = (
     Check("kube-proxy", GROUP, "no kube-proxy is at work", judge_kube_proxy, Facts.blind_to_rules),
-    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, Facts.blind_to_rules),
+    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, _blind_to_vipds),
     Check(
         "foreign-claims",
         GROUP,
         "nobody else translates virtual IPs",
         judge_claims,
-        Facts.blind_to_rules,
+        Facts.blind_to_forwarding,
     ),
 )

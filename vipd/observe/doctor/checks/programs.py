@@ -40,16 +40,20 @@ def judge_nft(facts: Facts) -> Iterator[Judgement]:
     if facts.programs.nft:
         yield fine(facts.programs.nft)
         return
-    why = "there is no such program"
+    if facts.programs.fault:
+        return
+    why = facts.programs.nft_fault
+    mend = ["apt install nftables"] if why == "there is no such program" else []
     if facts.dataplane == "nftables":
-        yield problem("nft cannot be run", why, "apt install nftables")
+        yield problem("nft cannot be run", why, *mend)
     else:
-        yield unchecked("nft cannot be run, and its chains are not looked at", why, "apt install nftables")
+        yield unchecked("nft cannot be run, and its chains are not looked at", why, *mend)
 
 
 def judge_kernel(facts: Facts) -> Iterator[Judgement]:
     """Which one runs; what it can do is tried, not guessed from its number."""
-    yield fine(f"Linux {facts.programs.kernel}")
+    if facts.programs.kernel:
+        yield fine(f"Linux {facts.programs.kernel}")
 
 
 def judge_features(facts: Facts) -> Iterator[Judgement]:
@@ -76,9 +80,13 @@ def _optional(feature: Feature, facts: Facts) -> Judgement:
     return judged(f"{feature.family}: {lost}", cause, f"modprobe {module}", *again)
 
 
+def _blind_to_features(facts: Facts) -> str:
+    return facts.blind_as_user() or facts.blind_to_programs() or facts.services_fault
+
+
 CHECKS = (
-    Check("iptables", GROUP, "iptables can be used", judge_iptables),
-    Check("nft", GROUP, "nft can be used", judge_nft),
-    Check("kernel", GROUP, "the kernel is known", judge_kernel),
-    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, Facts.blind_as_user),
+    Check("iptables", GROUP, "iptables can be used", judge_iptables, Facts.blind_to_programs),
+    Check("nft", GROUP, "nft can be used", judge_nft, Facts.blind_to_programs),
+    Check("kernel", GROUP, "the kernel is known", judge_kernel, Facts.blind_to_programs),
+    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, _blind_to_features),
 )

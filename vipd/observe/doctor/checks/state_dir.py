@@ -18,6 +18,8 @@ _OTHERS_WRITE = 0o022
 def judge_directory(facts: Facts) -> Iterator[Judgement]:
     """vipd keeps changes and its record there before it acts."""
     state = facts.state
+    if state.fault:
+        return
     if not state.exists:
         if facts.daemon.runs:
             cause = f"{state.path} is gone while vipd runs: changes by vipctl fail"
@@ -25,8 +27,11 @@ def judge_directory(facts: Facts) -> Iterator[Judgement]:
         return
     if state.read_only:
         cause = f"the file system of {state.path} is mounted read-only: changes by vipctl fail"
-        mend = f'mount -o remount,rw "$(findmnt -n -o TARGET -T {state.path})"'
-        yield problem("the state directory cannot be written", cause, mend)
+        hint = (
+            f"find out why (dmesg): a kernel that finds a broken disk does so to save it; else remount it: "
+            f'mount -o remount,rw "$(findmnt -n -o TARGET -T {state.path})"'
+        )
+        yield problem("the state directory cannot be written", cause, hint=hint)
     elif facts.root and not state.writable:
         cause = f"{state.path}: changes by vipctl fail"
         yield problem("the state directory cannot be written", cause, f"chattr -i {state.path}")
@@ -38,7 +43,7 @@ def judge_directory(facts: Facts) -> Iterator[Judgement]:
 def judge_space(facts: Facts) -> Iterator[Judgement]:
     """Each change is written to disk before it is answered."""
     state = facts.state
-    if not state.exists or (state.free > LOW_BYTES and state.free_inodes > 0):
+    if state.fault or not state.exists or (state.free > LOW_BYTES and state.free_inodes > 0):
         return
     full = state.free < FULL_BYTES or state.free_inodes <= 0
     left = f"{state.free // 1024} KiB and {state.free_inodes} inodes are left for {state.path}"
@@ -52,15 +57,22 @@ def judge_store(facts: Facts) -> Iterator[Judgement]:
     state = facts.state
     if state.store_faults:
         store = f"{state.path}/services.yaml"
-        copy = f"cp -p {store}.last-good {store}" if state.has_copy else ""
-        mend = (f"mv {store} {store}.broken", copy, "vipctl reload" if facts.daemon.status else "")
-        cause = "; ".join(state.store_faults)
+        cause = f"{'; '.join(state.store_faults)}; changes by vipctl are refused"
         title = "what vipctl added cannot be read"
-        yield problem(title, f"{cause}; changes by vipctl are refused", *filter(None, mend))
+        if not state.has_copy:
+            # Without the file there would be no such services at all.
+            yield problem(title, cause, hint=f"correct {store} by hand; there is no good copy of it")
+            return
+        mend = [f"cp -p {store} {store}.broken", f"cp -p {store}.last-good {store}"]
+        yield problem(title, cause, *mend, *(["vipctl reload"] if facts.daemon.status else []))
+
+
+def _blind_to_store(facts: Facts) -> str:
+    return facts.blind_as_user() or facts.blind_to_state()
 
 
 CHECKS = (
-    Check("state-dir", GROUP, "the state directory can be written", judge_directory),
-    Check("state-dir-space", GROUP, "there is room for the state", judge_space),
-    Check("store", GROUP, "what vipctl added can be read", judge_store, Facts.blind_as_user),
+    Check("state-dir", GROUP, "the state directory can be written", judge_directory, Facts.blind_to_state),
+    Check("state-dir-space", GROUP, "there is room for the state", judge_space, Facts.blind_to_state),
+    Check("store", GROUP, "what vipctl added can be read", judge_store, _blind_to_store),
 )

@@ -21,11 +21,14 @@ _HELD = re.compile(r" @vipd/([A-Z0-9]+)$", re.MULTILINE)
 
 
 def held_prefixes(root: Path) -> frozenset[str]:
-    """Chain prefixes of the vipds at work in this network namespace (vipd/start.py)."""
-    try:
-        return frozenset(_HELD.findall((root / "proc/net/unix").read_text()))
-    except OSError:
-        return frozenset()
+    """Chain prefixes of the vipds at work in this network namespace (vipd/start.py).
+
+    Raises OSError and ValueError when the kernel's list cannot be read.
+    """
+    text = (root / "proc/net/unix").read_text(errors="replace")
+    if not text.startswith("Num"):
+        raise ValueError("/proc/net/unix has no heading")
+    return frozenset(_HELD.findall(text))
 
 
 def ask(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
@@ -40,6 +43,8 @@ def ask(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
         return status, client.get(url_path("services"))["services"], ""
     except ClientError as error:
         return {}, [], str(error)
+    except (KeyError, TypeError, AttributeError) as error:
+        return {}, [], f"its answer is not understood: {type(error).__name__}: {error}"
 
 
 def serves_elsewhere(pid: int, root: Path) -> bool:
@@ -52,9 +57,11 @@ def serves_elsewhere(pid: int, root: Path) -> bool:
     return b"vipd" in command and (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
 
 
-def describe(
-    status: Mapping[str, Any], fault: str, held: frozenset[str], prefix: str, elsewhere: bool
-) -> Daemon:
+def describe(status: Mapping[str, Any], fault: str, root: Path, prefix: str, elsewhere: bool) -> Daemon:
     """What is known of it."""
+    try:
+        held, unseen = held_prefixes(root), ""
+    except (OSError, ValueError) as error:
+        held, unseen = frozenset(), f"the list of sockets cannot be read: {error}"
     others = tuple(sorted(held - {prefix}))
-    return Daemon(status, fault, prefix in held, others, elsewhere, __version__)
+    return Daemon(status, fault, prefix in held, others, unseen, elsewhere, __version__)

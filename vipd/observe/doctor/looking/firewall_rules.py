@@ -2,78 +2,140 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.forward_accept.fates import NftForward, read_nft_table
-from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
+from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
+from vipd.dataplane.nftables.reading import BaseChain, TableReader
 from vipd.model import Family
-from vipd.observe.doctor.rules import Ruleset
+from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
 from vipd.process import ProgramTimeoutError, Runner
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)
 """How iptables-nft calls its own base chains at the hook forward."""
+TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
+LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
+_INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
+"""What iptables-nft-save prints of a table that nft has written to."""
+_UNREADABLE = (OSError, ProgramTimeoutError, ValueError, KeyError, TypeError, AttributeError)
 FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
 
-async def read_rulesets(proc: Path, run: Runner) -> tuple[tuple[Ruleset, ...], str]:
-    """What each variant holds for each family, and why something could not be read."""
+async def read_rulesets(
+    proc: Path, run: Runner, written: Callable[[], Awaitable[Collection[str]]]
+) -> tuple[tuple[Ruleset, ...], str]:
+    """What each variant holds for each family, and why something could not be read.
+
+    `written` says which tables of iptables the kernel has in nf_tables, or raises ApplyError. It is asked
+    only where the program that would show them is missing: they stay when that is uninstalled.
+    """
     found, faults = [], []
     for variant in VARIANTS:
         for family in Family:
-            if variant == "legacy" and not has_legacy_tables(family, proc):
-                continue
             try:
+                if variant == "legacy" and not _has_legacy_tables(family, proc):
+                    continue
                 tools = await find_tools(family, variant, run)
-                found.append(Ruleset.of(family, variant, await save(tools, run)))
-            except MissingProgramError:
-                continue  # it has written nothing
+                saved = await save(tools, run)
+                if hidden := _INCOMPATIBLE.findall(saved):
+                    faults.append(f"{tools.save} cannot show the tables {', '.join(hidden)}")
+                found.append(Ruleset.of(family, variant, saved))
             except ApplyError as error:
-                faults.append(f"{error.what}: {error.why}")
-    return tuple(found), "; ".join(faults)
+                # A variant that is not installed has written nothing, unless there is something.
+                absent = variant == "nft" and isinstance(error, MissingProgramError)
+                if not absent or await _is_written(family, written, faults):
+                    faults.append(f"{error.what}: {error.why}")
+            except (OSError, MalformedRulesError) as error:
+                faults.append(f"the {family} rules of iptables ({variant}): {error}")
+    return tuple(found), "; ".join(dict.fromkeys(faults))
 
 
-async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...] | None, frozenset[Family]]:
-    """nft's chains at the hook forward but iptables' and vipd's (None without a program to show them), and
-    the families for which there is a table of vipd's."""
-    listed = await _nft(["list", "chains"], run)
-    if listed is None:
-        return None, frozenset()
+async def _is_written(
+    family: Family, written: Callable[[], Awaitable[Collection[str]]], faults: list[str]
+) -> bool:
+    try:
+        return any(FAMILIES[table.partition(" ")[0]] is family for table in await written())
+    except ApplyError as error:
+        faults.append(f"{error.what}: {error.why}")
+        return False
+
+
+async def tables_of_iptables() -> frozenset[str]:
+    """Tables in nf_tables that iptables would use, as `ip nat`; asked of the kernel, without a program.
+
+    Raises ApplyError.
+    """
+    try:
+        chains = await asyncio.to_thread(_base_chains)
+    except ApplyError as error:
+        if "modprobe" in error.hint:
+            return frozenset()  # a kernel without nf_tables has no rules there
+        raise
+    return frozenset(f"{c.family} {c.table}" for c in chains if c.family in FAMILIES and c.table in TABLES)
+
+
+def _base_chains() -> list[BaseChain]:
+    reader = TableReader(None)
+    with reader:
+        return reader.base_chains()
+
+
+def _has_legacy_tables(family: Family, proc: Path) -> bool:
+    """Raises OSError when that cannot be seen."""
+    try:
+        return bool((proc / LEGACY[family]).read_text().strip())
+    except FileNotFoundError:
+        return False
+
+
+async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], frozenset[Family], str]:
+    """nft's chains at the hook forward but iptables' and vipd's, the families for which there is a table of
+    vipd's, and why something of this could not be read."""
     own_table = table_name(prefix)
-    places = {(item["chain"]["family"], item["chain"]["table"]) for item in listed if "chain" in item}
+    try:
+        listed = await _nft(["list", "chains"], run)
+        places = {(item["chain"]["family"], item["chain"]["table"]) for item in listed if "chain" in item}
+        foreign = [item["chain"] for item in listed if "chain" in item and _matters(item["chain"], own_table)]
+    except _UNREADABLE as error:
+        return (), frozenset(), _told(error)
     own = frozenset(family for name, family in FAMILIES.items() if (name, own_table) in places)
-    found = []
-    for item in listed:
-        chain = item.get("chain", {})
-        if chain.get("hook") == "forward" and not _known(chain, own_table):
-            table = await _nft(["list", "table", chain["family"], chain["table"]], run) or []
-            found.append(
-                NftForward(
-                    chain["family"],
-                    chain["table"],
-                    chain["name"],
-                    chain.get("policy", "accept"),
-                    read_nft_table(table),
-                )
-            )
-    return tuple(found), own
+    found, faults = [], []
+    for chain in foreign:
+        try:
+            table = read_nft_table(await _nft(["list", "table", chain["family"], chain["table"]], run))
+            policy = chain.get("policy", "accept")
+            found.append(NftForward(chain["family"], chain["table"], chain["name"], policy, table))
+        except _UNREADABLE as error:
+            faults.append(f"table {chain['family']} {chain['table']}: {_told(error)}")
+    return tuple(found), own, "; ".join(dict.fromkeys(faults))
 
 
-async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]] | None:
-    """The objects that nft prints; None when it cannot."""
-    try:
-        said = await run(["nft", "-j", *words], "")
-    except (OSError, ProgramTimeoutError):
-        return None
-    try:
-        return list(json.loads(said.output)["nftables"]) if said.code == 0 else None
-    except (ValueError, KeyError, TypeError):
-        return None
+async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
+    """The objects that nft prints. Raises one of _UNREADABLE."""
+    said = await run(["nft", "-j", *words], "")
+    if said.code:
+        raise ValueError(" ".join(said.errors.split()) or f"nft: exit code {said.code}")
+    return list(json.loads(said.output)["nftables"])
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "nft is needed to list them"
+    if isinstance(error, OSError | ProgramTimeoutError):
+        return str(error)
+    return f"what nft prints is not understood: {type(error).__name__}: {error}"
+
+
+def _matters(chain: Mapping[str, Any], own_table: str) -> bool:
+    return chain.get("hook") == "forward" and not _known(chain, own_table)
 
 
 def _known(chain: Mapping[str, Any], own_table: str) -> bool:

@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.forward_accept.fates import NftForward
 from vipd.model import Family
-from vipd.observe.doctor.facts import Daemon, Facts, ServedPort
-from vipd.observe.doctor.looking.daemon import ask, describe, held_prefixes, serves_elsewhere
-from vipd.observe.doctor.looking.firewall_rules import read_nft, read_rulesets
-from vipd.observe.doctor.looking.kernel import read_kernel
+from vipd.observe.doctor.facts import (
+    Daemon,
+    Facts,
+    Kernel,
+    Network,
+    Programs,
+    ServedPort,
+    SocketFile,
+    StateDir,
+)
+from vipd.observe.doctor.finding import fault_of_ours
+from vipd.observe.doctor.looking.daemon import ask, describe, serves_elsewhere
+from vipd.observe.doctor.looking.firewall_rules import read_nft, read_rulesets, tables_of_iptables
+from vipd.observe.doctor.looking.kernel import read_again, read_kernel
 from vipd.observe.doctor.looking.network import read_network
 from vipd.observe.doctor.looking.processes import Processes
 from vipd.observe.doctor.looking.programs import find_programs
 from vipd.observe.doctor.looking.services import from_daemon, from_files, named
 from vipd.observe.doctor.looking.state import read_socket_file, read_state_dir
-from vipd.process import Runner
+from vipd.observe.doctor.rules import Ruleset
+from vipd.process import ProgramTimeoutError, Runner
 from vipd.process import run as run_program
 from vipd.settings import Settings
 
 ASKED_AFTER = ("kube-proxy",)
 """Processes that a check wants to know of."""
+
+
+WATCHED_SECONDS = 1.0
+"""At least so long the counters of connection tracking are watched: those since boot say nothing of today."""
+
+T = TypeVar("T")
 
 
 class UnknownTargetError(LookupError):
@@ -56,49 +76,109 @@ def look(question: Question) -> Facts:
 async def _look(question: Question) -> Facts:
     root, run, privileged = question.root, question.run, question.as_root
     status, views, fault = ask(question.socket or str(question.settings.socket))
-    elsewhere = bool(status) and serves_elsewhere(int(status["pid"]), root)
+    elsewhere = bool(status) and serves_elsewhere(int(status.get("pid", 0)), root)
     if elsewhere:
         status, views = {}, []
     settings = _settings_of(status) or question.settings
-    daemon = describe(status, fault, held_prefixes(root), settings.chain_prefix, elsewhere)
-    every, refused = await _declared(settings, daemon, views)
+    before = await _told_or(_kernel(root, settings, privileged), lambda why: Kernel(fault=why))
+    began = time.monotonic()
+    daemon = describe(status, fault, root, settings.chain_prefix, elsewhere)
+    every, refused, services_fault = await _told_or(
+        _declared(settings, daemon, views), lambda why: ((), (), why)
+    )
     services = named(every, question.target) if question.target else every
-    if question.target and not services:
+    if question.target and not services and not services_fault:
         raise UnknownTargetError(question.target)
-    rulesets, rules_fault = await read_rulesets(root / "proc", run) if privileged else ((), "")
-    families = tuple(sorted({port.family for port in services}))
-    chains, tables = await read_nft(settings.chain_prefix, run) if privileged else ((), frozenset())
+    rulesets, rules_fault = await _told_or(_rulesets(root, run, privileged), lambda why: ((), why))
+    chains, tables, nft_fault = await _told_or(
+        _nft(settings, run, privileged), lambda why: ((), frozenset(), why)
+    )
     dataplane = _dataplane(status, settings, tables)
-    programs = await find_programs(settings, families, privileged, run, dataplane)
+    families = tuple(sorted({port.family for port in services}))
+    programs = await _told_or(
+        find_programs(settings, families, privileged, run, dataplane), lambda why: Programs(fault=why)
+    )
+    network = await _told_or(
+        read_network(_addresses(services), _ports(services), root, run),
+        lambda why: Network(fault=why, listeners_fault=why),
+    )
+    socket, socket_fault = await _told_or(_socket(settings), lambda why: (None, why))
+    state = await _told_or(_state(settings, privileged), lambda why: StateDir(fault=why))
+    running = await _told_or(_running(root), lambda why: None)
+    await asyncio.sleep(max(0.0, began + WATCHED_SECONDS - time.monotonic()))
+    watched = time.monotonic() - began
     return Facts(
         settings,
         question.settings_faults if not status else (),
         privileged,
         dataplane,
         services,
+        services_fault,
         refused,
         programs,
         rulesets,
         rules_fault,
         chains,
+        nft_fault,
         tables,
-        await asyncio.to_thread(read_kernel, root, netlink=privileged, clock=_uses_etcd(settings)),
-        await read_network(_addresses(services), _ports(services), root, run),
+        await _told_or(_again(root, before, watched), lambda why: replace(before, counters_fault=why)),
+        network,
         daemon,
-        read_socket_file(settings),
-        read_state_dir(settings, privileged),
-        Processes(root).running(ASKED_AFTER),
+        socket,
+        socket_fault,
+        state,
+        running,
     )
+
+
+async def _told_or(look: Awaitable[T], without: Callable[[str], T]) -> T:
+    """What a look has found; or, when it failed, what is left without it, with the reason."""
+    try:
+        return await look
+    except (OSError, ProgramTimeoutError, ApplyError) as error:
+        return without(str(error))
+    except Exception as error:
+        return without(fault_of_ours("look", error))
+
+
+async def _kernel(root: Path, settings: Settings, privileged: bool) -> Kernel:
+    return await asyncio.to_thread(read_kernel, root, netlink=privileged, clock=_uses_etcd(settings))
+
+
+async def _again(root: Path, before: Kernel, watched: float) -> Kernel:
+    return read_again(root, before, watched)
+
+
+async def _rulesets(root: Path, run: Runner, privileged: bool) -> tuple[tuple[Ruleset, ...], str]:
+    return await read_rulesets(root / "proc", run, tables_of_iptables) if privileged else ((), "")
+
+
+async def _nft(
+    settings: Settings, run: Runner, privileged: bool
+) -> tuple[tuple[NftForward, ...], frozenset[Family], str]:
+    return await read_nft(settings.chain_prefix, run) if privileged else ((), frozenset(), "")
+
+
+async def _socket(settings: Settings) -> tuple[SocketFile | None, str]:
+    return read_socket_file(settings), ""
+
+
+async def _state(settings: Settings, privileged: bool) -> StateDir:
+    return read_state_dir(settings, privileged)
+
+
+async def _running(root: Path) -> frozenset[str] | None:
+    return Processes(root).running(ASKED_AFTER)
 
 
 async def _declared(
     settings: Settings, daemon: Daemon, views: list[Mapping[str, Any]]
-) -> tuple[tuple[ServedPort, ...], tuple[str, ...]]:
+) -> tuple[tuple[ServedPort, ...], tuple[str, ...], str]:
     """Services and problems of declarations, of the daemon if it answered."""
     if daemon.status:
         refused = [str(p) for source in daemon.status["sources"] for p in source["problems"]]
-        return from_daemon(views), tuple(refused)
-    return await from_files(settings)
+        return from_daemon(views), tuple(refused), ""
+    return *await from_files(settings), ""
 
 
 def _settings_of(status: Mapping[str, Any]) -> Settings | None:
@@ -114,7 +194,7 @@ def _settings_of(status: Mapping[str, Any]) -> Settings | None:
 
 def _dataplane(status: Mapping[str, Any], settings: Settings, tables: frozenset[Family]) -> str:
     """The one in use, as the daemon says, else as set; where that is left open, by what is in the kernel."""
-    named = status["dataplane"]["name"] if status else str(settings.dataplane)
+    named = status.get("dataplane", {}).get("name") or str(settings.dataplane)
     if named in ("iptables", "nftables"):
         return str(named)
     return "nftables" if tables else "iptables"

@@ -2,58 +2,106 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.model import Family
 from vipd.observe.doctor.checks.conntrack import COUNT, MAXIMUM
-from vipd.observe.doctor.checks.kernel_settings import BRIDGE, FORWARDING, LIBERAL
+from vipd.observe.doctor.checks.kernel_settings import (
+    BRIDGE,
+    FORWARDING,
+    IPV6_DISABLED,
+    LIBERAL,
+    accept_advertisements,
+    reverse_path,
+)
 from vipd.observe.doctor.facts import Kernel
 
 SETTINGS = (*FORWARDING.values(), LIBERAL, COUNT, MAXIMUM, *BRIDGE.values())
-OF_DEVICES = ("net/ipv4/conf/*/rp_filter", "net/ipv6/conf/*/disable_ipv6")
+OF_DEVICES = (reverse_path("*"), accept_advertisements("*"), IPV6_DISABLED.format("*"))
 TIMEX_BYTES = 1024
 """Larger than struct timex of any machine. All zero, it asks and sets nothing."""
 TIME_ERROR = 5
 """What adjtimex(2) returns while the clock is not synchronised."""
 
 
+MOST_SHOWN = 40
+"""Characters of a value that is not understood."""
+
+
 def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
     """What the kernel says; it is asked over netlink and for the clock only if told so."""
-    settings = {}
-    found = (path for pattern in OF_DEVICES for path in (root / "proc/sys").glob(pattern))
-    for path in (*(root / "proc/sys" / name for name in SETTINGS), *found):
-        with contextlib.suppress(OSError):
-            settings[str(path.relative_to(root / "proc/sys"))] = path.read_text().strip()
+    settings, unread = {}, {}
+    sysctls = root / "proc/sys"
+    of_devices = (path for pattern in OF_DEVICES for path in sysctls.glob(pattern))
+    for path in (*(sysctls / name for name in SETTINGS), *of_devices):
+        name = str(path.relative_to(sysctls))
+        try:
+            settings[name] = path.read_text().strip()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            unread[name] = f"it cannot be read: {error}"
+        else:
+            if not settings[name].lstrip("-").isdigit():
+                unread[name] = f"it is no number: {settings.pop(name)[:MOST_SHOWN]!r}"
+    counters, counters_fault = _counters(root, tracking=COUNT in settings)
+    synchronised, clock_fault = _synchronised() if clock else (None, "")
     return Kernel(
         settings,
-        _table(root / "proc/net/stat/nf_conntrack"),
-        _conntrack_fault() if netlink else "",
-        _number(root / "sys/module/xt_recent/parameters/ip_list_tot"),
-        _pair(root / "proc/net/netstat", "TcpExt:", "IPReversePathFilter"),
-        _synchronised() if clock else None,
+        counters,
+        unread=unread,
+        counters_fault=counters_fault,
+        conntrack_fault=_conntrack_fault() if netlink else "",
+        affinity_limit=_number(root / "sys/module/xt_recent/parameters/ip_list_tot"),
+        reverse_path_drops=_pair(root / "proc/net/netstat", "TcpExt:", "IPReversePathFilter"),
+        clock_synchronised=synchronised,
+        clock_fault=clock_fault,
     )
 
 
-def _table(path: Path) -> dict[str, int]:
-    """Counters with a column each, a line for each CPU in hexadecimal, added up."""
+def read_again(root: Path, before: Kernel, seconds: float) -> Kernel:
+    """The same with how much the counters of connection tracking grew in so many seconds."""
+    if before.counters_fault or before.fault:
+        return before
+    counters, fault = _counters(root, tracking=COUNT in before.settings)
+    # Counters that begin anew, as those of a CPU do that comes back, have not grown.
+    grown = {name: max(0, number - before.conntrack.get(name, 0)) for name, number in counters.items()}
+    return replace(
+        before, conntrack=counters, conntrack_new=grown, watched_seconds=seconds, counters_fault=fault
+    )
+
+
+def _counters(root: Path, *, tracking: bool) -> tuple[dict[str, int], str]:
+    """The counters of connection tracking, or why they cannot be read; neither where it is not used."""
+    path = root / "proc/net/stat/nf_conntrack"
     try:
-        head, *rows = (line.split() for line in path.read_text().splitlines())
-        return {name: sum(int(row[at], 16) for row in rows) for at, name in enumerate(head)}
-    except (OSError, ValueError, IndexError):
-        return {}
+        return _table(path.read_text()), ""
+    except FileNotFoundError:
+        return {}, f"this kernel has no /{path.relative_to(root)}" if tracking else ""
+    except (OSError, ValueError) as error:
+        return {}, f"the counters of connection tracking cannot be read: {error}"
 
 
-def _pair(path: Path, group: str, name: str) -> int:
-    """A counter of a file with one line of names and one of numbers for each group."""
+def _table(text: str) -> dict[str, int]:
+    """Counters with a column each, a line for each CPU in hexadecimal, added up. Raises ValueError."""
+    head, *rows = (line.split() for line in text.splitlines())
+    if any(len(row) != len(head) for row in rows):
+        raise ValueError("lines of different lengths")
+    return {name: sum(int(row[at], 16) for row in rows) for at, name in enumerate(head)}
+
+
+def _pair(path: Path, group: str, name: str) -> int | None:
+    """A counter of a file with a line of names and one of numbers for each group; None without it."""
     try:
         names, numbers = (line.split() for line in path.read_text().splitlines() if line.startswith(group))
         return int(numbers[names.index(name)])
     except (OSError, ValueError, IndexError):
-        return 0
+        return None
 
 
 def _number(path: Path) -> int | None:
@@ -73,11 +121,13 @@ def _conntrack_fault() -> str:
     return ""
 
 
-def _synchronised() -> bool | None:
-    """Whether a time server corrects the clock; None when that cannot be asked."""
+def _synchronised() -> tuple[bool | None, str]:
+    """Whether a time server corrects the clock, or why that cannot be asked."""
     try:
-        adjtimex = ctypes.CDLL(None).adjtimex
-    except (OSError, AttributeError):
-        return None
+        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError) as error:
+        return None, f"adjtimex cannot be called: {error}"
     state = adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
-    return None if state < 0 else state != TIME_ERROR
+    if state < 0:
+        return None, f"adjtimex: {os.strerror(ctypes.get_errno())}"
+    return state != TIME_ERROR, ""

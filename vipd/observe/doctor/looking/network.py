@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from ipaddress import ip_address
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 from vipd.model import Protocol
 from vipd.observe.doctor.facts import Assigned, Link, Listener, Network, Way
+from vipd.observe.doctor.finding import listed
 from vipd.observe.doctor.looking.processes import Processes
 from vipd.process import ProgramTimeoutError, Runner
 
@@ -23,27 +26,56 @@ SOCKETS = {
 }
 
 
+_WITHOUT_IPV6 = ("tcp6", "udp6")
+"""Lists that a kernel without IPv6 does not have."""
+_FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
+_HAVE_ADDRESS = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
+"""States of a neighbour that has answered, or that somebody has entered."""
+_NO_WAY = ("unreachable", "blackhole", "prohibit", "throw")
+
+
 async def read_network(targets: Collection[str], ports: Collection[int], root: Path, run: Runner) -> Network:
     """What is known of the network: ways to `targets`, and who listens on `ports`."""
     try:
-        links = _links(await _ip(["-d", "link"], run))
-        addresses = _addresses(await _ip(["address"], run))
-        proxies = [
-            *await _ip(["-4", "neighbour", "show", "proxy"], run),
-            *await _ip(["-6", "neighbour", "show", "proxy"], run),
-        ]
-        proxied = frozenset((str(item["dst"]), str(item["dev"])) for item in proxies if "dev" in item)
-        ways = await _ways(targets, run)
-    except (FileNotFoundError, ProgramTimeoutError):
-        return Network(fault="the program ip cannot be run", listeners=listeners(ports, root))
-    except (ValueError, KeyError, TypeError) as error:
-        return Network(fault=f"the output of ip is not understood: {error}")
-    return Network(links, addresses, ways, proxied, listeners(ports, root))
+        found, listeners_fault = listeners(ports, root), ""
+    except (OSError, ValueError) as error:
+        found, listeners_fault = (), f"the list of sockets cannot be read: {error}"
+    try:
+        network = await _read(targets, run, six=(root / "proc/net/if_inet6").exists())
+    except (OSError, ProgramTimeoutError) as error:
+        network = Network(fault=f"the program ip cannot be run: {error}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        network = Network(fault=f"the output of ip is not understood: {type(error).__name__}: {error}")
+    return replace(network, listeners=found, listeners_fault=listeners_fault)
+
+
+async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
+    families = ("-4", "-6") if six else ("-4",)
+    links = _links(await _ip(["-d", "link"], run))
+    addresses = _addresses(await _ip(["address"], run))
+    proxies = [item for of in families for item in await _ip([of, "neighbour", "show", "proxy"], run)]
+    proxied = frozenset((str(item["dst"]), str(item["dev"])) for item in proxies if "dev" in item)
+    ways = await _ways(targets, run)
+    networks = [ip_network(f"{own.address}/{own.length}", strict=False) for own in addresses]
+    others: dict[str, str] = {}
+    if any(ip_address(target) in network for target in targets for network in networks):
+        # A host with the routes of the whole internet has no need to list them for anything else.
+        routes = [item for of in families for item in await _ip([of, "route", "show", "table", "all"], run)]
+        neighbours = _of_neighbours(await _ip(["neighbour", "show"], run))
+        others = _of_networks(addresses) | neighbours | _of_routers(routes)
+    return Network(links, addresses, ways, proxied, others)
 
 
 async def _ip(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
+    """Objects that `ip` prints. Raises ValueError when it fails, or prints something else."""
     said = await run(["ip", "-j", *words], "")
-    return list(json.loads(said.output or "[]"))
+    if said.code:
+        why = " ".join(said.errors.split()) or f"exit code {said.code}"
+        raise ValueError(f"ip {' '.join(words)}: {why}")
+    found = json.loads(said.output or "[]")
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise TypeError(f"ip {' '.join(words)}: no list of objects")
+    return found
 
 
 def _links(found: Iterable[Mapping[str, Any]]) -> tuple[Link, ...]:
@@ -75,22 +107,65 @@ def _addresses(found: Iterable[Mapping[str, Any]]) -> tuple[Assigned, ...]:
     )
 
 
+def _of_networks(addresses: Iterable[Assigned]) -> dict[str, str]:
+    """The addresses that stand for whole networks of this host."""
+    found: dict[str, str] = {}
+    for own in addresses:
+        network = ip_network(f"{own.address}/{own.length}", strict=False)
+        if network.prefixlen < network.max_prefixlen - 1:
+            found[str(network.network_address)] = f"the address of the network {network}"
+            if network.version == 4:
+                found[str(network.broadcast_address)] = f"the broadcast address of {network}"
+    return found
+
+
+def _of_neighbours(neighbours: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The addresses of hosts that are known to be there."""
+    return {
+        str(ip_address(neighbour["dst"])): f"a neighbour on {neighbour['dev']}"
+        for neighbour in neighbours
+        if "lladdr" in neighbour and _HAVE_ADDRESS.intersection(neighbour.get("state", ()))
+    }
+
+
+def _of_routers(routes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The addresses that routes lead over."""
+    found: dict[str, str] = {}
+    for route in routes:
+        to = route.get("dst")
+        what = "the default gateway" if to == "default" else f"the next hop to {to}"
+        for hop in (route, *route.get("nexthops", ())):
+            if gateway := hop.get("gateway") or hop.get("via", {}).get("host"):
+                found[str(ip_address(gateway))] = what
+    return found
+
+
 async def _ways(targets: Collection[str], run: Runner) -> dict[str, Way]:
-    """Where packets to each address go: one program for all, which says nothing where there is no way."""
+    """Where packets to each address go: one program for all, which names the lines that it had no way for.
+    Raises ValueError when it says nothing of one."""
     if not targets:
         return {}
+    asked = list(targets)
     said = await run(
-        ["ip", "-force", "-j", "-batch", "-"], "".join(f"route get {target}\n" for target in targets)
+        ["ip", "-force", "-j", "-batch", "-"], "".join(f"route get {target}\n" for target in asked)
     )
-    ways = dict.fromkeys(targets, Way())
-    for line in said.output.splitlines():
-        for item in json.loads(line) if line.startswith("[") else ():
-            ways[str(ip_address(item["dst"]))] = Way(item.get("dev", ""), item.get("type") == "local")
+    lines = [int(line) for line in _FAILED.findall(said.errors)]
+    ways = {asked[line - 1]: Way() for line in lines if 0 < line <= len(asked)}
+    for text in said.output.splitlines():
+        for item in json.loads(text) if text.startswith("[") else ():
+            nowhere = item.get("type") in _NO_WAY
+            way = Way() if nowhere else Way(item.get("dev", ""), item.get("type") == "local")
+            ways[str(ip_address(item["dst"]))] = way
+    if silent := [target for target in asked if str(ip_address(target)) not in ways]:
+        raise ValueError(f"nothing is said of the way to {listed(silent)}")
     return ways
 
 
 def listeners(ports: Collection[int], root: Path) -> tuple[Listener, ...]:
-    """Who listens on some of these ports here; which programs, only as far as /proc lets us see."""
+    """Who listens on some of these ports here; which programs, only as far as /proc lets us see.
+
+    Raises OSError and ValueError when the kernel's lists cannot be read.
+    """
     rows = [row for name in SOCKETS for row in _sockets(root, name) if row[2] in ports]
     owners = Processes(root).holding({inode for *_, inode in rows})
     return tuple(
@@ -102,12 +177,18 @@ def listeners(ports: Collection[int], root: Path) -> tuple[Listener, ...]:
 def _sockets(root: Path, name: str) -> Iterator[tuple[Protocol, str, int, str]]:
     protocol, wanted = SOCKETS[name]
     try:
-        lines = (root / "proc/net" / name).read_text().splitlines()[1:]
-    except OSError:
-        return
-    for line in lines:
+        lines = (root / "proc/net" / name).read_text().splitlines()
+    except FileNotFoundError:
+        if name in _WITHOUT_IPV6:
+            return
+        raise
+    if not lines or "local_address" not in lines[0]:
+        raise ValueError(f"/proc/net/{name} has no heading")
+    for line in lines[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[3] == wanted:
+        if len(fields) <= 9:
+            raise ValueError(f"/proc/net/{name}: {line.strip()!r}")
+        if fields[3] == wanted:
             address, _, port = fields[1].partition(":")
             yield protocol, _address(address), int(port, 16), fields[9]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,11 +17,14 @@ class Processes:
         self._proc = root / "proc"
 
     def running(self, names: Collection[str]) -> frozenset[str]:
-        """Those of these names that some process has; a process of another namespace counts, too."""
+        """Those of these names that some process has; a process of another namespace counts, too.
+
+        Raises OSError when there are no processes to be seen.
+        """
         found = set()
         for process in self._all():
             try:
-                found.add((process / "comm").read_text().strip())
+                found.add((process / "comm").read_text(errors="replace").strip())
             except OSError:
                 continue  # it has ended
         return frozenset(found.intersection(names))
@@ -29,19 +33,17 @@ class Processes:
         """Socket inode -> name, pid and systemd unit of a process that has it open."""
         wanted = {f"socket:[{inode}]": inode for inode in inodes}
         found: dict[str, tuple[str, int, str]] = {}
-        for process in self._all() if wanted else ():
-            for link in _links(process / "fd"):
-                if link in wanted:
-                    found.setdefault(wanted[link], _described(process))
-            if len(found) == len(wanted):
-                break
+        with contextlib.suppress(OSError):
+            for process in self._all() if wanted else ():
+                for link in _links(process / "fd"):
+                    if link in wanted:
+                        found.setdefault(wanted[link], _described(process))
+                if len(found) == len(wanted):
+                    break
         return found
 
     def _all(self) -> Iterator[Path]:
-        try:
-            yield from (path for path in self._proc.iterdir() if path.name.isdigit())
-        except OSError:
-            return
+        yield from (path for path in self._proc.iterdir() if path.name.isdigit())
 
 
 def _links(directory: Path) -> Iterator[str]:
@@ -54,8 +56,8 @@ def _links(directory: Path) -> Iterator[str]:
 
 def _described(process: Path) -> tuple[str, int, str]:
     try:
-        unit = _UNIT.search((process / "cgroup").read_text())
-        name = (process / "comm").read_text().strip()
+        unit = _UNIT.search((process / "cgroup").read_text(errors="replace"))
+        name = (process / "comm").read_text(errors="replace").strip()
     except OSError:
         return "", 0, ""
     return name, int(process.name), unit[1] if unit else ""

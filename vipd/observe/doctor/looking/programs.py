@@ -22,6 +22,8 @@ from vipd.settings import Settings
 APART = ("unshare", "--net")
 """What is tried is tried in a network namespace that ends with the program: nothing is left here, not even an
 empty table."""
+MOST_SHOWN = 80
+"""Characters of an output that is not understood."""
 INSTALL = "apt install iptables"
 
 
@@ -41,17 +43,31 @@ async def find_programs(
         except ApplyError as error:
             fault = f"{error.what}: {error.why}"
             programs.append(Program(family, "", fault=fault, mend=_command(error.hint)))
+        except (OSError, ProgramTimeoutError) as error:
+            programs.append(Program(family, "", fault=f"it cannot be run: {error}"))
         else:
             programs.append(Program(family, tools.version_text, variant_of(tools)))
+    lacks, fault = await _try_all(found, families, settings, run, dataplane) if root else ([], "")
+    nft, nft_fault = await _nft(run)
+    return Programs(os.uname().release, tuple(programs), nft, nft_fault, tuple(lacks), fault)
+
+
+async def _try_all(
+    found: Mapping[Family, Tools], families: Iterable[Family], settings: Settings, run: Runner, dataplane: str
+) -> tuple[list[Feature], str]:
+    """What is lacking, and why something could not be tried."""
     lacks: list[Feature] = []
-    fault = await _cannot_go_apart(run) if root else ""
-    if root and not fault:
+    if fault := await _cannot_go_apart(run):
+        return lacks, fault
+    try:
         for family in families:
             if dataplane == "nftables":
                 lacks += await _try_nft(family, settings, run)
             elif family in found:
                 lacks += await _try(found[family], family, settings, run)
-    return Programs(os.uname().release, tuple(programs), await _nft(run), tuple(lacks), fault)
+    except (OSError, ProgramTimeoutError) as error:
+        return lacks, f"a rule could not be tried: {error}"
+    return lacks, ""
 
 
 async def _try(tools: Tools, family: Family, settings: Settings, run: Runner) -> list[Feature]:
@@ -87,12 +103,18 @@ async def _cannot_go_apart(run: Runner) -> str:
     return "" if tried.code == 0 else " ".join(tried.errors.split()) or f"unshare: exit code {tried.code}"
 
 
-async def _nft(run: Runner) -> str:
+async def _nft(run: Runner) -> tuple[str, str]:
+    """The version of nft, or why it cannot be run."""
     try:
         said = await run(["nft", "--version"], "")
-    except (OSError, ProgramTimeoutError):
-        return ""
-    return said.output.strip()
+    except FileNotFoundError:
+        return "", "there is no such program"
+    except (OSError, ProgramTimeoutError) as error:
+        return "", str(error)
+    if said.code or not said.output.startswith("nftables "):
+        told = " ".join((said.output + said.errors).split())[:MOST_SHOWN]
+        return "", f"nft --version is not understood: exit code {said.code}, {told!r}"
+    return said.output.strip(), ""
 
 
 def _command(hint: str) -> str:

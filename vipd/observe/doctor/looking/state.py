@@ -23,8 +23,10 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
     path = settings.state_dir
     try:
         found, system = path.stat(), os.statvfs(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return StateDir(str(path), exists=False)
+    except OSError as error:
+        return StateDir(str(path), fault=f"{path} cannot be looked at: {error.strerror}")
     store = StoreSource(path / STORE)
     if root:
         store.load()
@@ -42,10 +44,10 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
 
 
 def read_socket_file(settings: Settings) -> SocketFile | None:
-    """The socket; None while there is none."""
+    """The socket; None while there is none. Raises OSError when that cannot be seen."""
     try:
         found = settings.socket.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return SocketFile(
         str(settings.socket),

@@ -1,0 +1,249 @@
+"""A watch that goes on for months, on a bad day: it dies loudly, says a fault once, and keeps little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.dataplane.watch.recorded import datagrams
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.plan import Installed
+from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.events import RuleEvents
+from vipd.dataplane.iptables.watch.gathering import MOST_OPEN, Gathering
+from vipd.dataplane.iptables.watch.messages import Generation, read_messages
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.peace import MOST_QUARRELS, Peace
+from vipd.dataplane.iptables.watch.poll import Expected, RulePoll, WatchedFamily
+from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances
+from vipd.model import Family
+from vipd.process import ProgramTimeoutError
+
+NAMES = Names("VIPD")
+SCOPE = Scope(NAMES, frozenset(Family))
+SERVICES = ChainId("nat", "VIPD-SERVICES")
+DAY = 24 * 60 * 60
+PATIENCE = 60.0
+
+
+class Stream(Disturbances):
+    """A watch of watchers that a test has made."""
+
+    def __init__(self, *watchers: object) -> None:
+        super().__init__()
+        self._made = watchers
+
+    def _begin(self) -> None:
+        for watcher in self._made:
+            self._start(watcher, "a watcher")  # type: ignore[arg-type]
+
+
+class Reporting:
+    """A watcher that does what a test says."""
+
+    def __init__(self, work: Callable[[Callable[[Disturbance], None]], object]) -> None:
+        self._work = work
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    async def run(self, report: Callable[[Disturbance], None]) -> None:
+        """As the test says."""
+        self._work(report)
+
+
+def deed(number: int) -> Disturbance:
+    chain = (Family.IPV4, ChainId("nat", f"VIPD-{number}"))
+    actor = Actor("iptables", number)
+    return Disturbance(frozenset({Family.IPV4}), frozenset({chain}), frozenset({Deed.RULE_DELETED}), (actor,))
+
+
+def taken(stream: Stream, number: int) -> list[Disturbance | str]:
+    """So many disturbances, or what was wrong instead."""
+
+    async def take() -> list[Disturbance | str]:
+        found: list[Disturbance | str] = []
+        async with stream, asyncio.timeout(PATIENCE):
+            for _ in range(number):
+                try:
+                    found.append(await anext(stream))
+                except OSError as error:
+                    found.append(str(error))
+        return found
+
+    return asyncio.run(take())
+
+
+def events(receiving: socket.socket, **more: object) -> RuleEvents:
+    receiving.setblocking(False)
+    own = OwnProcesses(lambda: 0.0)
+    clock = asyncio.get_running_loop().time
+    return RuleEvents(receiving, SCOPE, own, clock, **more)  # type: ignore[arg-type]
+
+
+def heard(*sent: bytes, hear: Callable[[bytes], None] | None = None) -> Disturbance | Exception:
+    """What a watch says of these datagrams first."""
+
+    async def listen() -> Disturbance | Exception:
+        ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with kernels:
+            async with Stream(events(ours, hear=hear)) as stream, asyncio.timeout(PATIENCE):
+                for datagram in sent:
+                    kernels.send(datagram)
+                try:
+                    return await anext(stream)
+                except Exception as error:
+                    return error
+
+    return asyncio.run(listen())
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 9, b"\xff" * 40, datagrams("flush")[0] + b"\0" * 5])
+def test_garbage_means_that_everything_is_read(garbage: bytes) -> None:
+    found = heard(garbage)
+    assert isinstance(found, Disturbance)
+    assert found.everything
+    assert found.deeds == {Deed.EVENTS_LOST}
+
+
+def test_an_overflow_means_that_everything_is_read() -> None:
+    class Overflowing:
+        """A socket that lost something, then has nothing."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self._real, self._faults = real, iter((OSError(errno.ENOBUFS, "no buffer space"),))
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._real, name)
+
+        def recv(self, size: int) -> bytes:
+            """As the kernel's, once too much has come."""
+            for fault in self._faults:
+                raise fault
+            return self._real.recv(size)
+
+    async def listen() -> Disturbance:
+        ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        ours.setblocking(False)
+        with kernels:
+            watching = events(Overflowing(ours))  # type: ignore[arg-type]
+            async with Stream(watching) as stream, asyncio.timeout(PATIENCE):
+                kernels.send(datagrams("policy")[0])
+                return await anext(stream)
+
+    assert asyncio.run(listen()).everything
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EBADF, "bad file"), KeyError("x"), RuntimeError("x")])
+def test_a_listener_that_dies_is_heard_of(fault: Exception) -> None:
+    """Whatever kills it: else changes would go unseen until somebody looks into the event loop's log."""
+
+    def hear(datagram: bytes) -> None:
+        raise fault
+
+    assert heard(datagrams("flush")[0], hear=hear) is fault
+
+
+def test_a_watcher_that_just_ends_is_heard_of() -> None:
+    assert taken(Stream(Reporting(lambda report: None)), 1) == ["a watcher: it has ended"]
+
+
+def test_disturbances_that_nobody_takes_become_one() -> None:
+    number = 10 * MOST_WAITING
+
+    def work(report: Callable[[Disturbance], None]) -> None:
+        for each in range(number):
+            report(deed(each))
+
+    stream = Stream(Reporting(work))
+
+    async def take() -> list[Disturbance]:
+        found = []
+        async with stream, asyncio.timeout(PATIENCE):
+            await asyncio.sleep(0.1)
+            assert len(stream._found) <= MOST_WAITING + 1
+            with contextlib.suppress(OSError):  # in the end
+                while True:
+                    found.append(await anext(stream))
+        return found
+
+    found = asyncio.run(take())
+    assert len(found) <= MOST_WAITING
+    assert found[0].everything
+    assert len(found[0].actors) <= MOST_NAMED
+
+
+def transactions() -> Iterator[tuple[int, bytes]]:
+    """Real changes of ours, each by another sender."""
+    for number in range(1, 10 * MOST_OPEN):
+        yield number, datagrams("flush")[0]
+
+
+def test_transactions_without_an_end_are_let_go_of() -> None:
+    gathering = Gathering(SCOPE)
+    for port, datagram in transactions():
+        for message in read_messages(datagram):
+            if not isinstance(message, Generation):
+                gathering.change(message._replace(port=port))
+        gathering.end(
+            Generation(0, 1, "iptables"), Actor("iptables", 1), lambda pid, sender: False, float(port)
+        )
+        assert len(gathering._open) <= MOST_OPEN + 1
+    found = gathering.collect(lambda pid, sender: False)
+    assert found is not None
+    assert found.everything
+
+
+def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
+    peace, now = Peace(), 0.0
+    while now < DAY:
+        now = peace.disturbed([Actor("iptables", int(now), "puppet", 5)], now) + 0.01
+        peace.repaired(True, now)
+    (quarrel,) = peace._quarrels.values()
+    assert len(quarrel.latest) <= 10
+    assert quarrel.repairs > 2000
+    (warning,) = peace.warnings(now)
+    assert f"puppet (pid 5) has undone vipd's rules {quarrel.repairs} times in " in warning
+
+
+def test_culprits_by_ever_new_names_are_few() -> None:
+    peace = Peace()
+    for number in range(100 * MOST_QUARRELS):
+        peace.disturbed([Actor(f"p{number}", number)], 0.001 * number)
+        if not number % 3:
+            peace.repaired(True, 0.001 * number)
+        assert len(peace._quarrels) <= MOST_QUARRELS + 1
+    assert "another program has undone" in " ".join(peace.warnings(10.0))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ApplyError("cannot read", "no"), OSError("no"), ProgramTimeoutError("iptables", 1.0), ValueError("odd")],
+)
+def test_a_poll_that_fails_says_so_once(fault: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    faults = iter([fault] * 50)
+
+    async def read() -> str:
+        for each in faults:
+            raise each
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        return ""
+
+    installed = Installed({SERVICES: ()}, {})
+    watched = WatchedFamily(Family.IPV4, True, read, lambda: Expected(1, installed))
+
+    async def poll() -> None:
+        clock = asyncio.get_running_loop().time
+        await RulePoll(watched, NAMES, clock, interval=0.0, cpu=lambda: 0.0).run(lambda found: None)
+
+    with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
+        asyncio.run(poll())
+    said = [record.getMessage() for record in caplog.records if "cannot watch the rules" in record.message]
+    assert len(said) == 1
