@@ -1,0 +1,95 @@
+"""What goes on beside the reconciler, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.simulated_time import simulate
+from vipd.sources.store import StoreError
+from vipd.supervisor import Supervisor, Work
+from vipd.upkeep import end_overrides, sweep
+
+HOUR_SECONDS = 3600.0
+
+
+class Reconciler:
+    """Counts what it is asked for; its clock is the simulated one."""
+
+    def __init__(self) -> None:
+        self.wakes = self.sweeps = 0
+
+    def wake(self) -> int:
+        self.wakes += 1
+        return self.wakes
+
+    async def sweep(self) -> None:
+        self.sweeps += 1
+
+    def clock(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class Unsaved:
+    """Overrides of which one has expired, and that cannot be saved."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    def due(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def tick(self) -> None:
+        self.ticks += 1
+        raise StoreError("the disk is full")
+
+
+async def supervised(work: Work, seconds: float, beside: Callable[[], Any] | None = None) -> Supervisor:
+    supervisor = Supervisor((StoreError,))
+    running = [asyncio.create_task(supervisor.run("work", work))]
+    if beside:
+        running.append(asyncio.create_task(beside()))
+    await asyncio.sleep(seconds)
+    for task in running:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return supervisor
+
+
+def test_an_expired_override_that_cannot_be_saved_is_tried_with_growing_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    overrides = Unsaved()
+
+    async def story() -> Supervisor:
+        changed = asyncio.Event()
+        work = supervised(lambda: end_overrides(overrides, Reconciler(), changed), HOUR_SECONDS)  # type: ignore[arg-type]
+        return await work
+
+    supervisor = simulate(story())
+    assert overrides.ticks < 100, "not every ten milliseconds"
+    assert len(caplog.records) == 1
+    assert "the disk is full" in supervisor.warnings[0]
+
+
+def test_changes_without_a_pause_do_not_starve_the_deletion_of_old_rules() -> None:
+    reconciler = Reconciler()
+
+    async def story() -> None:
+        woken = asyncio.Event()
+
+        async def changes() -> None:
+            while True:
+                woken.set()
+                await asyncio.sleep(0.3)
+
+        await supervised(lambda: sweep(reconciler, woken), 60.0, changes)  # type: ignore[arg-type]
+
+    simulate(story())
+    assert 4 <= reconciler.sweeps <= 7, "every ten seconds"
