@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.fake_dataplane import FakeDataplane
-from tests.reconciling import DNS, WEB, World, lived_without_waiting
+from tests.reconciling import DNS, WEB, World, lived_without_waiting, looping
 from tests.samples import declared, service
+from tests.simulated_time import simulate
 from vipd import admission, catalog, reconciler
 from vipd.catalog import Unit
 from vipd.contained_catalog import ContainedCatalog
@@ -256,6 +257,34 @@ def test_one_service_is_quarantined_and_all_others_go_through(
 
     with caplog.at_level(logging.ERROR):
         lived_without_waiting(story, *others, BOMB)
+
+
+@pytest.mark.parametrize("arm", [selected, followed, compiled, planned])
+def test_a_day_of_it_costs_one_line_in_the_log(
+    arm: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bomb = arm(monkeypatch)  # type: ignore[operator]  # one of the above
+
+    async def story() -> World:
+        world = World(DNS, BOMB)
+        bomb.dataplane = world.dataplane
+        async with looping(world):
+            for minute in range(24 * 60):
+                if minute % 10 == 0:  # others change meanwhile
+                    changed = service(
+                        "dns", "10.96.0.10", "", 1, f"10.244.{minute // 250}.{minute % 250 + 1}"
+                    )
+                    world.source.candidate = declared(changed, BOMB)
+                    world.reconciler.wake()
+                await asyncio.sleep(60)
+        return world
+
+    with caplog.at_level(logging.WARNING):
+        world = simulate(story())
+    assert set(world.reconciler.progress.quarantined) == {"bomb"}
+    assert world.reconciler.progress.state == "degraded"
+    told = [record for record in caplog.records if record.name.startswith("vipd")]
+    assert len(told) <= 2, "the service, and once that it is looked for"
 
 
 def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,13 +285,13 @@ class Reconciler:
     async def _select(self, policy: SelectionPolicy) -> Selection:
         """What differs from the last step. Changes nothing here yet, so that a failure loses nothing."""
         touched, same_policy = self._snapshot.touched, policy == self._policy
-        async for part in self._in_parts(dict.fromkeys(touched)):
+        again = self._quarantine.due(self._monotonic())
+        async for part in self._in_parts(dict.fromkeys((*touched, *again))):
             self._follow(part)
         moved = self._judges.moved()
         self._moved |= moved
         self._judges.taken_up(moved)  # what moves from here on is for the next step
         selection = Selection(policy, moved=set(self._moved))
-        again = self._quarantine.due(self._monotonic())
         names = dict.fromkeys((*touched, *self._moved, *again), None)
         names.update({} if same_policy else dict.fromkeys(self._snapshot.names))
         async for part in self._in_parts(names):
