@@ -60,6 +60,9 @@ class ForwardAccepts:
         self._wanted: tuple[str, frozenset[Family]] | None = None
         """The dataplane and the families that were planned for last."""
         self._doubted = True
+        self._looked = False
+        """Whether chains of others were read for the last plan: what an earlier vipd has left there may have
+        to go."""
         self._skipped: frozenset[Place] = frozenset()
         self._found: tuple[Found, ...] = ()
         self._problems: tuple[str, ...] = ()
@@ -75,10 +78,12 @@ class ForwardAccepts:
     async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
         """What has to be written so that flows of these families pass. Raises ApplyError."""
         used = frozenset(families) if self._settings.accept_forwarded else frozenset()
-        if self._wanted == (dataplane, used) and not self._doubted:
+        look = bool(families or self._record.read().accepts)
+        if self._wanted == (dataplane, used) and not self._doubted and look == self._looked:
             return NOTHING
         self._doubted = True
-        if families or self._record.read().accepts:
+        self._looked = look
+        if look:
             self._skipped = await self._of_dataplane(dataplane)
             self._found = await self._reader.read(self._skipped)
         else:
