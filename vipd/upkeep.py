@@ -58,7 +58,7 @@ async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
     ever."""
     async for _ in files.changes():
         faults = files.faults()
-        if await asyncio.to_thread(files.scan) or files.faults() != faults:
+        if await asyncio.to_thread(files.scan) or files.faults() != faults or files.unkept:
             reconciler.wake()
 
 

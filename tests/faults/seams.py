@@ -26,7 +26,7 @@ class Seam:
     target: str
     modules: tuple[str, ...]
     culprit: str
-    """In status while it fails."""
+    """A regular expression, found in status while it fails."""
     garbage: Callable[[], object] = lambda: GARBAGE_TEXT
     quiet: frozenset[str] = frozenset()
     """Modes in which nothing needs to be said: what comes then means something, or is nobody's loss."""
@@ -161,7 +161,7 @@ DISK = (
             "vipd.health.memory",
             "vipd.observe.counters.book",
         ),
-        "accepted",
+        "cannot keep a copy",
         quiet=RETURNS,
     ),
 )
@@ -178,7 +178,7 @@ PROGRAMS = (
             "vipd.dataplane.iptables.tools",
             "vipd.dataplane.nftables.tools",
         ),
-        "injected by the test",
+        "injected by the test|hangs",
         quiet=RETURNS,
     ),
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -139,18 +140,20 @@ class FaultyDaemon(Daemon):
         """What status says is wrong."""
         status = self.status()
         return json.dumps(
-            [status.get(key) for key in ("warnings", "problems", "fault", "sources", "quarantined")]
+            [status.get(key) for key in ("warnings", "problems", "message", "sources", "quarantined")]
         )
 
     def silent(self, seams: tuple[Seam, ...], mode: str) -> list[str]:
         """The culprits that status does not name."""
         told = self.told()
-        return [seam.name for seam in seams if mode not in seam.quiet and seam.culprit not in told]
+        return [seam.name for seam in seams if mode not in seam.quiet and not re.search(seam.culprit, told)]
 
     def recovers(self, seams: tuple[Seam, ...]) -> None:
         """All is in sync, and no culprit named, once nothing fails any more; without help."""
         self.fail("")
-        self.wait_until(lambda: [s.name for s in seams if s.culprit in self.told()], [], RECOVERY_SECONDS)
+        self.wait_until(
+            lambda: [s.name for s in seams if re.search(s.culprit, self.told())], [], RECOVERY_SECONDS
+        )
         self.wait_in_sync(RECOVERY_SECONDS)
 
 

@@ -23,7 +23,14 @@ from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Problem, internal_problem, printable, unreadable
+from vipd.declaration.problems import (
+    Declaration,
+    Problem,
+    internal_error,
+    internal_problem,
+    printable,
+    unreadable,
+)
 from vipd.durable import make_directory, read_regular, why, write_durably
 
 log = logging.getLogger(__name__)
@@ -109,6 +116,11 @@ class FileSource:
     def faults(self) -> tuple[str, ...]:
         """Set while the directory cannot be read, or a copy cannot be kept."""
         return (*self._faults, *self._keeping_faults.values())
+
+    @property
+    def unkept(self) -> bool:
+        """Whether a copy could not be kept: the next step tries again."""
+        return bool(self._keeping_faults)
 
     def scan(self) -> bool:
         """Read the directory anew; whether anything is different. What has not changed is not read again."""
@@ -232,9 +244,9 @@ class FileSource:
             make_directory(self._kept)
             write_durably(_copy_of(self._kept, path), _copied(path, read.text or ""))
             self._keeping_faults.pop(path, None)
-        except OSError as error:
-            why = error.strerror or str(error)
-            self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {why}"
+        except Exception as error:
+            reason = why(error) if isinstance(error, OSError) else internal_error(error, "writing it")
+            self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {reason}"
 
 
 def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
