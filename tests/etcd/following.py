@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from vipd.catalog import merge
 from vipd.etcd.client import EtcdClient
+from vipd.etcd.errors import EtcdError
 from vipd.etcd.settings import EtcdSettings
 from vipd.model import Service
 from vipd.sources.etcd import EtcdSource
 from vipd.sources.etcd_follower import Times
+from vipd.supervisor import Supervisor
 
 FAST = Times(probe=0.3, grace=0.3, list_again=3600.0, first_pause=0.05, longest_pause=0.3)
 PREFIX = "/vipd/v1/"
@@ -84,7 +87,9 @@ async def following(
     source.load()
     made = Following(source, client)
     made.step()
-    work = [asyncio.ensure_future(loop()) for loop in source.loops().values()]
+    supervisor = Supervisor((EtcdError,))
+    loops = source.loops().items()
+    work: list[asyncio.Task[Any]] = [asyncio.create_task(supervisor.run(*loop)) for loop in loops]
     work.append(asyncio.create_task(made.steps()))
     try:
         yield made

@@ -199,7 +199,7 @@ class Follower:
             header.cluster_id != self._keys.cluster or header.revision < before
         )
         async with self._one_at_a_time:
-            if not foreign and header.revision < self.applied_revision:
+            if live and not foreign and header.revision < self.applied_revision:
                 return  # the watch has told more in the meantime
             change = await self._difference(listing, foreign)
             missed = [w for w in change.written if w.mod_revision <= min(live.values(), default=0)]

@@ -85,6 +85,8 @@ class FileSource:
         self._kept = kept
         self._read: dict[str, _Read] = {}
         self._signatures: dict[str, Signature] = {}
+        self._refused: dict[str, float] = {}
+        """Files with problems, and when they were read, on the monotonic clock."""
         self._failed: dict[str, float] = {}
         """Files whose reading ended in an internal error, and when, on the monotonic clock."""
         self._scanning = threading.Lock()
@@ -188,8 +190,9 @@ class FileSource:
         known = self._read.get(name)
         try:
             signature = _signature(path)
-            again = self._due_again(name)
-            if known is not None and self._signatures.get(name) == signature and not again:
+            again = self._due(self._failed, name)
+            same = self._signatures.get(name) == signature and not self._due(self._refused, name)
+            if known is not None and same and not again:
                 return known
             text = read_regular(path).decode("utf-8")
         except OSError as error:
@@ -206,6 +209,7 @@ class FileSource:
             self._signatures.pop(name, None)
         for candidate in (known, self._accepted.get(name)):
             if candidate is not None and candidate.text == text and not (again and candidate is known):
+                self._note(name, candidate.declaration)
                 return candidate
         return self._parse(text, name, known)
 
@@ -216,15 +220,21 @@ class FileSource:
             declaration = _parsed(text, path, known)
         except Exception as error:
             declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
-        if any(problem.trace for problem in declaration.problems):
-            self._failed[path] = time.monotonic()
-        else:
-            self._failed.pop(path, None)
+        self._note(path, declaration)
         return _unless_known(_Read(text, declaration), known)
 
-    def _due_again(self, path: str) -> bool:
-        """Whether a file is to be parsed again because the last time ended in an internal error."""
-        return path in self._failed and time.monotonic() - self._failed[path] >= AGAIN_SECONDS
+    def _note(self, path: str, declaration: Declaration) -> None:
+        """A file was read. One with problems is read again from time to time, should the disk have erred; one
+        whose reading ended in an internal error is parsed again, too."""
+        internal = any(problem.trace for problem in declaration.problems)
+        for times, concerned in ((self._refused, not declaration.ok), (self._failed, internal)):
+            times.pop(path, None)
+            if concerned:
+                times[path] = time.monotonic()
+
+    @staticmethod
+    def _due(times: Mapping[str, float], path: str) -> bool:
+        return path in times and time.monotonic() - times[path] >= AGAIN_SECONDS
 
     def _away(self, error: OSError) -> bool:
         """The directory cannot be read: what was accepted goes on serving."""
