@@ -322,7 +322,7 @@ def test_vipd_check_and_vipctl_check_judge_by_the_dataplane_that_was_chosen(spar
         assert "cannot do balance: source-hash" in daemon.vipctl(*check, check=False).stderr
         daemon.vipctl("set-dataplane", "nftables")
         assert spare.host.run(*argv).stdout == "ok: 1 service\n"
-        assert daemon.vipctl(*check).stdout == "ok: 1 service in 1 file\n"
+        assert daemon.vipctl(*check).stdout.startswith("ok: 1 service in 1 file")
 
 
 def written(daemon: Daemon, family: int, **fields: object) -> Path:

@@ -28,6 +28,7 @@ from vipd.observe.metrics.flows import Reading, by_service
 from vipd.observe.metrics.snapshot import Snapshot, take
 from vipd.observe.metrics.tally import Tally
 from vipd.standing import Standings
+from vipd.supervisor import Task
 
 PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
 NO_PROMTOOL = "no promtool here; hint: bash tests/metrics/prepare.sh"
@@ -59,7 +60,7 @@ async def scraped(world: Watched, reading: Reading | None = None) -> Series:
     checks = Durations(CHECK_BOUNDS)
     for seconds in (0.0005, 0.25):
         checks.add(seconds)
-    tally = Tally(world.reconciler, (world.source,), {"tcp": checks})
+    tally = Tally(world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": Task(failures=3)})
     return read(render(snapshot, tally, "iptables", compressed=False))
 
 
@@ -85,6 +86,8 @@ def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
             checkout = {"service": "shop/checkout", "protocol": "tcp"}
             assert value(found, "vipd_services") == len(mixed())
             assert value(found, "vipd_in_sync") == 1
+            assert value(found, "vipd_task_failures_total", task="counting flows") == 3
+            assert value(found, "vipd_task_failing", task="counting flows") == 0
             assert value(found, "vipd_service_backends", service="shop/checkout") == 5
             assert value(found, "vipd_service_ready_backends", service="shop/checkout") == 4
             assert value(found, "vipd_service_new_flows_total", service="shop/checkout") == 12

@@ -13,6 +13,7 @@ from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_in
 from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import counted, document, output_option, prose, screen
 from vipd.cli.settings_options import settings_options
+from vipd.declaration.problems import Problem
 
 
 @click.command()
@@ -52,7 +53,7 @@ def check(
     if not quiet:
         inputs.tell_notes()
     if form != "text":
-        problems = [asdict(problem) for problem in inputs.problems]
+        problems = [_plain(problem) for problem in inputs.problems]
         print(document({"ok": not problems, "services": len(inputs.services), "problems": problems}, form))
     else:
         _print_text(inputs, quiet)
@@ -69,3 +70,10 @@ def _print_text(inputs: Inputs, quiet: bool) -> None:
         services = counted(len(inputs.services), "service")
         files = counted(len(inputs.files), "file")
         print(f"ok: {services} in {files}; vipd was not asked whether others claim the same")
+
+
+def _plain(problem: Problem) -> dict[str, object]:
+    """A problem as JSON; a traceback is for the log of the daemon alone."""
+    found = asdict(problem)
+    del found["trace"]
+    return found

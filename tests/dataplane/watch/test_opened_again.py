@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.progress import Progress
 from vipd.upkeep import watch_rules
 
 
@@ -31,6 +32,7 @@ class Beside:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.progress = Progress(tried=1)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.asked.append(name)
