@@ -169,7 +169,7 @@ numbers = iter(range(1, 200))
 
 
 def both_where_they_differ(equipment: Equipment, mode: str) -> None:
-    """Each mode takes half a minute. With nftables, whose watch and counters are its own, only one is tried."""
+    """Each mode takes half a minute. With nftables, whose watch and counters are its own, one is tried."""
     if equipment.dataplane != "iptables" and mode != "unexpected":
         pytest.skip(f"{mode} takes half a minute and is tried with iptables alone")
 
