@@ -288,8 +288,11 @@ class _Routes:
         applied, message, place = False, "dry run: nothing was changed", store.place
         answers = dict[Check, tuple[str, ...]]()
         outcome = change(served.known(), store.services, source=store.source)
+        # Others may change services while the host is asked, so it is decided anew after each answer. A
+        # check without an answer counts as one that nothing keeps from working, and is not asked again.
         while unknown := self._questions(outcome) - answers.keys():
-            answers.update(await served.check_problems(unknown))
+            found = await served.check_problems(unknown)
+            answers.update({check: found.get(check, ()) for check in unknown})
             outcome = change(served.known(), store.services, source=store.source)
         self._admit(outcome, request, answers)
         store.check(outcome)
