@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,6 +99,19 @@ def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[objec
     reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
     chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
     with pytest.raises(ApplyError, match="what nft prints is not understood"):
+        asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "too many"), OSError(errno.EACCES, "no"), ValueError()]
+)
+def test_what_keeps_nft_from_running_is_named(error: Exception) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        raise error
+
+    reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
+    chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
+    with pytest.raises(ApplyError, match="nft cannot be run"):
         asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
 
 

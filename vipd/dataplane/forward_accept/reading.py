@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from vipd.dataplane.forward_accept.accepts import (
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
 from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
+from vipd.dataplane.programs import finish
 from vipd.model import Family
-from vipd.process import Finished, ProgramTimeoutError, Runner
+from vipd.process import Finished, Runner
 
 HOOK = 2
 """The forward hook of ip, ip6 and inet."""
@@ -105,7 +106,7 @@ class ForwardReader:
     async def _native(self, place: Place, each: NftChain) -> Found:
         words = ["nft", "-t", "-j", "list", "table", place.family, place.table]
         policy = "accept" if each.chain.accepts else "drop"
-        listed = _objects(await self._finish(words), place)
+        listed = _objects(await finish(words, "", self._run), place)
         try:
             found = found_by_nft(place, policy, listed, self._options)
         except (LookupError, TypeError, AttributeError):
@@ -134,17 +135,8 @@ class ForwardReader:
 
     async def _list(self, tools: Tools, chain: str) -> Finished:
         program = tools.save.removesuffix("-save")
-        return await self._finish([program, "-w", str(LOCK_WAIT_SECONDS), "-t", "filter", "-S", chain])
-
-    async def _finish(self, argv: Sequence[str]) -> Finished:
-        try:
-            return await self._run(argv, "")
-        except FileNotFoundError:
-            hint = "apt install nftables" if argv[0] == "nft" else "apt install iptables"
-            what = "chains that may drop forwarded packets cannot be read"
-            raise ApplyError(what, f"there is no program {argv[0]}", hint) from None
-        except ProgramTimeoutError as error:
-            raise ApplyError(f"{error.program} hangs", str(error)) from None
+        argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", "filter", "-S", chain]
+        return await finish(argv, "", self._run)
 
 
 async def tools_of(place: Place, run: Runner) -> Tools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import MissingProgramError
 from vipd.dataplane.forward_accept.accepts import AcceptOptions, Found
 from vipd.dataplane.forward_accept.driver import write
 from vipd.dataplane.forward_accept.reading import ForwardReader
@@ -29,8 +29,8 @@ async def find_leftovers(
         reader = ForwardReader(AcceptOptions(prefix, 0, 0), run, open_socket, Path("/proc"))
         try:
             found += [each for each in await reader.read_native() if each.present]
-        except ApplyError as error:
-            if recorded or "there is no program" not in error.why:
+        except MissingProgramError:
+            if recorded:
                 raise
     return found
 
