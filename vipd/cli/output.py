@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 import click
 
 from vipd.api.client import Json
+from vipd.text import json_text
 
 API_VERSION = "vipd/v1"
 
@@ -147,11 +147,11 @@ def document(content: Json, form: str) -> str:
     """`content` as JSON or YAML (`form` is "json" or "yaml"), with `apiVersion` first."""
     whole = {"apiVersion": API_VERSION} | content
     if form == "json":
-        return json.dumps(whole, indent=2, ensure_ascii=False)
+        return json_text(whole, indent=2)
     # Imported here because of all that is printed only YAML needs it, and it costs as much as click.
-    import yaml
+    from vipd.declaration.yaml_text import dump_yaml
 
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=None).rstrip("\n")
+    return dump_yaml(whole).rstrip("\n")
 
 
 def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

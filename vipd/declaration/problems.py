@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vipd.model import Service
+from vipd.text import one_line
 
 
 def printable(name: str) -> str:
@@ -15,7 +15,7 @@ def printable(name: str) -> str:
 
     Bytes that are no UTF-8 stand in `name` as lone surrogates.
     """
-    return name if name.isprintable() and "\\" not in name else json.dumps(name)[1:-1]
+    return one_line(name.replace("\\", "\\\\"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
