@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 _SURROGATE_PAIR = re.compile(r"\\u[dD]([89abAB][0-9a-fA-F]{2})\\u[dD]([c-fC-F][0-9a-fA-F]{2})")
 _BACKSLASHES = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)", re.DOTALL)
@@ -60,3 +61,31 @@ def _joined(found: re.Match[str]) -> str:
         return found[0]
     high, low = (int(half, 16) for half in pair.groups())
     return f"\\U{0x10000 + ((high - 0x800) << 10) + (low - 0xC00):08x}"
+
+
+def cleaned(value: object) -> Any:
+    """A value of JSON with every text in it on one line. A `diff`, which is lines, stays so."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, dict):
+        return {
+            one_line(key): lines(item) if key == "diff" and isinstance(item, str) else cleaned(item)
+            for key, item in value.items()
+        }
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+
+def in_words(text: str, most: int) -> str:
+    """The words of a text on one line of at most so many characters: it may quote anybody."""
+    line = one_line(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def width(text: str) -> int:
+    """How many columns of a terminal a line takes: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    # Imported here because most lines are ASCII, and every start of vipctl imports this module.
+    from unicodedata import category, east_asian_width
+
+    return sum(2 if east_asian_width(c) in "WF" else category(c) not in ("Mn", "Me") for c in text)
