@@ -201,3 +201,21 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
             assert node.log() == "", "an entry must not be there twice"
         finally:
             journal.close()
+
+
+@pytest.mark.parametrize("environment", [{}, {"JOURNAL_STREAM": "1:2"}])
+def test_a_value_ends_no_record_on_stderr(
+    environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = stderr_handler(environment, "vipd")
+    evil = "x\n2026-01-01 00:00:00,000 ERROR forged\x1b[2J\u202e\r"
+    record = logging.LogRecord("vipd", logging.ERROR, "", 0, "%s", (evil,), None)
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    handler.handle(record)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.removesuffix("\n").isprintable()
+    assert r"forged\x1b[2J\u202e\r" in said
