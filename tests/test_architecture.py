@@ -31,6 +31,7 @@ CORE = (
     "vipd.sources.removal_guard",
     "vipd.sources.etcd_values",
     "vipd.declaration",
+    "vipd.text",
     "vipd.catalog",
     "vipd.selection",
     "vipd.operations",

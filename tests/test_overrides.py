@@ -15,10 +15,21 @@ from tests.samples import service
 from vipd.model import Backend
 from vipd.operations import RefusedError
 from vipd.orders import order, subject_of
-from vipd.overrides import Override, Subject, from_json, lapsed, merged, orders_about, to_json
+from vipd.overrides import (
+    MOST_TEXT,
+    MalformedError,
+    Override,
+    Subject,
+    from_json,
+    lapsed,
+    merged,
+    orders_about,
+    to_json,
+)
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError
 from vipd.standing import Admin
+from vipd.text import is_text
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DNS = service("dns", "10.96.0.10", "", 1, "10.244.0.5", "10.244.0.6")
@@ -27,14 +38,16 @@ SERVICES = {"dns": DNS, "web": WEB}
 DRAIN = Override(Subject("dns", "10.244.0.5"), "uid 0", NOW, Admin.DRAINING)
 FIRST = Backend("10.244.0.5")
 
+LINES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5).filter(str.isprintable)
+
 OVERRIDES = st.builds(
     Override,
     st.sampled_from([Subject("dns", "10.244.0.5"), Subject("", "fd00::5")]),
-    st.text(max_size=5),
+    LINES,
     st.just(NOW),
     st.sampled_from(Admin),
     st.none() | st.integers(0, 65535),
-    st.text(max_size=5),
+    LINES,
     st.none() | st.just(NOW + timedelta(hours=1)),
     st.none() | st.just(NOW + timedelta(minutes=1)),
 )
@@ -43,6 +56,31 @@ OVERRIDES = st.builds(
 @given(OVERRIDES)
 def test_what_is_stored_is_read_back(override: Override) -> None:
     assert from_json(json.loads(json.dumps(to_json(override)))) == override
+
+
+@given(OVERRIDES, st.text(st.characters(), max_size=2000), st.text(st.characters(), max_size=5))
+def test_what_somebody_else_has_stored_is_one_line_and_then_stays_so(
+    override: Override, reason: str, by: str
+) -> None:
+    stored = {**to_json(override), "reason": reason, "by": by}
+    if not all(map(is_text, (reason, by))):
+        with pytest.raises(MalformedError, match="must be text"):
+            from_json(stored)
+        return
+    found = from_json(stored)
+    assert all(text.isprintable() and len(text) <= MOST_TEXT for text in (found.reason, found.by))
+    assert from_json(json.loads(json.dumps(to_json(found)))) == found
+
+
+def test_orders_that_would_read_back_as_others_are_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "overrides.json"
+    store = OverrideStore(path, lambda: NOW)
+    store.put(DRAIN)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="read back as others"):
+        store.put(replace(DRAIN, reason="\x1b[2J"))
+    assert path.read_bytes() == before
+    assert store.overrides == {DRAIN.subject: DRAIN}
 
 
 def test_the_severest_order_and_the_nearest_weight_win() -> None:

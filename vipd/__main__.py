@@ -23,6 +23,7 @@ from vipd.start import StartError
 from vipd.systemd.fields import Event, fields
 from vipd.systemd.journal import stderr_handler
 from vipd.systemd.notify import Notifier, one_line
+from vipd.text import one_line as as_line
 
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: a restart would not help."""
@@ -43,7 +44,7 @@ def main() -> None:
         settings = _settings(arguments)
     except SettingsError as error:
         for problem in error.problems:
-            print(f"vipd: {problem}", file=sys.stderr)  # noqa: T201 (no logging yet)
+            print(f"vipd: {as_line(problem)}", file=sys.stderr)  # noqa: T201 (no logging yet)
         notifier.send(f"STATUS={one_line('; '.join(error.problems))}", f"ERRNO={errno.EINVAL}")
         raise SystemExit(EXIT_CONFIGURATION) from None
     _log_to_stderr(settings)

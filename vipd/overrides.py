@@ -14,6 +14,10 @@ from typing import NamedTuple
 
 from vipd.model import MAX_WEIGHT, Backend, Service
 from vipd.standing import Admin
+from vipd.text import is_text, one_line
+
+MOST_TEXT = 1000
+"""Characters of a reason, and of any other text of an order."""
 
 _SEVERITY = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
 
@@ -138,7 +142,10 @@ def to_json(override: Override) -> dict[str, object]:
 
 
 def from_json(value: object) -> Override:
-    """Reads what `to_json` gave. Raises MalformedError."""
+    """Reads what `to_json` gave. Raises MalformedError.
+
+    Its texts are printed on terminals, and anybody may have written them: they are one line, and cut.
+    """
     if not isinstance(value, Mapping):
         raise MalformedError(f"an override must be a mapping, not {type(value).__name__}")
     known = {field.name for field in fields(Override)} - {"subject"} | {"service", "backend"}
@@ -164,9 +171,9 @@ def from_json(value: object) -> Override:
 
 def _text(value: Mapping[str, object], key: str) -> str:
     text = value.get(key, "")
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not is_text(text):
         raise MalformedError(f"{key} must be text")
-    return text
+    return one_line(text[:MOST_TEXT])[:MOST_TEXT]
 
 
 def _weight(value: object) -> int | None:

@@ -45,6 +45,7 @@ ALLOWED = {
     "typing",
     "vipd.dataplane.forward_accept.fates",
     "vipd.model",
+    "vipd.text",
     "vipd.dataplane.iptables.words",  # pure as well; a test of its own says so
 }
 

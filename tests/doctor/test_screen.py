@@ -46,6 +46,14 @@ def test_problems_come_first_then_warnings_then_the_sum() -> None:
     assert "      # cp -p /var/lib/vipd/services.yaml /var/lib/vipd/services.yaml.broken" in lines
 
 
+def test_what_it_quotes_writes_to_no_terminal_and_fits() -> None:
+    evil = "\x1b[2J\u202e\n  Problems\r\x9b" * 4
+    state = StateDir("/var/lib/vipd", store_faults=(f"/var/lib/vipd/services.yaml:1: {evil}",), has_copy=True)
+    lines = shown(diagnose(well(state=state)), width=80)
+    assert all(line.isprintable() and len(line) <= 80 for line in lines)
+    assert [line for line in lines if line.strip() == "Problems"] == ["Problems"]
+
+
 def test_all_and_quiet() -> None:
     found = diagnose(ill())
     assert "In order" in shown(found, everything=True)

@@ -208,7 +208,7 @@ def test_the_log_is_where_events_come_from_whatever_its_level(tmp_path: Path) ->
             "1",
             "info",
         )
-        assert (failed.reason, failed.level) == ("it is \ufffd[31mred", "error")
+        assert (failed.reason, failed.level) == (r"it is \x1b[31mred", "error")
         assert len(long.reason) == LONGEST_TEXT
         assert (threaded.reason, threaded.level) == ("of a thread", "warning")
         assert [decode(encode(each)) for each in (added, failed)] == [

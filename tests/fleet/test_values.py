@@ -22,7 +22,7 @@ from vipd.fleet.keys import (
 )
 from vipd.fleet.orders import FleetOrders
 from vipd.model import Service
-from vipd.overrides import Override, Subject
+from vipd.overrides import Override, Subject, to_json
 from vipd.sources.etcd_values import Layout, read_registration, read_service_value
 from vipd.standing import Admin
 
@@ -108,16 +108,23 @@ def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> N
         "c": '{"backend": []}',
         "d": '{"backend": "10.0.0.1", "at": "0001-01-01T00:00:00+23:59", "admin": {}}',
     }
-    evil = replace(DRAIN, reason="\x1b[2J\ud800", by="x" * 5000)
-    orders, faults = read_orders({**bad, "e": order_value(evil)})
+    evil = to_json(replace(DRAIN, reason="\x1b[2J\n\u202e", by="x" * 5000))
+    bad["f"] = json.dumps({**evil, "reason": "\ud800"})
+    orders, faults = read_orders({**bad, "e": json.dumps(evil)})
     assert list(orders) == [DRAIN.subject]
-    assert orders[DRAIN.subject].reason.isprintable()
+    assert orders[DRAIN.subject].reason == r"\x1b[2J\n\u202e"
     assert len(orders[DRAIN.subject].by) == 1000
-    assert len(faults) == 4
+    assert len(faults) == 5
     assert all(fault.isprintable() for fault in faults)
     _, many = read_orders({str(number): "x" for number in range(1000)})
     assert len(many) == 11
     assert "990 more" in many[-1]
+
+
+@pytest.mark.parametrize("reason", ["\x1b[2J", "x" * 1001, "\ud800"])
+def test_an_order_that_would_read_back_as_another_is_not_written(reason: str) -> None:
+    with pytest.raises(UnwritableError):
+        order_value(replace(DRAIN, reason=reason))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,10 @@ def test_megabytes_are_thrown_away(program: Program) -> None:
 
 
 def test_what_it_says_is_shown_safely(program: Program) -> None:
-    assert told(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (False, "exit code 1: [31mred �")
+    assert told(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (
+        False,
+        r"exit code 1: \x1b[31mred\x07�",
+    )
 
 
 def test_what_cannot_be_started_blames_no_backend(tmp_path: Path) -> None:

@@ -80,10 +80,11 @@ def test_newlines_cannot_forge_a_field(journal: Journal) -> None:
     log.error("%s", evil, extra=fields(Event.DECLARATION_REFUSED, unit=f"file:/{evil}", service="\n"))
     until(lambda: journal.entries, "an entry")
     (found,) = journal.entries
-    assert found["MESSAGE"] == [evil]
+    shown = evil.replace("\n", "\\n")
+    assert found["MESSAGE"] == [shown]
     assert found["PRIORITY"] == ["3"]
-    assert found["VIPD_UNIT"] == [f"file:/{evil}"]
-    assert found["VIPD_SERVICE"] == ["\n"]
+    assert found["VIPD_UNIT"] == [f"file:/{shown}"]
+    assert found["VIPD_SERVICE"] == ["\\n"]
 
 
 @pytest.mark.usefixtures("logging_there")
@@ -94,13 +95,14 @@ def test_a_traceback_is_in_the_message(journal: Journal) -> None:
         log.exception("reconciling failed")
     until(lambda: journal.entries, "an entry")
     (text,) = journal.entries[0]["MESSAGE"]
-    assert text.startswith("reconciling failed\nTraceback")
+    assert text.startswith(r"reconciling failed\nTraceback")
     assert text.endswith("ValueError: it is wrong")
+    assert "\n" not in text
 
 
 @pytest.mark.usefixtures("logging_there")
 def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
-    large = "line\n" * 400_000
+    large = "words " * 400_000
     log.info("%s", large, extra=fields(Event.RELOADED, service="dns"))
     log.info("small")
     until(lambda: len(journal.entries) == 2, "both entries")
@@ -110,11 +112,11 @@ def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
 
 
 @pytest.mark.usefixtures("logging_there")
-def test_odd_bytes_of_a_path_arrive_as_they_are(journal: Journal) -> None:
+def test_odd_bytes_of_a_path_can_be_printed(journal: Journal) -> None:
     odd = os.fsdecode(b"file:/etc/\xff.yaml")
     log.info("x", extra=fields(Event.DECLARATION_REFUSED, unit=odd))
     until(lambda: journal.entries, "an entry")
-    assert journal.entries[0]["VIPD_UNIT"] == [odd]
+    assert journal.entries[0]["VIPD_UNIT"] == [r"file:/etc/\udcff.yaml"]
 
 
 def test_without_the_journal_it_goes_to_stderr(
@@ -123,7 +125,7 @@ def test_without_the_journal_it_goes_to_stderr(
     handler._otherwise.setStream(sys.stderr)
     (tmp_path / "socket").rename(tmp_path / "away")
     log.error("two\nlines", extra=fields(Event.APPLY_FAILED))
-    assert capfd.readouterr().err == "<3>two\n<3>lines\n"
+    assert capfd.readouterr().err == "<3>two\\nlines\n"
     (tmp_path / "away").rename(tmp_path / "socket")
     log.error("back")
     until(lambda: journal.entries, "an entry after the journal came back")
@@ -199,3 +201,21 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
             assert node.log() == "", "an entry must not be there twice"
         finally:
             journal.close()
+
+
+@pytest.mark.parametrize("environment", [{}, {"JOURNAL_STREAM": "1:2"}])
+def test_a_value_ends_no_record_on_stderr(
+    environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = stderr_handler(environment, "vipd")
+    evil = "x\n2026-01-01 00:00:00,000 ERROR forged\x1b[2J\u202e\r"
+    record = logging.LogRecord("vipd", logging.ERROR, "", 0, "%s", (evil,), None)
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    handler.handle(record)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.removesuffix("\n").isprintable()
+    assert r"forged\x1b[2J\u202e\r" in said

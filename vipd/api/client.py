@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from vipd.text import cleaned
+
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
 
 DEFAULT_TIMEOUT = 90.0
@@ -67,9 +69,13 @@ def _quoted(segment: str) -> str:
 class Client:
     """Asks the daemon at `socket_path`. `timeout` is how many seconds of silence it bears."""
 
-    def __init__(self, socket_path: str = DEFAULT_SOCKET, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, socket_path: str = DEFAULT_SOCKET, timeout: float = DEFAULT_TIMEOUT, *, exact: bool = True
+    ) -> None:
+        """`exact`: texts are as the daemon says them; else each is one line that can be printed."""
         self.socket_path = socket_path
         self.timeout = timeout
+        self.exact = exact
         self.session = ""
         """`ADDR:PORT` of this host over which the user is logged in: what no change may take."""
 
@@ -86,7 +92,7 @@ class Client:
             status, content = self._exchange(_request_bytes(method, path, body, self.session))
         except OSError as err:
             raise UnreachableError(self.socket_path, err) from err
-        answer = _json_object(content, status)
+        answer = self._shown(_json_object(content, status), content)
         if not 200 <= status < 300:
             error = answer.get("error")
             raise RefusedError(status, error if isinstance(error, dict) else {})
@@ -103,9 +109,16 @@ class Client:
                 connection.connect(self.socket_path)
                 connection.sendall(_request_bytes("GET", path, None), socket.MSG_NOSIGNAL)
                 with connection.makefile("rb") as stream:
-                    yield from _streamed(stream)
+                    for line in _streamed(stream):
+                        yield line if self.exact else cleaned(line)
         except OSError as err:
             raise UnreachableError(self.socket_path, err) from err
+
+    def _shown(self, answer: Json, content: bytes) -> Json:
+        """An answer as it is handed on."""
+        # Without a backslash there is nothing but ASCII that can be printed: most answers, also large ones.
+        odd = b"\\" in content or not content.isascii()
+        return cleaned(answer) if odd and not self.exact else answer
 
     def _exchange(self, request: bytes) -> tuple[int, bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -25,8 +25,9 @@ async def body_of(request: web.Request) -> Json:
         why = " ".join(str(error).split())
         raise RefusedError("malformed", "the request cannot be read", why) from None
     try:
-        body = json.loads(raw or b"{}")
-        if b"\\u" in raw:
+        text = raw.decode("utf-8-sig")  # json.loads alone lets halves of surrogate pairs through
+        body = json.loads(text or "{}")
+        if "\\u" in text:
             json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise RefusedError("malformed", "the request is not JSON", str(error)[:_MOST_SHOWN]) from None

@@ -13,6 +13,7 @@ from vipd.bench.facts import machine_facts
 from vipd.bench.host import DATAPLANES, Measured, measure_host, middle, subjects_here
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Column, document, output_option, prose, screen, table
+from vipd.cli.terminal import CLEAR_LINE
 
 COLUMNS = (
     Column("DATAPLANE"),
@@ -66,7 +67,7 @@ def bench(services: int, dataplane: str, form: str) -> int:
 def _tell(what: str) -> None:
     """Say on a terminal what goes on, in place of what was said before."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{what}")
+        sys.stderr.write(f"{CLEAR_LINE}{what}")
         sys.stderr.flush()
 
 

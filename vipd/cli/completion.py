@@ -16,6 +16,7 @@ from vipd.api.client import Json
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
 from vipd.model import socket_text
+from vipd.text import one_line
 
 PATIENCE = 2.0
 """Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services
@@ -72,7 +73,7 @@ def complete(source: str, words: tuple[str, ...]) -> int:
     except CliError:
         return OK
     for word, meaning in dict(found).items():
-        print(f"{word}\t{meaning}")
+        print(f"{one_line(word)}\t{one_line(meaning)}")
     return OK
 
 

@@ -22,6 +22,10 @@ from vipd.api.client import (
 from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
 from vipd.cli.session import session_address
 
+EXACT = "vipd.exact"
+"""Key in a click context's `meta`: what the daemon says is printed as a document, which keeps every text as
+it is. In all other forms it is for people, and every text of it one line."""
+
 _SOCKET = "vipd.socket"
 """Key in a click context's `meta`, which a verb shares with the group."""
 
@@ -93,13 +97,15 @@ class Daemon:
             raise _explained(err, self._client.socket_path) from err
 
 
-def connect(timeout: float = DEFAULT_TIMEOUT) -> Daemon:
+def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
     """The daemon that this command line is for. Nothing is sent before it is asked.
 
-    `timeout` is how many seconds of silence to bear.
+    `timeout` is how many seconds of silence to bear. `exact`: its texts are as it says them in any form of
+    output.
     """
     chosen = click.get_current_context().meta
-    return Daemon(Client(chosen.get(_SOCKET, DEFAULT_SOCKET), timeout), chosen.get(_STORE, ""))
+    client = Client(chosen.get(_SOCKET, DEFAULT_SOCKET), timeout, exact=exact or chosen.get(EXACT, False))
+    return Daemon(client, chosen.get(_STORE, ""))
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import ndiff
 
 import click
-import yaml
 
 from vipd.api.client import Json
 from vipd.cli.changes import service_change_options, summary, tell_all
@@ -16,6 +15,7 @@ from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import Screen, document, output_option, screen, socket_option, store_option
 from vipd.declaration.native import parse_service, service_to_spec
+from vipd.declaration.yaml_text import dump_yaml
 from vipd.model import Origin, Service
 
 DIFFERS = 1
@@ -101,7 +101,7 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
     if not quiet:
         inputs.tell_notes()
     services = inputs.require_ok(TROUBLE)
-    daemon = connect()
+    daemon = connect(exact=True)  # what is compared is what it holds, and not how that is shown
     answer = _apply(daemon, services, prune, dry_run=True)
     if form != "text":
         print(document(answer, form))
@@ -134,7 +134,7 @@ def _text_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
 
 
 def _yaml_lines(spec: object) -> list[str]:
-    return yaml.safe_dump(spec, sort_keys=False, default_flow_style=None).splitlines() if spec else []
+    return dump_yaml(spec).rstrip("\n").split("\n") if spec else []
 
 
 def _painted(lines: Iterable[str], on: Screen) -> Iterator[str]:

@@ -15,8 +15,9 @@ from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
-from vipd.cli.output import Screen, document, duration, output_option, screen, socket_option
+from vipd.cli.output import Screen, beginning, document, duration, output_option, screen, socket_option
 from vipd.cli.words import seconds
+from vipd.text import width as width_of
 
 SHOWN = 50
 SHOWN_BEFORE_FOLLOWING = 10
@@ -157,9 +158,9 @@ def _fitted(head: str, event: Json, on: Screen, about: str) -> str:
     cause = _cause(event, on)
     if on.width is not None:
         room = on.width - len(head) - _EVENT_WIDTH - 2 - len(count)
-        if cause and room - len(cause) < _LEAST_REASON:
+        if cause and room - width_of(cause) < _LEAST_REASON:
             cause = _cut(cause, max(room - _LEAST_REASON, 0))
-        reason = _cut(reason, max(room - len(cause), 0))
+        reason = _cut(reason, max(room - width_of(cause), 0))
     return f"{head}{kind}  {reason}{count}{cause}"
 
 
@@ -172,7 +173,7 @@ def _cause(event: Json, on: Screen) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    return text if width_of(text) <= width else beginning(text, max(width - 1, 0)) + "…"
 
 
 def _about(event: Json) -> str:

@@ -14,8 +14,10 @@ import click
 
 from vipd.cli.completion import FILE
 from vipd.cli.connection import choose_socket, choose_store
-from vipd.cli.errors import FAILED, INTERRUPTED, OK, CliError
+from vipd.cli.errors import FAILED, INTERRUPTED, OK, USAGE, CliError
 from vipd.cli.output import STORES
+from vipd.cli.terminal import guarded, guarded_output
+from vipd.text import one_line
 
 
 class Verb(NamedTuple):
@@ -191,6 +193,11 @@ def cli(ctx: click.Context, socket: str | None, store: str | None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out one command line; the exit code. Errors are printed to stderr."""
+    with guarded_output():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         ended = cli.main(list(arguments), prog_name="vipctl", standalone_mode=False)
         sys.stdout.flush()
@@ -201,6 +208,10 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as err:
         _complain(f"vipctl: {_usage_text(err)}")
         return err.exit_code
+    except UnicodeEncodeError as err:
+        bad = err.object[err.start : err.end].encode(errors="backslashreplace").decode()
+        _complain(f"vipctl: {bad} is no text: write UTF-8")
+        return USAGE
     except (click.Abort, KeyboardInterrupt):
         _complain("vipctl: interrupted")
         return INTERRUPTED
@@ -219,6 +230,7 @@ def _usage_text(err: click.ClickException) -> str:
 
 
 def _complain(line: str) -> None:
+    line = one_line(line)
     if sys.stderr.isatty():
         # Imported here because only a person at a terminal needs it.
         from vipd.cli.output import prose, screen
@@ -245,6 +257,7 @@ def main() -> NoReturn:
         # In a pipe, too, a line is there for the next program once it is printed.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace", line_buffering=True)
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     sys.exit(run(sys.argv[1:]))
 
 

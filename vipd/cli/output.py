@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,10 +11,15 @@ from typing import Any, NamedTuple, TextIO
 import click
 
 from vipd.api.client import Json
+from vipd.cli.connection import EXACT
+from vipd.cli.terminal import control
+from vipd.text import json_text, one_line
+from vipd.text import width as width_of
 
 API_VERSION = "vipd/v1"
 
 STORES = ("file", "etcd")
+
 
 LEAST_PROSE = 40
 """Sentences are not broken into lines shorter than this, however narrow the terminal."""
@@ -46,7 +50,9 @@ class Screen(NamedTuple):
 
     def paint(self, text: str, colour: str) -> str:
         """`text` in that colour, if this screen shows colours."""
-        return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and colour and text else text
+        if not (self.colour and colour and text):
+            return text
+        return f"{control(f'[{_COLOURS[colour]}m')}{text}{control('[0m')}"
 
 
 def screen(stream: TextIO | None = None) -> Screen:
@@ -63,7 +69,7 @@ def screen(stream: TextIO | None = None) -> Screen:
 
 def prose(text: str, on: Screen, indent: str = "") -> list[str]:
     """The lines of a sentence: one, unless the screen is too narrow for it; further ones are indented."""
-    if on.width is None or len(indent) + len(text) <= on.width:
+    if on.width is None or len(indent) + width_of(text) <= on.width:
         return [indent + text]
     # Imported here because only what does not fit a terminal needs it.
     import textwrap
@@ -87,13 +93,17 @@ def table(
     indent: str = "",
 ) -> list[str]:
     """The lines of a table. The last column is not padded."""
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    cells = [[_clean(cell if isinstance(cell, Cell) else Cell(cell)) for cell in row] for row in rows]
     if headers:
         cells.insert(0, [Cell(column.title, "bold") for column in columns])
-    widths = [max((len(row[i].text) for row in cells), default=0) for i in range(len(columns))]
+    widths = [max((width_of(row[i].text) for row in cells), default=0) for i in range(len(columns))]
     if on.width is not None:
         _shrink(widths, columns, on.width - len(indent) - 2 * (len(columns) - 1))
     return [indent + _line(row, columns, widths, on) for row in cells]
+
+
+def _clean(cell: Cell) -> Cell:
+    return Cell(one_line(cell.text), cell.colour)
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
@@ -111,7 +121,7 @@ def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int],
     for i, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
         text = shortened(cell.text, width) if column.least else cell.text
         painted = on.paint(text, cell.colour)
-        padding = " " * (width - len(text))
+        padding = " " * (width - width_of(text))
         last = i == len(row) - 1
         parts.append(padding + painted if column.right else painted if last else painted + padding)
     return "  ".join(parts).rstrip()
@@ -119,10 +129,20 @@ def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int],
 
 def shortened(text: str, width: int) -> str:
     """`text` in at most `width` columns, without its middle: names and addresses differ at their ends."""
-    if len(text) <= width:
+    if width_of(text) <= width:
         return text
     tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+    return f"{beginning(text, width - 1 - tail)}…{beginning(text[::-1], tail)[::-1]}"
+
+
+def beginning(text: str, room: int) -> str:
+    """As much of the text as has room in so many columns."""
+    if text.isascii():
+        return text[:room]
+    end, taken = 0, 0
+    while end < len(text) and (taken := taken + width_of(text[end])) <= room:
+        end += 1
+    return text[:end]
 
 
 def duration(seconds: float) -> str:
@@ -147,11 +167,11 @@ def document(content: Json, form: str) -> str:
     """`content` as JSON or YAML (`form` is "json" or "yaml"), with `apiVersion` first."""
     whole = {"apiVersion": API_VERSION} | content
     if form == "json":
-        return json.dumps(whole, indent=2, ensure_ascii=False)
+        return json_text(whole, indent=2)
     # Imported here because of all that is printed only YAML needs it, and it costs as much as click.
-    import yaml
+    from vipd.declaration.yaml_text import dump_yaml
 
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=None).rstrip("\n")
+    return dump_yaml(whole).rstrip("\n")
 
 
 def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -164,7 +184,9 @@ def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., i
         @click.option("--json", "as_json", is_flag=True, help="Short for -o json.")
         @wraps(command)
         def with_form(*args: Any, output: str, as_json: bool, **options: Any) -> int:
-            return command(*args, form="json" if as_json else output, **options)
+            form = "json" if as_json else output
+            click.get_current_context().meta[EXACT] = form in ("json", "yaml")
+            return command(*args, form=form, **options)
 
         return with_form
 

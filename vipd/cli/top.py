@@ -21,6 +21,7 @@ from vipd.cli.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from vipd.cli.output import socket_option
 from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
 from vipd.cli.words import seconds
+from vipd.text import one_line
 
 REFRESH_SECONDS = 1.0
 SHARE_OF_TIME = 4
@@ -125,7 +126,7 @@ def _draw(screen: curses.window, state: State) -> None:
     height, width = screen.getmaxyx()
     screen.erase()
     for number, line in enumerate(frame(state, width, height)):
-        text = line.text.encode(screen.encoding, "replace").decode(screen.encoding)
+        text = one_line(line.text).encode(screen.encoding, "replace").decode(screen.encoding)
         # The last column of the last line cannot be written without an error, and the line is there then.
         with contextlib.suppress(curses.error):
             screen.addnstr(number, 0, text, width, _STYLES.get(line.style, curses.A_NORMAL))

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import INTERRUPTED, TIMED_OUT, CliError
 from vipd.cli.output import counted, duration
+from vipd.cli.terminal import CLEAR_LINE
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 10.0
@@ -64,9 +65,8 @@ class _Line:
         if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
             return
         self._told, self._open = now, self._terminal
-        print(
-            f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
-        )
+        line, end = (f"{CLEAR_LINE}{text}", "") if self._terminal else (text, "\n")
+        print(line, end=end, file=sys.stderr)
         sys.stderr.flush()
 
     def end(self) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 
 from vipd.checks import Check, HttpProbe, Timing
-from vipd.declaration.check_reader import CHECK_TYPES, PROBE_KEYS, TIMING_KEYS, default_probe
+from vipd.declaration.check_reader import (
+    CHECK_TYPES,
+    PROBE_KEYS,
+    REQUIRED_KEYS,
+    TIMING_KEYS,
+    default_probe,
+)
 from vipd.declaration.notation import period_text
 
 
@@ -18,7 +24,7 @@ def check_to_spec(check: Check) -> object:
     plain = default_probe(kind)
     for key, (name, _) in PROBE_KEYS[kind].items():
         value = getattr(check.probe, name)
-        if value != getattr(plain, name):
+        if value != getattr(plain, name) or key in REQUIRED_KEYS.get(kind, ()):
             spec[key] = _probe_value(key, value)
     for key, (name, _) in TIMING_KEYS.items():
         value = getattr(check.timing, name)

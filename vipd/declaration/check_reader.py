@@ -100,7 +100,7 @@ def _finished(report: Report, kind: str, check: Check, node: Node, path: str) ->
     if check.probe is None:
         return UNCHECKED
     said = node.items if isinstance(node, Mapping) else {}
-    for key, hint in _REQUIRED.get(kind, {}).items():
+    for key, hint in REQUIRED_KEYS.get(kind, {}).items():
         if key not in said:
             report.add(node.line, path, f"{key} is missing", hint)
     timing = check.timing
@@ -261,7 +261,7 @@ def _argument(report: Report, node: Node, path: str) -> str | None:
     return text
 
 
-_REQUIRED = {
+REQUIRED_KEYS = {
     "exec": {"command": "write {type: exec, command: [/usr/local/bin/check, --quick]}"},
     "udp": {"send": "write what the server answers to: {type: udp, send: ping}"},
 }

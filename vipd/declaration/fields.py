@@ -16,6 +16,7 @@ from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
 from vipd.declaration.problems import Note, Problem, internal_problem
+from vipd.text import is_text
 
 T = TypeVar("T")
 
@@ -125,9 +126,11 @@ def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> st
         report.wrong_type(node, path, wanted)
         return None
     meaning = nodes.other_meaning(node)
-    if not meaning:
+    if not meaning and is_text(node.text):
         return node.text
-    if meaning == "null":
+    if not meaning:
+        report.add(node.line, path, f"{shown(node.text)} is no text", "it holds half of a surrogate pair")
+    elif meaning == "null":
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
     else:
         report.wrong_type(node, path, wanted, f"if text is meant, put it in quotes: {shown(node.text)}")

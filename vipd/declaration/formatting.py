@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -22,6 +21,7 @@ from vipd.model import (
     Service,
     ServicePort,
 )
+from vipd.text import yaml_quoted
 
 API_VERSION = "vipd/v1"
 
@@ -193,4 +193,4 @@ def _inline(value: object) -> str:
     text = str(value)
     # Within brackets most signs mean something to YAML, and some plain words mean no text.
     plain = _PLAIN.fullmatch(text) and not other_meaning(Scalar(0, text, plain=True))
-    return text if plain else json.dumps(text)
+    return text if plain else yaml_quoted(text)

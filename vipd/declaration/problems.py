@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vipd.model import Service
+from vipd.text import one_line
 
 
 def printable(name: str) -> str:
@@ -15,12 +15,20 @@ def printable(name: str) -> str:
 
     Bytes that are no UTF-8 stand in `name` as lone surrogates.
     """
-    return name if name.isprintable() and "\\" not in name else json.dumps(name)[1:-1]
+    return one_line(name.replace("\\", "\\\\"))
+
+
+def _clean(value: Problem | Note, *names: str) -> None:
+    """Put these texts of a new value on one line."""
+    for name in names:
+        text: str = getattr(value, name)
+        if not text.isprintable():
+            object.__setattr__(value, name, one_line(text))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One fault. Its text is `file:line: path: what; hint`."""
+    """One fault. Its text is `file:line: path: what; hint`, one line whatever its parts quote."""
 
     file: str
     """Empty for what came by a request instead of a file."""
@@ -32,6 +40,9 @@ class Problem:
     hint: str = ""
     trace: str = field(default="", compare=False, repr=False)
     """The traceback of an internal error; logged with the problem, shown nowhere else."""
+
+    def __post_init__(self) -> None:
+        _clean(self, "file", "path", "what", "hint")
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
@@ -75,6 +86,9 @@ class Note:
     file: str
     line: int
     text: str
+
+    def __post_init__(self) -> None:
+        _clean(self, "file", "text")
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: note: {self.text}"

@@ -7,6 +7,7 @@ Refused: tags, merge keys, duplicate keys, keys that are not text, endless or ex
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from vipd.declaration.ipv6_quotes import hint_for_line
 from vipd.declaration.nodes import MAX_DEPTH, Mapping, Node, Scalar, Sequence, Unreadable, null
 from vipd.declaration.notation import shown
 from vipd.declaration.problems import Problem
+from vipd.text import joined_pairs
 
 MAX_ALIASED_NODES = 100_000
 """Most nodes that all aliases of a file together may stand for: the end of "billion laughs"."""
@@ -43,6 +45,7 @@ def read_tree(text: str, path: str) -> Tree:
 
     After a syntax error the documents before it are still returned.
     """
+    text = _without_pairs(text)
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         return Tree(problems=(_forbidden_character(text, forbidden.start(), path),))
@@ -57,6 +60,17 @@ def read_tree(text: str, path: str) -> Tree:
         builder.problem(0, f"this is not YAML: {' '.join(str(error).split())}")
     problems = sorted(builder.problems, key=lambda problem: problem.line)
     return Tree(tuple(builder.documents), _with_ipv6_hints(problems, text))
+
+
+def _without_pairs(text: str) -> str:
+    """JSON with its surrogate pairs joined, which no reader of YAML does; any other text as it is."""
+    joined = joined_pairs(text) if text.lstrip()[:1] in ("{", "[") else text
+    if joined is not text:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return joined
 
 
 def _with_ipv6_hints(problems: list[Problem], text: str) -> tuple[Problem, ...]:

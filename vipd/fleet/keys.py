@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
-import yaml
-
-from vipd.declaration.problems import Problem, printable
+from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
+from vipd.declaration.yaml_text import dump_yaml
 from vipd.model import Backend, Service
 from vipd.operations import spec_of
 from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
+from vipd.registrations import declared
 from vipd.sources.etcd_values import Layout, read_registration, read_service_value
 
-MOST_TEXT = 1000
-"""Characters of a reason, and of any other text of an order."""
 MOST_FAULTS = 10
 """Of malformed orders that are named."""
 
@@ -38,11 +35,13 @@ def service_value(layout: Layout, service: Service) -> str:
     if ":" in service.name:
         raise UnwritableError(f"{service.name} has no name: in etcd a service is known by one", "give --name")
     spec = {key: value for key, value in spec_of(service).items() if key != "name"}
-    text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    text = dump_yaml(spec)
     # Read again as every host will.
     found = read_service_value(service_key(layout, service.name), service.name, text)
     if not found.ok:
         raise UnwritableError(f"{service.name} cannot be stored in etcd", "", tuple(found.problems))
+    if found.services != (declared(service),):
+        raise UnwritableError(f"the value for {service.name} reads back as something else", PLEASE_REPORT)
     return text
 
 
@@ -53,8 +52,15 @@ def order_key(layout: Layout, subject: Subject) -> str:
 
 
 def order_value(order: Override) -> str:
-    """An order as JSON."""
-    return json.dumps(to_json(order))
+    """An order as JSON. Raises UnwritableError."""
+    text = json.dumps(to_json(order))
+    try:
+        same = from_json(json.loads(text)) == order
+    except MalformedError as error:
+        raise UnwritableError(f"the order for {order.subject} cannot be stored in etcd: {error}") from None
+    if not same:
+        raise UnwritableError(f"the order for {order.subject} reads back as another", PLEASE_REPORT)
+    return text
 
 
 def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tuple[str, ...]]:
@@ -63,7 +69,7 @@ def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tup
     orders, faults = {}, []
     for key, value in sorted(values.items()):
         try:
-            order = _printable(from_json(json.loads(value)))
+            order = from_json(json.loads(value))
         except (MalformedError, ValueError, RecursionError) as error:
             faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
         else:
@@ -71,15 +77,6 @@ def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tup
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"{len(faults) - MOST_FAULTS} more orders in etcd are left out"]
     return orders, tuple(faults)
-
-
-def _printable(order: Override) -> Override:
-    """Its texts are printed by every host's vipctl, and anybody may have written them."""
-    service, backend, by, reason = (
-        "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:MOST_TEXT])
-        for text in (*order.subject, order.by, order.reason)
-    )
-    return replace(order, subject=Subject(service, backend), by=by, reason=reason)
 
 
 def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:

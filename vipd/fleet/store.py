@@ -93,13 +93,13 @@ class EtcdStore:
 
     async def give(self, order: Override) -> Written:
         """Write an order; one with an end under a lease that ends with it. Raises as `save` does."""
-        key, lease = order_key(self._layout, order.subject), 0
+        key, value, lease = order_key(self._layout, order.subject), _order_value(order), 0
         # Without an end an order has no lease, and there is none to be revoked.
         if order.until is not None:
             left = math.ceil((order.until - self._clock()).total_seconds())
             lease = await self._asked(self._client.grant_lease(max(left, 1)))
         try:
-            revision = await self._write([key], [Put(key.encode(), order_value(order).encode(), lease)])
+            revision = await self._write([key], [Put(key.encode(), value.encode(), lease)])
         except RefusedError:
             if lease:
                 with contextlib.suppress(EtcdError):
@@ -173,6 +173,13 @@ class EtcdStore:
 def _encoded(key: str) -> bytes:
     """A key as etcd holds it: as `etcd_follower` reads keys, bytes that are no UTF-8 are lone surrogates."""
     return key.encode(errors="surrogateescape")
+
+
+def _order_value(order: Override) -> str:
+    try:
+        return order_value(order)
+    except UnwritableError as error:
+        raise RefusedError("internal", error.what, "", error.hint) from None
 
 
 def refusal(error: EtcdError) -> RefusedError:

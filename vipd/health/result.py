@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.model import MAX_WEIGHT
+from vipd.text import in_words
 
 _LONGEST_REASON = 120
 
@@ -65,9 +66,7 @@ def milliseconds(seconds: float) -> str:
 
 def one_line(text: str) -> str:
     """What others said, safe to show: one short line without control characters."""
-    line = "".join(c if c.isprintable() else " " for c in text)
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+    return in_words(text, _LONGEST_REASON)
 
 
 _WEIGHT = re.compile(r"([0-9]{1,5})(%?)", re.ASCII)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vipd.declaration.problems import Problem
 from vipd.in_parts import in_parts
-from vipd.systemd.fields import Event, fields
+from vipd.systemd.fields import ATTRIBUTE, Event, fields
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
     if more >= PROBLEMS_NAMED:
         named.append(f"{unit.removeprefix('file:')}: {more + 1 - PROBLEMS_NAMED} more problems")
     named += [problem.trace.rstrip() for problem in problems if problem.trace][:TRACEBACKS_LOGGED]
-    log.error("%s", "\n".join(named), extra=extra)
+    log.error("%s", named[0], extra=extra)
+    for line in named[1:]:
+        log.error("%s", line, extra={ATTRIBUTE: {"VIPD_UNIT": (unit,)}})  # the first one is the event
 
 
 def tell_faults(before: Faults, after: Faults) -> None:

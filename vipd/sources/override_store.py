@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from vipd.declaration.problems import PLEASE_REPORT
 from vipd.durable import make_directory, read_regular, why, write_durably
 from vipd.overrides import (
     MalformedError,
@@ -122,6 +123,8 @@ class OverrideStore:
         if self._faults:
             raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
         text = json.dumps({"overrides": [to_json(o) for o in wanted.values()]}, indent=1)
+        if [from_json(item) for item in _items(text.encode())] != list(wanted.values()):
+            raise StoreError(f"these overrides read back as others; nothing has changed; {PLEASE_REPORT}")
         try:
             make_directory(self._path.parent)
             write_durably(self._path, (text + "\n").encode())

@@ -7,17 +7,22 @@ somebody has broken the file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import PLEASE_REPORT, Declaration
 from vipd.durable import make_directory, read_regular, why, write_aside, write_durably
 from vipd.model import Service
+from vipd.text import joined_pairs
 
 UNIT = "cli"
 COPY_SUFFIX = ".last-good"
+
+_FOREIGN = re.compile(r"[&*\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
+"""In a file of the store: what may refer to another service, or is no line of a service."""
 
 _HEAD = """\
 # Services added by vipctl. vipd writes this file; change it with vipctl.
@@ -56,11 +61,13 @@ class StoreSource:
 
     def load(self) -> None:
         """Read the file. One that cannot be used is left alone and reported; the last good copy serves."""
-        found, self._faults = _read(self._path)
+        text, found, self._faults = _read(self._path)
+        self._blocks = {}
         if not self._faults:
             self._declaration = found
+            self._blocks = _blocks_in(text, found.services)
             return
-        last_good, unusable = _read(self._copy)
+        _, last_good, unusable = _read(self._copy)
         self._declaration = Declaration() if unusable else last_good
         serving = (
             "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
@@ -73,10 +80,8 @@ class StoreSource:
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
-        blocks = {service.name: self._block(service) for service in services.values()}
-        texts = [text for _, text in blocks.values()]
-        lines = [_HEAD if blocks else f"{_HEAD} []", *texts, ""]
-        text = "\n".join(lines).encode()
+        blocks = self._blocks_of(services.values())
+        text = _file_text([block for _, block in blocks.values()]).encode()
         try:
             make_directory(self._path.parent)
             write_durably(self._path, text)
@@ -99,10 +104,21 @@ class StoreSource:
             self._unit = Unit(self._declaration, self._declaration)
         return {UNIT: self._unit}
 
-    def _block(self, service: Service) -> tuple[Service, str]:
-        """A service with its text, which is the known one while the service is the same."""
-        known = self._blocks.get(service.name)
-        return known if known and known[0] is service else (service, format_service(service).rstrip("\n"))
+    def _blocks_of(self, services: Iterable[Service]) -> dict[str, tuple[Service, str]]:
+        """Each service with its text, which is the known one while the service is the same. Raises
+        StoreError for one whose text does not say exactly that service."""
+        blocks, fresh = {}, []
+        for service in services:
+            known = self._blocks.get(service.name)
+            if not known or known[0] is not service:
+                known = (service, format_service(service).removesuffix("\n"))
+                fresh.append(known)
+            blocks[service.name] = known
+        if fresh and not _reads_back(fresh):
+            wrong = next((service.name for service, text in fresh if not _reads_back([(service, text)])), "")
+            what = f"what would be written for {wrong or 'these services'} reads back as something else"
+            raise StoreError(f"{what}; nothing has changed; {PLEASE_REPORT}")
+        return blocks
 
     def faults(self) -> tuple[str, ...]:
         """Set while the file cannot be used."""
@@ -112,13 +128,40 @@ class StoreSource:
         """Nothing to keep: the file is the accepted version."""
 
 
-def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
-    """What a file stores, or why it cannot be used. No file stores nothing."""
+def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
+    """A file's text and what it stores, or why it cannot be used. No file stores nothing."""
     try:
         text = read_regular(path).decode("utf-8")
     except FileNotFoundError:
-        return Declaration(), ()
+        return "", Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
-        return Declaration(), (f"{path}: cannot be read: {why(error)}",)
+        return "", Declaration(), (f"{path}: cannot be read: {why(error)}",)
+    text = joined_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
-    return (found, ()) if found.ok else (Declaration(), tuple(map(str, found.problems)))
+    return (text, found, ()) if found.ok else ("", Declaration(), tuple(map(str, found.problems)))
+
+
+def _file_text(blocks: Sequence[str]) -> str:
+    return "\n".join([_HEAD if blocks else f"{_HEAD} []", *blocks, ""])
+
+
+def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
+    """Whether these texts say exactly their services. Each is an item of its own that refers to no other, so
+    that this holds beside any others."""
+    text = _file_text([text for _, text in blocks])
+    found = parse_declaration(text, UNIT, source="cli", accepted=True)
+    return found.ok and found.services == tuple(service for service, _ in blocks)
+
+
+def _blocks_in(text: str, services: Sequence[Service]) -> dict[str, tuple[Service, str]]:
+    """The text of each service in a file as vipd writes it, and that was read; nothing of any other file."""
+    head = f"{_HEAD}\n"
+    if not text.startswith(head) or _FOREIGN.search(text, len(head)):
+        return {}
+    lines = text.split("\n")
+    starts = [service.origin.line - 1 for service in services]
+    ends = [*starts[1:], len(lines) - 1]
+    return {
+        service.name: (service, "\n".join(lines[start:end]))
+        for service, start, end in zip(services, starts, ends, strict=True)
+    }

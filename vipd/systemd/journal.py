@@ -17,6 +17,7 @@ from errno import EMSGSIZE, ENOBUFS
 from pathlib import Path
 
 from vipd.systemd.fields import ATTRIBUTE, Fields
+from vipd.text import one_line
 
 SOCKET = Path("/run/systemd/journal/socket")
 SEND_SECONDS = 1.0
@@ -55,14 +56,21 @@ def _field(name: str, value: bytes) -> bytes:
     return name.encode() + b"=" + value + b"\n"
 
 
-class StreamFormatter(logging.Formatter):
-    """`<N>message`, N a syslog priority, before each line: what the journal reads from stderr
-    (sd-daemon(3))."""
+class LineFormatter(logging.Formatter):
+    """One line for each record, a traceback included: no value can end it and begin another, or write to a
+    terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line, with escapes for what is not printable."""
+        return one_line(super().format(record))
+
+
+class StreamFormatter(LineFormatter):
+    """`<N>message`, N a syslog priority: what the journal reads from stderr (sd-daemon(3))."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The message with its priority."""
-        head = f"<{priority(record.levelno)}>"
-        return "\n".join(head + line for line in super().format(record).split("\n"))
+        return f"<{priority(record.levelno)}>{super().format(record)}"
 
 
 class JournalHandler(logging.Handler):
@@ -71,7 +79,7 @@ class JournalHandler(logging.Handler):
     def __init__(self, identifier: str, path: Path = SOCKET) -> None:
         """Raises OSError when nobody listens at `path`."""
         super().__init__()
-        self.setFormatter(logging.Formatter())  # logging.basicConfig would give it one with level and name
+        self.setFormatter(LineFormatter())  # logging.basicConfig would give it one with level and name
         self._identifier, self._path = identifier, str(path)
         self._otherwise = logging.StreamHandler()
         self._otherwise.setFormatter(StreamFormatter())
@@ -106,7 +114,7 @@ class JournalHandler(logging.Handler):
             ("MESSAGE", self.format(record)),
             ("PRIORITY", str(priority(record.levelno))),
             ("SYSLOG_IDENTIFIER", self._identifier),
-            *((name, value) for name, values in carried.items() for value in values),
+            *((name, one_line(value)) for name, values in carried.items() for value in values),
         ]
 
     def _send(self, data: bytes) -> None:
@@ -136,6 +144,6 @@ def stderr_handler(environment: Mapping[str, str], identifier: str, path: Path =
         except OSError:
             pass  # nobody listens there: stderr leads to the journal all the same
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    plain = LineFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(StreamFormatter() if "JOURNAL_STREAM" in environment else plain)
     return handler

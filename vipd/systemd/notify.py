@@ -9,6 +9,7 @@ import socket
 from collections.abc import MutableMapping
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.text import in_words
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,7 @@ class Notifier:
 
 def one_line(text: str, limit: int = 240) -> str:
     """A text as a value of an assignment: in one line, and cut."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return in_words(text, limit)
 
 
 def _watchdog_seconds(microseconds: str, pid: str) -> float | None:

@@ -9,6 +9,7 @@ from textwrap import wrap
 
 from vipd.observe.doctor.diagnosis import Diagnosis
 from vipd.observe.doctor.finding import Finding, Severity
+from vipd.text import one_line
 
 Paint = Callable[[str, str], str]
 """A text in a colour."""
@@ -51,17 +52,19 @@ def _order(finding: Finding, diagnosis: Diagnosis) -> int:
 
 def _finding_lines(finding: Finding, paint: Paint, width: int) -> Iterator[str]:
     judgement = finding.judgement
-    text = f"{judgement.title} [{finding.id}]"
+    text = one_line(f"{judgement.title} [{finding.id}]")
     yield from wrap(text, width, initial_indent=" " * 4, subsequent_indent=_DEEPER, break_on_hyphens=False)
     yield from _deeper(judgement.cause, width)
     for command in judgement.mend:
-        for number, line in enumerate(folded(command, width - 12)):
+        for number, line in enumerate(folded(one_line(command), width - 12)):
             yield _DEEPER + paint(f"{'# ' if not number else '    '}{line}", "bold")
     yield from _deeper(judgement.hint and f"hint: {judgement.hint}", width)
 
 
 def _deeper(text: str, width: int) -> list[str]:
-    return wrap(text, width, initial_indent=_DEEPER, subsequent_indent=_DEEPER, break_on_hyphens=False)
+    return wrap(
+        one_line(text), width, initial_indent=_DEEPER, subsequent_indent=_DEEPER, break_on_hyphens=False
+    )
 
 
 def folded(command: str, width: int) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from vipd.text import in_words
+
 LONGEST_TEXT = 1000
 """Characters of a reason or a cause."""
 _END_OF_IDS = 2**63
@@ -90,9 +92,7 @@ def decode(line: bytes) -> Occurrence:
 
 def clean(text: str) -> str:
     """One line without control characters, cut to a bounded length: what files say gets onto terminals."""
-    line = " ".join(text.split())
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in line)
-    return shown if len(shown) <= LONGEST_TEXT else shown[: LONGEST_TEXT - 1] + "…"
+    return in_words(text, LONGEST_TEXT)
 
 
 def _whole(value: object) -> int:

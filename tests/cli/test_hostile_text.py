@@ -1,0 +1,269 @@
+"""What others write into names, reasons and causes writes to nobody's terminal, and forges no line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Spawn, Vipctl
+from tests.cli.documents import DNS, STATUS, changed
+from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.test_main import on_terminal
+from vipd.cli.output import Column as Titled
+from vipd.cli.output import Screen, table
+from vipd.cli.terminal import CLEAR_LINE, control, printed
+from vipd.cli.top_frame import State, frame
+from vipd.declaration.problems import Note, Problem
+from vipd.text import lines, width
+
+EVIL = "\x1b[2J\x1b]0;x\x07\x9b31m\u202e\x7f\r\nFORGED\x0b\u2028FORGED\U0001f600日本"
+OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+VALUES = {
+    *(
+        "owner",
+        "path",
+        "message",
+        "reason",
+        "by",
+        "cause",
+        "location",
+        "what",
+        "why",
+        "hint",
+        "fault",
+        "ipv4",
+    ),
+    *(
+        "unit",
+        "stored",
+        "chain",
+        "refusal",
+        "version",
+        "endpoint",
+        "summary",
+        "prefix",
+        "serves",
+        "diff",
+        "at",
+    ),
+}
+"""Keys of the API's answers whose text somebody else may have written, and some more."""
+LISTS = {"problems", "warnings", "rejected", "held", "keys", "services", "notes"}
+
+
+def evil(value: Any, key: str = "") -> Any:
+    """An answer with such text wherever there is any."""
+    if isinstance(value, dict):
+        return {k: evil(item, k) for k, item in value.items()}
+    if isinstance(value, list):
+        return [evil(item, key) for item in value]
+    return f"{value}{EVIL}" if isinstance(value, str) and key in VALUES | LISTS else value
+
+
+ETCD = {
+    "endpoint": "http://10.0.0.1:2379",
+    "connected": True,
+    "applied_revision": 7,
+    "lag": 1.0,
+    "last_change": 7,
+    "keys": 1,
+    "prefix": "/vipd/v1/",
+    "rejected": ["/vipd/v1/services/a"],
+    "held": ["/vipd/v1/services/b"],
+}
+EVENT = {
+    "id": 7,
+    "time": "2026-01-01T12:00:05.123Z",
+    "event": "service-changed",
+    "level": "info",
+    "services": ["dns"],
+    "backends": [],
+    "unit": "",
+    "cause": "file /etc/x.yaml:3",
+    "reason": "affinity",
+    "count": 1,
+    "first": 7,
+    "since": "2026-01-01T12:00:05.123Z",
+}
+ORDER = {
+    "service": "dns",
+    "backend": "10.244.0.5",
+    "by": "root",
+    "admin": "draining",
+    "reason": "why",
+    "since": "2026-01-01T12:00:05Z",
+}
+HOST = {
+    "name": "h1" + EVIL,
+    "version": "1",
+    "revision": 7,
+    "services": 1,
+    "problems": 1,
+    "behind": 0,
+    "seen_seconds": 3,
+    "fault": "",
+}
+FLOW = {"client": "10.0.0.1:1", "backend": "10.244.0.5:53", "protocol": "udp", "frontend": "10.96.0.10:53"}
+
+
+@pytest.fixture
+def answers(daemon: FakeDaemon) -> FakeDaemon:
+    daemon.answer("GET /v1/services", evil({"services": [DNS]}))
+    daemon.answer("GET /v1/services/dns", evil({"service": DNS}))
+    daemon.answer("GET /v1/status", evil({**STATUS, "quarantined": {"dns" + EVIL: "reason"}, "etcd": ETCD}))
+    daemon.answer("GET /v1/events", evil({"events": [EVENT]}))
+    daemon.answer("GET /v1/overrides", {"overrides": [{**evil({**ORDER}), "at": "2026-01-01T12:00:05Z"}]})
+    daemon.answer("GET /v1/fleet", {"hosts": [evil(HOST), evil(HOST) | {"fault": EVIL}], "newest": 7})
+    daemon.answer("GET /v1/diff", {"in_sync": False, "diff": f"+a{EVIL.replace(chr(10), '')}\n-b\n"})
+    daemon.answer("GET /v1/export", {"services": [DNS["spec"] | {"check": {"type": "http", "body": EVIL}}]})
+    daemon.answer("POST /v1/services", evil(changed(("created", "dns"))) | {"warnings": [EVIL]})
+    daemon.refuse("DELETE /v1/services/dns", 409, "owned", EVIL, why=EVIL, hint=EVIL, problems=[EVIL, "b"])
+    daemon.answer("POST /v1/reload", evil(changed(("created", "dns"))) | {"services": 1})
+    return daemon
+
+
+VERBS = (
+    ("list",),
+    ("list", "-o", "wide"),
+    ("list", "-o", "name"),
+    ("describe", "dns"),
+    ("status",),
+    ("events",),
+    ("overrides",),
+    ("fleet", "status"),
+    ("diff",),
+    ("add", "10.96.0.10:53/udp", "10.244.0.5", "--name", "dns"),
+    ("remove", "dns"),
+    ("reload",),
+    ("describe", EVIL),
+    (EVIL,),
+    ("--socket", EVIL, "list"),
+    ("list", "-o", EVIL),
+    ("drain", EVIL),
+    ("check", f"/nonexistent/{EVIL}.yaml"),
+    ("apply", f"/nonexistent/{EVIL}.yaml"),
+    ("complete", "targets", ""),
+    ("complete", "places", ""),
+    ("export",),
+)
+DOCUMENTS = (
+    *(
+        (*verb, "-o", form)
+        for verb in VERBS[:1] + VERBS[3:9]
+        for form in ("json", "yaml")
+        if verb != ("events",)
+    ),
+    ("events", "-o", "json"),
+    ("export", "-o", "json"),
+    ("export", "-o", "yaml"),
+)
+
+
+@pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("verb", VERBS, ids=ascii)
+def test_no_verb_prints_what_a_terminal_would_obey(vipctl: Vipctl, verb: tuple[str, ...]) -> None:
+    ended = vipctl(*verb)
+    assert ended.out + ended.err, "it says something"
+    for said in (ended.out, ended.err):
+        assert all(character.isprintable() or character in "\n\t" for character in said)
+        assert not re.search(r"^\s*FORGED", said, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("verb", DOCUMENTS, ids=ascii)
+def test_documents_are_exact_and_hold_nothing_raw(vipctl: Vipctl, verb: tuple[str, ...]) -> None:
+    ended = vipctl(*verb)
+    assert lines(ended.out) == ended.out
+    found = json.loads(ended.out) if verb[-1] == "json" else yaml.safe_load(ended.out)
+    wanted = EVIL.replace("\n", "") if verb[0] == "diff" else EVIL
+    assert any(wanted in text for text in _texts(found))
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("verb", [*VERBS[:1], *VERBS[3:12]], ids=ascii)
+def test_on_a_terminal_of_80_columns_colours_are_all_that_is_not_text(
+    spawn: Spawn, verb: tuple[str, ...]
+) -> None:
+    shown = on_terminal(spawn, *verb) + on_terminal(spawn, *verb, errors=True)
+    shown = OWN_COLOURS.sub("", shown)
+    assert lines(shown) == shown
+    assert not re.search(r"^\s*FORGED", shown, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("answers")
+def test_the_list_fits_80_columns_with_wide_characters(daemon: FakeDaemon, spawn: Spawn) -> None:
+    views = [DNS | {"owner": f"file:/etc/{'日本語' * n}.yaml"} for n in (1, 2, 30)]
+    daemon.answer("GET /v1/services", {"services": views})
+    shown = on_terminal(spawn, "list", NO_COLOR="").splitlines()
+    assert max(map(width, shown)) <= 80
+    places = [width(line[: line.index(" ok") if " ok" in line else line.index("STATUS")]) for line in shown]
+    assert len({place - (1 if i == 0 else 0) for i, place in enumerate(places)}) == 1, shown
+
+
+def test_an_argument_that_is_no_text_is_wrong_usage(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    for words in (("describe", os.fsdecode(b"\xff")), ("explain", "--from", "local", os.fsdecode(b"\xff"))):
+        ended = vipctl(*words)
+        assert (ended.code, ended.err) == (2, "vipctl: \\udcff is no text: write UTF-8\n")
+    assert daemon.requests == []
+
+
+def test_only_our_own_sequences_get_out() -> None:
+    assert printed(f"a{control('[31m')}b\x1b[31m{control('[0m')}\n") == "a\x1b[31mb\\x1b[31m\x1b[0m\n"
+    assert printed(f"{CLEAR_LINE}x") == "\r\x1b[Kx"
+    assert printed("日本\t\n\r\x1b\x9b\u202e") == "日本\t\n\\r\\x1b\\x9b\\u202e"
+    assert printed("\x1b0123456789abcdef[31m\x1b") == "\\x1b0123456789abcdef[31m\\x1b"
+
+
+def test_a_table_is_as_wide_as_what_is_shown() -> None:
+    found = table(
+        [Titled("A"), Titled("B")], [["\x1b", "x"], ["日本", "x"], ["abcd", "x"]], Screen(None, False)
+    )
+    assert found == ["A     B", r"\x1b  x", "日本  x", "abcd  x"]
+    (cut,) = table([Titled("A", least=5), Titled("B")], [["日本" * 9, "x"]], Screen(10, False), headers=False)
+    assert width(cut) <= 10
+
+
+def test_the_screen_of_top_is_clean() -> None:
+    state = State()
+    state.fault = "x" + EVIL
+    assert all(len(line.text) <= 80 for line in frame(state, 80, 24))
+
+
+def test_a_problem_is_one_line_whatever_it_quotes() -> None:
+    problem = Problem(EVIL, 3, EVIL, EVIL, EVIL)
+    assert str(problem).isprintable()
+    assert str(Note(EVIL, 3, EVIL)).isprintable()
+
+
+def test_problems_of_files_quote_nothing_raw(vipctl: Vipctl, tmp_path: Path) -> None:
+    evil = json.dumps(EVIL)
+    file = tmp_path / "a.yaml"
+    for place in (
+        f"check: {{type: https, ca: {evil}}}",
+        f"check: {{type: exec, command: [{evil}]}}",
+        f"check: {{type: exec, command: [/bin/true], user: {evil}}}",
+        f"{evil}: 1",
+        f"backends: [{{address: 10.0.0.1, node: {evil}}}]",
+        "x: &a\x9f 1\n    y: *b\u2066",
+    ):
+        file.write_text(
+            f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.1\n    ports: 80/tcp\n    {place}\n"
+        )
+        ended = vipctl("check", str(file))
+        assert ended.code == 1
+        assert lines(ended.err) == ended.err
+        assert not re.search(r"^\s*FORGED", ended.err, re.MULTILINE)

@@ -1,0 +1,305 @@
+"""A standing fuzz of the whole daemon, at once from every side that others can write to.
+
+`VIPD_FUZZ=600 pytest tests/fuzz` goes on for ten minutes; `VIPD_FUZZ_SEED` repeats the input of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from unittest.mock import patch
+from urllib.error import HTTPError
+
+import pytest
+from aiohttp import web
+
+from tests.api import serving
+from tests.api.test_hostile_requests import routes
+from tests.faults.test_broken_declarations import InstrumentedDaemon
+from tests.fleet.network import HUB, FleetLab, entered
+from tests.fuzz.hostile import Hostile
+from tests.lab.daemon import UnixConnection
+from vipd.api.peers import Permission
+from vipd.api.server import Served, application
+from vipd.sources.store import StoreSource
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+SECONDS = float(os.environ.get("VIPD_FUZZ", "20"))
+SEED = int(os.environ.get("VIPD_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+BATCH = 120
+"""Attempts, before the daemon is seen to serve others."""
+FILES = 20
+"""Files that stand at once."""
+SILENT = 20
+"""Clients that never read, to each listener."""
+STANDSTILL = 40.0
+"""Nothing may hold up the event loop for longer than so many times the yardstick: 100 ms."""
+MOST_MEMORY = 300 * 2**20
+"""Resident, in bytes, whatever is given to it."""
+PAGE, METRICS, ASKED = 9101, 9102, 8000
+
+NO_FAULT = re.compile(r"etcd did not (take it|answer)|no metrics|no events are kept|not in the kernel after")
+"""What a 500 may say: that somebody else does not do its part."""
+MALFORMED = re.compile(r" ERROR (Error handling request from|Unhandled exception\\n.*RequestPayloadError)")
+"""What aiohttp itself logs of a request that is no HTTP, or not encoded as it says."""
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+LOOKS = ("list", "status", "events", "overrides", ("fleet", "status"), ("list", "-o", "wide"))
+LOOKS += (("list", "-o", "json"), ("list", "-o", "yaml"), "export", ("complete", "places", ""))  # type: ignore[assignment]
+
+CHECKED = f"""\
+  - name: fuzz
+    address: 10.96.250.1
+    ports: [{{name: web, port: 80}}, 53/udp]
+    backends:
+      - {{address: {HUB}, check: {{type: http, port: {ASKED}, interval: 100ms, body: "a+b"}}}}
+      - {{address: 10.77.0.253, check: {{type: tcp, port: {ASKED}, interval: 100ms}}}}
+      - {{address: 10.77.0.252, check: {{type: udp, port: {ASKED}, send: x, expect: y, interval: 100ms}}}}
+      - {{address: 10.77.0.251, check: {{type: dns, port: {ASKED}, query: a.example, interval: 100ms}}}}
+      - {{address: 10.77.0.250, check: {{type: https, port: {ASKED}, verify: false, interval: 100ms}}}}
+    weight_from: check
+"""
+
+
+class Answering:
+    """Backends in the hub that answer checks with whatever comes."""
+
+    def __init__(self, lab: FleetLab, hostile: Hostile) -> None:
+        self._hostile, self._over = hostile, threading.Event()
+        self.answered = 0
+        for number in range(250, 254):
+            lab.hub.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", "bridge")
+        with entered(lab.hub):
+            self._tcp, self._udp = socket.create_server(("", ASKED)), socket.socket(type=socket.SOCK_DGRAM)
+            self._udp.bind((HUB.rpartition(".")[0] + ".252", ASKED))
+            dns = socket.socket(type=socket.SOCK_DGRAM)
+            dns.bind((HUB.rpartition(".")[0] + ".251", ASKED))
+        self._sockets = (self._tcp, self._udp, dns)
+        self._threads = [threading.Thread(target=self._streams)]
+        self._threads += [threading.Thread(target=self._datagrams, args=(each,)) for each in (self._udp, dns)]
+        for each in self._sockets:
+            each.settimeout(0.2)
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Answer no more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def _streams(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = self._tcp.accept()
+                with connection:
+                    connection.settimeout(0.2)
+                    with contextlib.suppress(OSError):
+                        connection.recv(4096)
+                    connection.sendall(self._hostile.answer())
+                    self.answered += 1
+
+    def _datagrams(self, asked: socket.socket) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(OSError):
+                question, client = asked.recvfrom(4096)
+                asked.sendto(self._hostile.datagram(question), client)
+                self.answered += 1
+
+
+class Fuzz:
+    """One run: attempts of every kind, and what must hold all the while."""
+
+    def __init__(self, lab: FleetLab, daemon: InstrumentedDaemon, hostile: Hostile) -> None:
+        self._lab, self._daemon, self._hostile = lab, daemon, hostile
+        self._silent: list[socket.socket] = []
+        self._looked = 0
+        self.counts: Counter[str] = Counter()
+        self.memory = 0
+        self._kinds = {self.file: 2, self.request: 6, self.etcd: 3, self.silent: 1}
+
+    def batch(self) -> None:
+        """Some attempts, and then somebody else's change."""
+        kinds = self._hostile.random.choices(list(self._kinds), list(self._kinds.values()), k=BATCH)
+        for kind in kinds:
+            kind()
+            self.counts[kind.__name__] += 1
+        self.others_are_served()
+        self.looked_at()
+
+    def file(self) -> None:
+        """A file of declarations."""
+        number = self._hostile.random.randrange(FILES)
+        new = self._daemon.services_dir / f".{number}.new"
+        new.write_bytes(self._hostile.file(100 + number))
+        new.rename(self._daemon.services_dir / f"{number}.{'json' if number % 2 else 'yaml'}")
+
+    def request(self) -> None:
+        """A request of the API."""
+        asked = self._hostile.request()
+        connection = UnixConnection(self._daemon.socket)
+        try:
+            connection.putrequest(
+                asked.method, asked.path, skip_host=any(n == "Host" for n, _ in asked.headers)
+            )
+            for name, value in asked.headers:
+                connection.putheader(name, value.encode("latin-1"))
+            connection.putheader("Content-Length", str(len(asked.body)))
+            connection.putheader("Connection", "close")
+            connection.endheaders(asked.body)
+            answer = connection.getresponse()
+            said = answer.read().decode(errors="replace")
+            status = answer.status
+        finally:
+            connection.close()
+        self.counts[f"request: {status // 100}xx"] += 1
+        assert status < 500 or NO_FAULT.search(said), (asked, status, said[:2000])
+        assert "please report it" not in said, (asked, said[:2000])
+
+    def etcd(self) -> None:
+        """A key of etcd, or the end of one."""
+        key, value = self._hostile.key()
+        # etcd itself takes no empty key.
+        with contextlib.suppress(HTTPError), entered(self._lab.hub):
+            if self._hostile.random.random() < 0.1:
+                self._lab.etcd.post("/v3/kv/deleterange", {"key": _base64(key)})
+            else:
+                self._lab.etcd.post("/v3/kv/put", {"key": _base64(key), "value": _base64(value)})
+
+    def silent(self) -> None:
+        """A client of a TCP listener, or of the API, that asks and never reads."""
+        port = self._hostile.random.choice((PAGE, METRICS, 0))
+        asked = self._hostile.random.choice(
+            (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /metrics HTTP/1.1\r\n", b"")
+        )
+        with contextlib.suppress(OSError), entered(self._lab.hosts[0]):
+            if port:
+                made = socket.create_connection(("127.0.0.1", port), timeout=1.0)
+            else:
+                made = socket.socket(socket.AF_UNIX)
+                made.settimeout(1.0)
+                made.connect(str(self._daemon.socket))
+            self._silent.append(made)
+            made.sendall(asked * 50)
+        for each in self._silent[: max(0, len(self._silent) - 3 * SILENT)]:
+            each.close()
+            self._silent.remove(each)
+
+    def others_are_served(self) -> None:
+        """Another service is added, is in the kernel, and is removed."""
+        spec = {"name": "others", "address": "10.97.255.1", "ports": ["80/tcp"], "backends": ["10.244.0.1"]}
+        status, said = self._daemon.post("/v1/services?store=file", {"service": spec})
+        assert (status, said.get("applied")) == (200, True), said
+        self._daemon.vipctl("--store", "file", "remove", "others")
+        stored = StoreSource(self._daemon.state_dir / "services.yaml")
+        stored.load()
+        assert stored.faults() == ()
+        owners = {view["name"]: view["owner"] for view in self._daemon.get("services")["services"]}
+        assert {name for name, owner in owners.items() if owner == "cli"} == set(stored.services)
+        self.memory = max(self.memory, _resident(self._daemon))
+        assert self.memory <= MOST_MEMORY, self._daemon.memory()
+
+    def looked_at(self) -> None:
+        """One of the verbs that look prints nothing but text."""
+        words = LOOKS[self._looked % len(LOOKS)]
+        self._looked += 1
+        ended = self._daemon.vipctl(*((words,) if isinstance(words, str) else words), check=False)
+        for said in (ended.stdout, ended.stderr):
+            assert all(character.isprintable() or character in "\n\t" for character in said), (words, said)
+            assert "please report it" not in said, said
+        self.counts["vipctl"] += 1
+
+    def end(self) -> None:
+        """What can be said only at the end."""
+        for each in self._silent:
+            each.close()
+        for record in self._daemon.log.splitlines():
+            assert record.isprintable(), record
+            assert RECORD.match(record), record
+        assert "please report it" not in self._daemon.log
+        faults = [record for record in self._daemon.log.splitlines() if "Traceback" in record]
+        assert [record for record in faults if not MALFORMED.search(record)] == []
+
+
+def _base64(data: bytes) -> str:
+    from base64 import b64encode
+
+    return b64encode(data).decode()
+
+
+def _resident(daemon: InstrumentedDaemon) -> int:
+    return next(int(line.split()[1]) * 1024 for line in daemon.memory() if line.startswith("VmRSS"))
+
+
+def every_route() -> list[str]:
+    """Every request of the API, as it is served."""
+    found: list[str] = []
+
+    def note(served: Served, permission: Permission) -> web.Application:
+        app = application(served, permission)
+        found[:] = routes(app)
+        return app
+
+    async def nothing(_: object) -> None:
+        """The routes are known now."""
+
+    with patch("tests.api.serving.application", note):
+        serving.served(nothing)
+    return found
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
+    with FleetLab(tmp_path_factory.mktemp("fuzz"), 1) as made:
+        yield made
+
+
+@pytest.mark.timeout(SECONDS * 3 + 300)
+def test_nothing_that_others_write_brings_it_down(lab: FleetLab, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = Hostile(SEED, every_route())
+    settings = {
+        "node_name": "h1",
+        "etcd": {"endpoints": list(lab.etcd.urls), "timeout": "20s"},
+        "log_level": "info",
+        "status_page": f"127.0.0.1:{PAGE}",
+        "metrics_address": f"127.0.0.1:{METRICS}",
+    }
+    with capsys.disabled():
+        print(f"\nVIPD_FUZZ_SEED={SEED} VIPD_FUZZ={SECONDS:g}")
+    with InstrumentedDaemon(lab.hosts[0], CHECKED, **settings) as daemon:
+        answering, fuzz = Answering(lab, Hostile(SEED + 1, [])), Fuzz(lab, daemon, hostile)
+        standstills: list[str] = []
+        try:
+            daemon.standstills()
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end:
+                fuzz.batch()
+                standstills += daemon.standstills()
+            fuzz.end()
+        finally:
+            answering.end()
+            longest = max(map(_share, standstills), default=0.0)
+            fuzz.counts["health answers"] = answering.answered
+            told = {
+                **fuzz.counts,
+                "memory": f"{fuzz.memory >> 20} MiB",
+                "standstill": f"{longest * 2.5:.0f} ms",
+            }
+            with capsys.disabled():
+                print(json.dumps(told, indent=1))
+        assert [line for line in standstills if _share(line) > STANDSTILL] == []
+
+
+def _share(line: str) -> float:
+    took, yardstick, _ = line.split(maxsplit=2)
+    return float(took) / float(yardstick)
