@@ -37,7 +37,6 @@ from vipd.etcd_options import EtcdOptions
 from vipd.model import Balance, Family, Masquerade, family_of, socket_text
 from vipd.settings_faults import fault_text, line_of, syntax_faults
 
-_HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 ENVIRONMENT_PREFIX = "VIPD_"
 
@@ -131,6 +130,7 @@ NetworksBySource = Annotated[
     Annotated[Networks, Tag(":all")] | Annotated[dict[SourceName, Networks], Tag(":source")], *BY_SOURCE
 ]
 """Networks for all sources, or by source."""
+_HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
 PortRangesBySource = Annotated[
     Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
 ]
@@ -208,7 +208,7 @@ class Settings(BaseSettings):
     """Networks in which backends must lie, by source where wanted; none: anywhere, but for link-local
     addresses of etcd's backends, which need a link-local network here.
     """
-    node_port_range: PortRangesBySource = Field({ETCD: (KUBERNETES_PORTS,)}, examples=["{etcd: 30000-32767}"])
+    node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
     """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
     not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
     """
