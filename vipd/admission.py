@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from vipd.catalog import Unit
-from vipd.checks import Check, ExecProbe, asks_host
+from vipd.checks import UNCHECKED, Check, ExecProbe, asks_host
 from vipd.claim_limits import (
     CLI,
+    ETCD,
     BySource,
     ClaimLimits,
     SourceNetworks,
@@ -23,7 +24,7 @@ from vipd.claim_limits import (
 )
 from vipd.declaration.problems import Declaration, Problem, internal_problem
 from vipd.host_facts import NO_FACTS, HostFacts
-from vipd.model import Balance, Service
+from vipd.model import Balance, Origin, Registered, Service
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
@@ -277,6 +278,26 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
     for what, hint in (*policy.host.refusals(service), *policy.limits.refusals(service, policy.host.own)):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
+
+
+def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
+    """A problem for each reason why a backend that registered itself must not take part in a service. It is
+    held to what etcd may say, whoever declares the service."""
+    place, backend = registered
+    if not service.accepts_registrations:
+        what = f"it takes no registered backends, and is declared by {service.origin.owner}"
+        hint = "write registrations: true in its declaration"
+        if service.origin.source == CLI:
+            hint = f"vipctl set {service.name} --registrations true"
+        return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
+    refusals = list(policy.limits.backend_refusals((backend,), ETCD))
+    if backend.address in service.all_addresses():
+        # Its packets would come back to the rules for ever.
+        what = f"backend {backend.address} is an address of the service itself"
+        refusals.append((what, "register the address that the server has"))
+    told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
+    alone = replace(service, backends=(backend,), fallback=(), check=UNCHECKED, origin=Origin(ETCD, place))
+    return (*told, *_check_problems(alone, policy))
 
 
 def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
