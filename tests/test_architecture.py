@@ -19,6 +19,8 @@ CORE = (
     "vipd.overrides",
     "vipd.orders",
     "vipd.registrations",
+    "vipd.claim_limits",
+    "vipd.admission",
     "vipd.progress",
     "vipd.health.state",
     "vipd.health.flapping",

@@ -1,4 +1,4 @@
-"""What declarations may claim at all: addresses, and checks that run programs. Pure.
+"""What declarations may claim at all: addresses, backends, ports of this host, and what checks do. Pure.
 
 An address that a service claims is taken from its real owner for every packet that passes this host
 (CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
@@ -6,16 +6,25 @@ An address that a service claims is taken from its real owner for every packet t
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 
 from vipd.catalog import Unit
-from vipd.checks import Check, ExecProbe, asks_host
+from vipd.checks import UNCHECKED, Check, ExecProbe, asks_host
+from vipd.claim_limits import (
+    CLI,
+    ETCD,
+    BySource,
+    ClaimLimits,
+    SourceNetworks,
+    check_refusal,
+    claim_limits,
+    source_networks,
+)
 from vipd.declaration.problems import Declaration, Problem, internal_problem
 from vipd.host_facts import NO_FACTS, HostFacts
-from vipd.model import Balance, Service, family_of
+from vipd.model import Balance, Origin, Registered, Service
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
@@ -33,7 +42,7 @@ def _no_problems(_: Check) -> tuple[str, ...]:
 class AddressPolicy:
     """What services may claim. Raises ValueError for a network or address that is none."""
 
-    allowed: tuple[str, ...] = ()
+    allowed: BySource = ()
     """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
     host_addresses: tuple[str, ...] = ()
     """This host's own addresses, which no service may claim."""
@@ -45,48 +54,31 @@ class AddressPolicy:
     """What this host lacks for a check."""
     host: HostFacts = NO_FACTS
     """What of this host no service may take."""
-    _ranges: dict[int, _Ranges] = field(init=False, repr=False, compare=False)
+    backends: BySource = ()
+    """Networks that backends must lie in; empty: anywhere, but for link-local ones of etcd."""
+    host_ports: BySource = ()
+    """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
+    _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
+    limits: ClaimLimits = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Frozen: what is derived from the fields once can only be set past the freeze.
-        object.__setattr__(self, "_ranges", _ranges_of(self.allowed))
+        object.__setattr__(self, "_addresses", source_networks(self.allowed))
+        object.__setattr__(self, "limits", claim_limits(self.backends, self.host_ports))
         object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
 
-    def allows(self, address: str) -> bool:
-        """Whether an address lies in the allowed networks."""
-        return not self.allowed or self._ranges[family_of(address)].hold(address)
+    def allows(self, address: str, source: str = CLI) -> bool:
+        """Whether an address lies in the networks that are allowed to a source."""
+        return self._addresses.allow(address, source)
 
     def owned(self, address: str) -> bool:
         """Whether it is this host's own."""
         return address in self._own
 
-
-class _Ranges:
-    """Disjoint ranges of numbers, found by bisection however many networks there are."""
-
-    def __init__(self, networks: Iterable[str]) -> None:
-        parsed = [ip_network(network) for network in networks]
-        pairs = sorted((int(n.network_address), int(n.broadcast_address)) for n in parsed)
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        for start, end in pairs:
-            if self._ends and start <= self._ends[-1] + 1:
-                self._ends[-1] = max(self._ends[-1], end)
-            else:
-                self._starts.append(start)
-                self._ends.append(end)
-
-    def hold(self, address: str) -> bool:
-        number = int(ip_address(address))
-        index = bisect_right(self._starts, number) - 1
-        return index >= 0 and number <= self._ends[index]
-
-
-def _ranges_of(networks: tuple[str, ...]) -> dict[int, _Ranges]:
-    return {
-        family: _Ranges(network for network in networks if family_of(network) == family) for family in (4, 6)
-    }
+    def lasting(self) -> AddressPolicy:
+        """As far as what was accepted once is held to it: what the settings say, and nothing of the host."""
+        return replace(self, host_addresses=(), check_problems=_no_problems, host=NO_FACTS)
 
 
 def admit(
@@ -139,15 +131,15 @@ class _Admitted:
 def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     """A unit as far as it may serve.
 
-    A candidate must pass the whole policy. What was accepted once is held to the allowed networks alone, and
-    loses what lies outside: a host may take over an address that is served already, as keepalived does.
+    A candidate must pass the whole policy. What was accepted once is held to the settings alone, and loses
+    what they forbid: a host may take over an address that is served already, as keepalived does.
     """
     return _admitted(unit, policy, None).unit
 
 
 def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _Admitted:
     passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
-    lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources, balances=policy.balances)
+    lasting = policy.lasting()
     services = unit.accepted.services
     allowed = tuple([s for s in services if id(s) in lasted or _lasts(s, lasting)])
     same = len(allowed) == len(services)
@@ -179,9 +171,9 @@ class Admission:
         # What was refused may have been mended on the host, such as a program that was missing.
         changed, number = set(self._refused), 0
         if policy != self._policy:
-            self._policy = policy
             self._admitted.clear()
             changed.update(self._given)
+        self._policy = policy  # an equal one may know of other sockets
         given = self._given
         for units in sources:
             number += len(units)
@@ -275,7 +267,7 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         what, hint = "", ""
         if policy.owned(address):
             what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
-        elif not policy.allows(address):
+        elif not policy.allows(address, origin.source):
             what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
         if what:
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
@@ -283,9 +275,29 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
         hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    for what, hint in policy.host.refusals(service):
+    for what, hint in (*policy.host.refusals(service), *policy.limits.refusals(service, policy.host.own)):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
+
+
+def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
+    """A problem for each reason why a backend that registered itself must not take part in a service. It is
+    held to what etcd may say, whoever declares the service."""
+    place, backend = registered
+    if not service.accepts_registrations:
+        what = f"it takes no registered backends, and is declared by {service.origin.owner}"
+        hint = "write registrations: true in its declaration"
+        if service.origin.source == CLI:
+            hint = f"vipctl set {service.name} --registrations true"
+        return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
+    refusals = list(policy.limits.backend_refusals((backend,), ETCD))
+    if backend.address in service.all_addresses():
+        # Its packets would come back to the rules for ever.
+        what = f"backend {backend.address} is an address of the service itself"
+        refusals.append((what, "register the address that the server has"))
+    told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
+    alone = replace(service, backends=(backend,), fallback=(), check=UNCHECKED, origin=Origin(ETCD, place))
+    return (*told, *_check_problems(alone, policy))
 
 
 def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
@@ -313,6 +325,10 @@ def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem
             what = f"{service.name}: checks that run programs are not allowed here"
             hint = "use another type of check, or see exec_checks in vipd's settings"
             yield Problem(origin.path or origin.source, origin.line, "", what, hint)
+            continue
+        if (refusal := check_refusal(check, origin.source)) is not None:
+            what, hint = refusal
+            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
             continue
         for problem in policy.check_problems(check):
             what, _, hint = problem.partition("; hint: ")

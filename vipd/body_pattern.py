@@ -21,6 +21,10 @@ MAX_PROGRAM = 1000
 _MAX_MEMORY = 256 * 1024
 """For each compiled pattern, with what it remembers from match to match."""
 
+MAX_CLASSES = 4
+"""Most Unicode classes, like `\\pL`: RE2 takes half a millisecond to read each, and Python waits for it."""
+
+_CLASS = re.compile(r"\\[pP]")
 _SPECIAL = frozenset(".^$*+?[|()")
 _REPETITION = re.compile(r"\{(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}")
 _LACKS = "the syntax is RE2's: no look-around, back-references or possessive repetition, and \\z for \\Z"
@@ -90,6 +94,8 @@ def plain_text(pattern: str) -> str | None:
 def _compiled(pattern: str) -> Any:
     if re.search(r"(?<!\\)\{,[0-9]*\}", pattern):
         raise PatternError("{,N} means nothing in RE2", "write {0,N}")
+    if len(_CLASS.findall(pattern)) > MAX_CLASSES:
+        raise PatternError(f"the pattern {shown(pattern)} has too many classes \\p", f"at most {MAX_CLASSES}")
     try:
         import re2  # on use: 5 ms, for the few that need it
     except ImportError:

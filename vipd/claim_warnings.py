@@ -192,9 +192,9 @@ def _asked(address: str) -> str:
 def _held(place: str, socket: LocalSocket) -> str:
     if socket.guarded:
         return f"{place} is the port of {socket.holder}; hint: choose another port"
-    tool = "ss -ltnp" if socket.protocol is Protocol.TCP else "ss -lunp"
     who = socket.holder or "a program"
-    return f"{place} is in use: {who} listens here, and gets no connections any more; hint: {tool} shows who"
+    lost = "and gets no connections any more"
+    return f"{place} is in use: {who} listens here, {lost}; hint: {socket.shown_by} shows who"
 
 
 def _lines(findings: Collection[Finding]) -> tuple[str, ...]:

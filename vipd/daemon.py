@@ -123,8 +123,9 @@ def check(settings: Settings) -> int:
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
-    for problem in problems:
-        print(problem, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
+    warnings = settings.etcd.settings().warnings() if settings.etcd else []
+    for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
+        print(line, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:
         number = len(merged.services)
         print(f"ok: {number} service" + ("" if number == 1 else "s"))  # noqa: T201

@@ -47,6 +47,11 @@ class LocalSocket(NamedTuple):
     guarded: bool = False
     """No service may take its port."""
 
+    @property
+    def shown_by(self) -> str:
+        """The command that shows whose it is."""
+        return "ss -ltnp" if self.protocol is Protocol.TCP else "ss -lunp"
+
     def takes(self, address: str) -> bool:
         """Whether flows to an address of this host end at it."""
         return self.address in (address, ANY_IPV6, ANY_IPV4 if family_of(address) is Family.IPV4 else "")
@@ -75,6 +80,14 @@ class HostFacts:
     own: frozenset[str] = field(default=frozenset(), compare=False)
     proxied: frozenset[str] = field(default=frozenset(), compare=False)
     """Addresses for which this host answers its neighbours though it does not have them."""
+    _by_port: dict[tuple[Protocol, int], list[LocalSocket]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """Sockets by what a node port takes, the guarded ones first."""
+
+    def __post_init__(self) -> None:
+        for socket in dict.fromkeys((*self.guarded, *self.sockets)):
+            self._by_port.setdefault((socket.protocol, socket.port), []).append(socket)
 
     def asked_over(self, address: str, port: int) -> HostFacts:
         """With the socket guarded that carries the session of whoever asks."""
@@ -82,8 +95,8 @@ class HostFacts:
         return replace(self, guarded=(session, *self.guarded))
 
     def without_addresses(self) -> HostFacts:
-        """For a host where any address may be claimed."""
-        return replace(self, gateways={}, edges={})
+        """For a host where any address may be claimed, and any port but the guarded ones."""
+        return replace(self, gateways={}, edges={}, sockets=())
 
     def refusals(self, service: Service) -> Iterator[tuple[str, str]]:
         """What a service must not claim here, each with a hint."""
@@ -93,29 +106,42 @@ class HostFacts:
                 yield what, f"{_NOBODYS}: what this host sends by way of the gateway needs it"
             elif address in self.edges:
                 yield f"{service.name}: {address} is {self.edges[address]}", _NOBODYS
-        for place, found in self._guarded_ports(service) if self.guarded else ():
-            what = f"{service.name}: {place} is the port of {found.holder}"
-            yield what, "choose another: backends would get its new connections"
+        for place, found in self._held_ports(service) if self.guarded or self.sockets else ():
+            if found.guarded:
+                what = f"{service.name}: {place} is the port of {found.holder}"
+                yield what, "choose another: backends would get its new connections"
+            else:
+                what = f"{service.name}: {place} is in use: {found.holder or 'a program'} listens here"
+                yield (
+                    what,
+                    f"choose another: backends would get its new connections; {found.shown_by} shows who",
+                )
 
-    def _guarded_ports(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
-        """What a service claims of guarded sockets: node ports, and ports of this host's own addresses. A
-        socket of all addresses keeps the others."""
+    def _held_ports(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
+        """What a service claims of the ports of sockets: node ports; and of guarded ones its health port, and
+        ports of this host's own addresses. A socket of all addresses keeps the others."""
         addresses = service.all_addresses()
         families = {family_of(address) for address in addresses} or set(Family)
         for port in service.ports:
-            found = self.guarding(port.protocol, port.node_port, families) if port.node_port else None
+            found = self.holding(port.protocol, port.node_port, families) if port.node_port else None
             if found is not None:
                 yield f"node port {port.node_port}/{port.protocol}", found
             places = {(port.protocol, address, port.port) for address in self.own.intersection(addresses)}
             for found in (each for each in self.guarded if each[:3] in places):
                 yield f"{socket_text(found.address, found.port)}/{found.protocol}", found
+        found = self.holding(Protocol.TCP, service.health_port, set(Family)) if service.health_port else None
+        if found is not None and found.guarded:
+            yield f"health port {service.health_port}/{Protocol.TCP}", found
 
-    def guarding(
-        self, protocol: Protocol, node_port: int, families: Collection[Family]
-    ) -> LocalSocket | None:
-        """The guarded socket whose connections a node port would take, if any."""
-        of_port = (each for each in self.guarded if (each.protocol, each.port) == (protocol, node_port))
-        return next((each for each in of_port if not self.node_families(each).isdisjoint(families)), None)
+    def holding(self, protocol: Protocol, node_port: int, families: Collection[Family]) -> LocalSocket | None:
+        """The socket whose connections a node port would take, if any; a guarded one rather than another."""
+        sockets = self._by_port.get((protocol, node_port), ())
+        return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
+
+    @property
+    def held_ports(self) -> Collection[tuple[Protocol, int]]:
+        """The ports that sockets have."""
+        return self._by_port.keys()
 
     def node_families(self, found: LocalSocket) -> frozenset[Family]:
         """The families in which a node port of its number takes the flows of a socket."""

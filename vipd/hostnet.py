@@ -93,6 +93,8 @@ class HostNet:
             self._settings.exec_sources,
             balances_of(self._checks.dataplane()),
             host=self._facts.without_addresses() if compatible else self._facts,
+            backends=self._settings.allowed_backends,
+            host_ports=self._settings.host_ports,
         )
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
@@ -105,6 +107,7 @@ class HostNet:
         self._facts = await self._reader.read(own)
         warnings = self._claims.warnings(self._facts, monotonic())
         differs = self._facts != self._admitted_by or warnings != self._claim_warnings
+        differs = differs or self._facts.held_ports != self._admitted_by.held_ports
         self._claim_warnings = None if differs else self._claim_warnings
         return differs
 

@@ -191,6 +191,13 @@ class Backend:
         return self.port or port.target or port.port
 
 
+class Registered(NamedTuple):
+    """A backend that registered itself, and where: `etcd:/vipd/v1/backends/web/10.0.0.1:80`."""
+
+    place: str
+    backend: Backend
+
+
 @dataclass(frozen=True, slots=True)
 class Affinity:
     """A client address keeps its backend until it has made no new flow for `timeout` seconds."""
@@ -232,11 +239,18 @@ class Service:
     """Seconds over which the share of a backend that has become healthy again grows to its full."""
     weight_from_check: bool = False
     """A backend's answer to an HTTP check may say its weight."""
+    registrations: bool | None = None
+    """Whether backends that registered themselves in etcd take part; None: as its source has it."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
         """Every address that the service claims, those for inside first."""
         return (*self.addresses, *(external.address for external in self.external_addresses))
+
+    @property
+    def accepts_registrations(self) -> bool:
+        """Whether registered backends take part: by default where the service is declared in etcd, too."""
+        return self.origin.source == "etcd" if self.registrations is None else self.registrations
 
     def frontends(self) -> tuple[Frontend, ...]:
         """Every frontend of the service, in declared order; ports of the host itself come last."""

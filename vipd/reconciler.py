@@ -130,6 +130,10 @@ class Reconciler:
         """This host's addresses as of the last step."""
         return self._policy.host.addresses if self._policy else frozenset()
 
+    def ignored(self, service: str) -> tuple[Problem, ...]:
+        """Why backends that registered themselves for a service do not take part in it."""
+        return self._snapshot.ignored(service)
+
     def standings(self, service: Service) -> Standings:
         """How a service's backends stand beside their declaration."""
         return self._judges.standings(service)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from vipd.model import Backend, Service
+from vipd.admission import AddressPolicy, admit_registered
+from vipd.declaration.problems import Problem, internal_problem
+from vipd.model import Registered, Service
 
-Registrations = Mapping[str, tuple[Backend, ...]]
+Registrations = Mapping[str, tuple[Registered, ...]]
 """Registered backends by the name of their service. What has not changed is the same object."""
+
+MOST_TOLD = 100
+"""Registrations that do not take part and have a problem each; of more there is one problem together."""
+
+_Problems = Mapping[str, tuple[Problem, ...]]
+"""By the place of a registration."""
+
+
+class _Joined(NamedTuple):
+    service: Service
+    registered: tuple[Registered, ...]
+    made: Service
+    ignored: _Problems
 
 
 def declared(service: Service) -> Service:
@@ -19,46 +35,86 @@ def declared(service: Service) -> Service:
 
 
 class Registrar:
-    """Adds registered backends; a service for which nothing has changed stays the same object."""
+    """Adds registered backends; a service for which nothing has changed stays the same object. Which of them
+    take part is for the service, and for what this host's settings let etcd say."""
 
     def __init__(self) -> None:
-        self._registrations: dict[str, tuple[Backend, ...]] = {}
-        self._known: dict[str, tuple[Service, tuple[Backend, ...], Service]] = {}
+        self._registrations: dict[str, tuple[Registered, ...]] = {}
+        self._policy = AddressPolicy()
+        self._known: dict[str, _Joined] = {}
+        self._ignoring: dict[str, _Problems] = {}
+        """What is ignored, by service, of those that ignore some."""
 
-    def take(self, registrations: Registrations) -> set[str]:
-        """These are all registrations now; the services for which they are other than before."""
-        before = self._registrations
+    def take(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
+        """These are all registrations now; the services for which they, or what they may, are other than
+        before."""
+        before, lasting = self._registrations, policy.lasting()
         changed = {name for name in registrations if before.get(name) is not registrations[name]}
         changed |= before.keys() - registrations.keys()
+        if lasting != self._policy:
+            changed.update(registrations)
+            self._known.clear()
+        self._policy = lasting
         if changed:
             self._registrations = dict(registrations)
         return changed
 
-    def extended(self, service: Service) -> Service:
-        """A service with its registered backends.
+    def update(self, names: Iterable[str], services: Mapping[str, Service]) -> None:
+        """Find out who takes part in these services as they are declared now."""
+        for name in names:
+            if name in services:
+                self.extended(services[name])
+            else:
+                self.forget(name)
 
-        What is declared wins over what is registered at the same address and port. An address of the service
-        itself is no backend of it: its packets would come back to the rules for ever.
-        """
+    def extended(self, service: Service) -> Service:
+        """A service with its registered backends. What is declared wins over what is registered at the same
+        address and port."""
         registered = self._registrations.get(service.name)
         if registered is None:
-            self._known.pop(service.name, None)
+            self.forget(service.name)
             return service
         before = self._known.get(service.name)
-        if before is not None and before[0] is service and before[1] is registered:
-            return before[2]
-        made = _extended(service, registered)
-        self._known[service.name] = (service, registered, made)
-        return made
+        if before is not None and before.service is service and before.registered is registered:
+            return before.made
+        ignored = {each.place: why for each in registered if (why := self._problems_of(service, each))}
+        joined = _Joined(service, registered, _extended(service, registered, ignored), ignored)
+        self._known[service.name] = joined
+        self._ignoring.pop(service.name, None)
+        if ignored:
+            self._ignoring[service.name] = ignored
+        return joined.made
+
+    def ignored(self, service: str) -> tuple[Problem, ...]:
+        """Why registrations for a service do not take part in it."""
+        return tuple(problem for found in self._ignoring.get(service, {}).values() for problem in found)
+
+    def problems(self) -> dict[str, tuple[Problem, ...]]:
+        """What is wrong with registrations, by their place, of the first ones."""
+        found = [(place, why) for ignored in self._ignoring.values() for place, why in ignored.items()]
+        told = dict(found[:MOST_TOLD])
+        if more := found[MOST_TOLD:]:
+            place, why = more[0]
+            what = f"{len(more)} more registered backends do not take part"
+            told[place] = (*why, Problem(place, 0, "", what, "vipctl describe SERVICE tells of each service"))
+        return told
 
     def forget(self, service: str) -> None:
-        """A service is no more."""
+        """A service is no more, or nobody registers for it."""
         self._known.pop(service, None)
+        self._ignoring.pop(service, None)
+
+    def _problems_of(self, service: Service, registered: Registered) -> tuple[Problem, ...]:
+        """An exception that nobody expected is a problem of this registration alone."""
+        try:
+            return admit_registered(service, registered, self._policy)
+        except Exception as error:
+            return (internal_problem(error, f"admitting it to {service.name}", registered.place),)
 
 
-def _extended(service: Service, registered: tuple[Backend, ...]) -> Service:
+def _extended(service: Service, registered: Iterable[Registered], ignored: _Problems) -> Service:
     taken = {(backend.address, backend.port) for backend in service.backends}
-    own = set(service.all_addresses())
-    fresh = [b for b in registered if (b.address, b.port) not in taken and b.address not in own]
+    joining = [backend for place, backend in registered if place not in ignored]
+    fresh = [backend for backend in joining if (backend.address, backend.port) not in taken]
     added = tuple(replace(backend, registered=True) for backend in fresh)
     return replace(service, backends=(*service.backends, *added)) if added else service

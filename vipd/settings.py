@@ -12,7 +12,15 @@ from socket import gethostname
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -21,8 +29,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from vipd.claim_limits import ANY_PORT, ETCD, KUBERNETES_PORTS, BySource, SourceName
 from vipd.declaration.nodes import Node
-from vipd.declaration.notation import parse_frontend
+from vipd.declaration.notation import MAX_PORT, parse_frontend
 from vipd.declaration.yaml_tree import read_tree
 from vipd.etcd_options import EtcdOptions
 from vipd.model import Balance, Family, Masquerade, family_of, socket_text
@@ -49,6 +58,34 @@ def _network(value: object) -> str:
         return str(ipaddress.ip_network(str(value)))
     except ValueError as error:
         raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
+
+
+def _port_range(value: object) -> str:
+    """`LOW-HIGH`."""
+    text = ANY_PORT if value == "any" else str(value)
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    ends = [int(end) for end in ((low, high) if dash else (low, low)) if end.isascii() and end.isdecimal()]
+    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_PORT:
+        raise ValueError(f"{text!r} is no range of ports; hint: 30000-32767, a port, or any")
+    return f"{ends[0]}-{ends[1]}" if ends[0] < ends[1] else f"{ends[0]}"
+
+
+def _listed_ports(value: object) -> object:
+    listed = [value] if isinstance(value, int) and not isinstance(value, bool) else _listed(value)
+    if listed == []:
+        raise ValueError("names no port; hint: 30000-32767, or any")
+    return listed
+
+
+def _read_mapping(value: object) -> object:
+    """A mapping by source that stands in the environment is text there."""
+    braced = isinstance(value, str) and value.startswith("{")
+    return read_settings_text(str(value), "the text") if braced else value
+
+
+def _form_of(value: object) -> str:
+    """How a setting by source is written."""
+    return ":source" if isinstance(value, Mapping) else ":all"
 
 
 def _address(value: object) -> str:
@@ -84,6 +121,19 @@ Etcd = Annotated[EtcdOptions | None, NoDecode, BeforeValidator(_mapping)]
 
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
+
+PortRange = Annotated[str, BeforeValidator(_port_range)]
+PortRanges = Annotated[tuple[PortRange, ...], NoDecode, BeforeValidator(_listed_ports)]
+
+BY_SOURCE = (NoDecode, Discriminator(_form_of), BeforeValidator(_read_mapping))
+NetworksBySource = Annotated[
+    Annotated[Networks, Tag(":all")] | Annotated[dict[SourceName, Networks], Tag(":source")], *BY_SOURCE
+]
+"""Networks for all sources, or by source."""
+_HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
+PortRangesBySource = Annotated[
+    Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
+]
 
 Address = Annotated[str, BeforeValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
@@ -150,9 +200,17 @@ class Settings(BaseSettings):
     """Networks whose addresses on this host answer on node ports and health ports. A family without a
     network: all of this host's.
     """
-    allowed_addresses: Networks = ()
-    """Networks in which services may claim addresses; none: anywhere. This host's own are refused all the
-    same.
+    allowed_addresses: NetworksBySource = ()
+    """Networks in which services may claim addresses, by source where wanted; none: anywhere. This host's own
+    are refused all the same.
+    """
+    allowed_backends: NetworksBySource = ()
+    """Networks in which backends must lie, by source where wanted; none: anywhere, but for link-local
+    addresses of etcd's backends, which need a link-local network here.
+    """
+    node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
+    """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
+    not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
     """
     exec_checks: Literal["off", "files", "anywhere"] = "files"
     """Which services may have checks that run programs: none, those of files, or all, also those that
@@ -264,6 +322,15 @@ class Settings(BaseSettings):
         return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
 
     @property
+    def host_ports(self) -> BySource:
+        """Ranges of ports of this host that services may take, by source."""
+        if not isinstance(self.node_port_range, Mapping):
+            return self.node_port_range
+        if self.compat == "kube-proxy":
+            return self.node_port_range if "node_port_range" in self.model_fields_set else ()
+        return {**_HOST_PORTS, **self.node_port_range}
+
+    @property
     def exec_sources(self) -> tuple[str, ...]:
         """Kinds of sources whose services may have checks that run programs."""
         return {"off": (), "files": ("file",), "anywhere": ("file", "cli", "etcd")}[self.exec_checks]
@@ -303,7 +370,7 @@ def load_settings(
     except ValidationError as error:
         place = str(config) if config else ""
         lines = _lines_of(config) if config else None
-        found = sorted(error.errors(), key=lambda item: line_of(lines, [str(p) for p in item["loc"]]))
+        found = sorted(error.errors(), key=lambda item: line_of(lines, _location(item)))
         problems = [problem for item in found for problem in _say(item, blame, place, lines)]
         raise SettingsError(problems) from None
 
@@ -388,9 +455,15 @@ def _lines_of(config: Path) -> Node | None:
     return documents[0] if documents else None
 
 
+def _location(error: Any) -> list[str]:
+    """Where an error is, as keys and numbers of items."""
+    # Tags of unions begin with a colon; "[key]" means the key that stands before it.
+    return [str(part) for part in error["loc"] if not str(part).startswith((":", "[key]"))]
+
+
 def _say(error: Any, blame: Mapping[str, str], whole: str, lines: Node | None) -> list[str]:
     """One line for each problem, of which a mapping may tell several."""
-    loc = [str(part) for part in error["loc"]]
+    loc = _location(error)
     name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
     message = fault_text(
         error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from vipd.admission import AddressPolicy, Admission
 from vipd.catalog import Merged, Unit
@@ -15,6 +16,7 @@ from vipd.checks import Check
 from vipd.collecting import loading
 from vipd.contained_catalog import ContainedCatalog
 from vipd.containment import Containment
+from vipd.declaration.problems import Problem
 from vipd.model import Service
 from vipd.registrations import Registrar, Registrations
 from vipd.sources.base import Source
@@ -66,23 +68,30 @@ class Snapshot:
         declared = self._merged.services.get(name)
         return None if declared is None else self._registrar.extended(declared)
 
+    def ignored(self, name: str) -> tuple[Problem, ...]:
+        """Why backends that registered themselves for a service do not take part in it."""
+        return self._registrar.ignored(name)
+
     async def look(self, policy: AddressPolicy, ask: AskHost) -> Merged:
         """See what the sources hold now, and tell them which of their versions serve. `ask` tells what this
         host lacks for checks."""
         changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
         answers = await ask(self._admission.questions(changed))
-        if self._admission.size(changed) > IN_THREAD_ABOVE:
+        joining = self._registrar.take(self._registered(), policy)
+        if self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
             with loading():
-                await asyncio.to_thread(self._merge, changed, answers)
+                await asyncio.to_thread(self._merge, changed, answers, joining)
         else:
-            self._merge(changed, answers)
+            self._merge(changed, answers, joining)
             await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
-        self._touched.update(dict.fromkeys(self._registrar.take(self._registered())))
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
                 await self._accept(source)
         self._faults = self._faults_of_sources()
-        return self._merged
+        ignored = self._registrar.problems()
+        return (
+            replace(self._merged, problems={**ignored, **self._merged.problems}) if ignored else self._merged
+        )
 
     @property
     def internal_errors(self) -> bool:
@@ -145,7 +154,10 @@ class Snapshot:
             self._registered_last = self._registrations()
         return self._registered_last
 
-    def _merge(self, changed: set[str], answers: Mapping[Check, tuple[str, ...]]) -> None:
+    def _merge(
+        self, changed: set[str], answers: Mapping[Check, tuple[str, ...]], joining: Collection[str]
+    ) -> None:
         admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
-        self._touched.update(dict.fromkeys(self._merged.touched))
+        self._touched.update(dict.fromkeys((*self._merged.touched, *joining)))
+        self._registrar.update((*self._merged.touched, *joining), self._merged.services)

@@ -119,6 +119,16 @@ def test_check_prints_every_problem_and_touches_nothing(node: Host) -> None:
     assert "VIPD" not in node.rules()
 
 
+def test_check_warns_of_a_password_that_would_go_unencrypted(node: Host) -> None:
+    etcd = {"endpoints": ["http://192.0.2.1:2379"], "user": "vipd-host", "password_file": "/etc/vipd/pw"}
+    node.settings["etcd"] = etcd
+    done = node.vipd("--check")
+    assert (done.returncode, done.stdout) == (0, "ok: 1 service\n")
+    assert done.stderr.startswith(
+        "warning: etcd's password for vipd-host goes unencrypted to http://192.0.2.1"
+    )
+
+
 def test_unusable_settings_end_with_78_and_all_problems(node: Host) -> None:
     node.settings.update({"mark_bit": 99, "colour": "red"})
     done = node.vipd("--set", "log_level=loud")

@@ -51,6 +51,8 @@ def default_text(field: FieldInfo) -> str:
         return "none"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
+    if field.examples:
+        return f"`{field.examples[0]}`"
     return f"`{field.default}`" if str(field.default) else "empty"
 
 

@@ -29,7 +29,7 @@ from vipd.observe.doctor.facts import (
     Way,
 )
 from vipd.observe.doctor.rules import Ruleset
-from vipd.settings import Settings
+from vipd.settings import Settings, load_settings
 
 DOCTOR = Path(doctor.__file__).parent
 ALLOWED = {
@@ -447,6 +447,17 @@ def test_the_fate_of_a_flow_in_an_nft_chain(
 ) -> None:
     chains = {"forward": tuple(rules), "more": tuple(more)}
     assert NftForward("inet", "filter", "forward", policy, chains).fate(0x2000) is fate
+
+
+def test_a_password_that_goes_unencrypted_is_told_with_and_without_a_daemon() -> None:
+    etcd = {"endpoints": ["http://192.0.2.1:2379"], "user": "u", "password_file": "/pw"}
+    facts = well(settings=load_settings(flags={"etcd": etcd}), daemon=Daemon({}, "no answer"))
+    findings = [finding for finding in diagnose(facts).findings if finding.id == "settings"]
+    causes = [finding.judgement.cause for finding in findings]
+    assert ["goes unencrypted to http://192.0.2.1:2379" in cause for cause in causes] == [True]
+    told = {**STATUS, "warnings": causes}
+    findings = [*diagnose(replace(facts, daemon=Daemon(told))).findings]
+    assert sum("unencrypted" in f.judgement.cause for f in findings) == 1, "the daemon's warning alone"
 
 
 def test_judging_touches_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.etcd.following import PREFIX, key, value
 from vipd.catalog import NOTHING, merge
-from vipd.model import Backend
+from vipd.model import Backend, Registered
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
 from vipd.sources.etcd_snapshot import Record, State, _replay
 from vipd.sources.etcd_values import Layout
@@ -153,5 +153,7 @@ def test_a_bad_registration_keeps_the_good_one() -> None:
         keys.apply(
             Change("c", revision, (Written(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
         )
-    assert keys.registrations == {"s1": (Backend("10.0.0.1", 80, 2),)}
+    assert keys.registrations == {
+        "s1": (Registered("etcd:/vipd/v1/backends/s1/10.0.0.1:80", Backend("10.0.0.1", 80, 2)),)
+    }
     assert not keys.units[f"etcd:{name}"].candidate.ok

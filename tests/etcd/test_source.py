@@ -273,7 +273,10 @@ def test_registered_backends_and_overrides(etcd: Cluster, tmp_path: Path) -> Non
     async def scene() -> None:
         async with following(etcd.urls, tmp_path) as there:
             await there.until(lambda: there.source.connected, "the first list")
-            assert there.source.registrations == {
+            assert {
+                name: tuple(each.backend for each in known)
+                for name, known in there.source.registrations.items()
+            } == {
                 "dns": (Backend("10.244.0.5", 53), Backend("fd00::5", 53, 3)),
                 "shop/web": (Backend("10.244.0.6", None, 0, node="n1"),),
             }

@@ -74,6 +74,7 @@ def declaration(number: int) -> dict[str, Json]:
         "traffic_policy": {"external": "local", "internal": "cluster"},
         "on_remove": "reset",
         "respond_to_ping": True,
+        "registrations": False,
         "affinity": {"by": "client-ip", "timeout": "3h"},
         "masquerade": "forwarded",
         "check": checks(number)[(number + 1) % 6],

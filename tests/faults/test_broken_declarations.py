@@ -60,7 +60,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
 def daemon(lab: FleetLab, request: pytest.FixtureRequest) -> Iterator[InstrumentedDaemon]:
     etcd = {"endpoints": list(lab.etcd.urls), "timeout": "20s"}
     made = InstrumentedDaemon(
-        lab.hosts[0], node_name="h1", dataplane=request.param, etcd=etcd, log_level="info"
+        lab.hosts[0],
+        node_name="h1",
+        dataplane=request.param,
+        etcd=etcd,
+        log_level="info",
+        node_port_range="any",
     )
     with made as running:
         yield running

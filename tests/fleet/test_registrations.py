@@ -1,44 +1,66 @@
-"""A backend that registers itself cannot have a program run on every host."""
+"""A backend that registers itself brings no program, no pattern and no datagram to every host."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from vipd.fleet.door import Fleet
-from vipd.model import Backend
-from vipd.settings import load_settings
-from vipd.sources.etcd import EtcdSource
-from vipd.sources.etcd_values import read_registration
-
-URL = "http://127.0.0.1:1"
+from tests.samples import service
+from vipd.admission import AddressPolicy
+from vipd.model import Origin, Registered
+from vipd.registrations import Registrar
+from vipd.sources.etcd_values import place_of, read_registration
 
 
-def registered(address: str, value: str) -> Backend:
-    found = read_registration(f"/vipd/v1/backends/web/{address}", f"web/{address}", value)
-    assert isinstance(found, tuple), found
-    return found[1]
+def read(address: str, value: str) -> Registered | str:
+    """A registration, or what is wrong with it."""
+    key = f"/vipd/v1/backends/web/{address}"
+    found = read_registration(key, f"web/{address}", value)
+    if isinstance(found, tuple):
+        return Registered(place_of(key), found[1])
+    return "\n".join(map(str, found.problems))
 
 
-def fleet(state_dir: Path, exec_checks: str) -> Fleet:
-    flags = {"state_dir": str(state_dir), "etcd": {"endpoints": [URL]}, "exec_checks": exec_checks}
-    settings = load_settings(flags=flags)
-    assert settings.etcd is not None
-    return Fleet(settings, settings.etcd, lambda: datetime.now(UTC))
+def registered(address: str, value: str) -> Registered:
+    found = read(address, value)
+    assert isinstance(found, Registered), found
+    return found
 
 
-@pytest.mark.parametrize(("exec_checks", "left"), [("files", 1), ("off", 1), ("anywhere", 2)])
-def test_checks_that_run_programs_are_left_out(
-    exec_checks: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("sources", "left"), [(("file",), 1), ((), 1), (("file", "cli", "etcd"), 2)])
+def test_checks_that_run_programs_are_left_out(sources: tuple[str, ...], left: int) -> None:
     plain = registered("10.244.0.1:80", "{weight: 2}")
     program = registered("10.244.0.2:80", "{check: {type: exec, command: [/bin/true]}}")
-    known = {"web": (plain, program), "dns": (plain,)}
-    monkeypatch.setattr(EtcdSource, "registrations", known)
-    made = fleet(tmp_path, exec_checks)
-    found = made.registrations()
-    assert found["web"] == (plain, program)[:left]
-    assert found["dns"] is known["dns"]
-    assert ["left out" in warning for warning in made.warnings()] == [True] * (2 - left)
+    registrar = Registrar()
+    registrar.take({"web": (plain, program)}, AddressPolicy(exec_sources=sources))
+    web = registrar.extended(replace(service("web", "10.96.0.1"), origin=Origin("etcd", "/s/web")))
+    assert [b.address for b in web.backends if b.registered] == ["10.244.0.1", "10.244.0.2"][:left]
+    assert len(registrar.ignored("web")) == 2 - left
+
+
+@pytest.mark.parametrize(
+    ("check", "fault"),
+    [
+        ("{type: udp, send: ping}", "check.send: a registered backend's check sends no datagrams of its own"),
+        ("{type: http, body: 'a+'}", "check.body: a registered backend's check wants plain text"),
+        ("{type: dns, query: example.com}", ""),
+        ("{type: http, method: HEAD}", ""),
+        ("tcp", ""),
+    ],
+)
+def test_a_registration_has_no_host_work_for_it(check: str, fault: str) -> None:
+    found = read("10.244.0.1:80", f"{{check: {check}}}")
+    assert isinstance(found, Registered) is not bool(fault)
+    assert not fault or fault in str(found)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1:80", "[::1]:80", "224.0.0.1:80", "0.0.0.0:80", "[::]:80", "[fe80::1]:80"),
+        *("[ff02::1]:80", "255.255.255.255:80", "[::ffff:169.254.169.254]:80", "0177.0.0.1:80", "2130706433"),
+    ],
+)
+def test_what_is_no_unicast_address_cannot_be_registered(address: str) -> None:
+    assert isinstance(read(address, ""), str)

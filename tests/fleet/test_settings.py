@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from vipd.cli.register import register
 from vipd.etcd.settings import EtcdSettings
 from vipd.settings import Settings, SettingsError, load_settings
 
@@ -78,3 +80,19 @@ def test_what_cannot_be_used_says_the_way_out(flags: dict[str, object], said: st
     with pytest.raises(SettingsError) as error:
         load_settings(flags=flags)
     assert said in "\n".join(error.value.problems)
+
+
+def test_who_registers_is_warned_of_a_password_that_goes_unencrypted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def keep(*_: object) -> None:
+        """No etcd is asked."""
+
+    monkeypatch.setattr("vipd.cli.register._keep", keep)
+    (tmp_path / "pw").write_text("secret\n")
+    words = ["web", "10.0.0.5:80", "--endpoint", URL, "--user", "u", "--password-file", str(tmp_path / "pw")]
+    done = CliRunner().invoke(register, words, standalone_mode=False)
+    assert done.output == (
+        f"vipctl: warning: etcd's password for u goes unencrypted to {URL}; hint: use https:// endpoints\n"
+    )
+    assert CliRunner().invoke(register, [*words, "-q"], standalone_mode=False).output == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health_checks.servers import ask_once, run, target, tcp_server
-from vipd.body_pattern import MAX_PATTERN, PatternError, body_pattern, plain_text
+from vipd.body_pattern import MAX_PATTERN, BodyPattern, PatternError, body_pattern, plain_text
 from vipd.checks import HttpProbe
 from vipd.declaration.native import parse_declaration
 from vipd.health.probes.http import ask_http
@@ -80,6 +81,7 @@ def test_what_is_more_than_text_is_not(pattern: str) -> None:
         (".{999}", "smaller counts"),
         ("((a{30}){30}){30}", "RE2"),
         ("\ud800", "surrogate"),
+        (r"\pL\PN[\pM\pS]\pZ", "at most 4"),
     ],
 )
 def test_what_cannot_be_asked_is_a_problem_with_a_hint(pattern: str, hint: str) -> None:
@@ -112,6 +114,46 @@ def test_a_registration_may_ask_for_text_alone() -> None:
     (problem,) = refused.problems
     assert "a registered backend" in problem.what
     assert problem.hint
+
+
+def test_no_pattern_takes_long_to_read() -> None:
+    """Python waits for RE2 to read a pattern. Ratio, not time: to one of plain text of the same length."""
+
+    def took(pattern: str) -> float:
+        found = []
+        for number in range(5):
+            began = time.thread_time()
+            with contextlib.suppress(PatternError):
+                BodyPattern(f"{pattern}{number}")
+            found.append(time.thread_time() - began)
+        return min(found)
+
+    plain = took(f"(?i){'(k|s)' * 90}")
+    for unit in (r"\pL", r"\PL", r"[^\pL]", r"[\pL\pN\pM\pS]", r"\W", "[^a]", r"\p{Han}", "(.{1,30}){1,30}"):
+        pattern = f"(?i){unit * (480 // len(unit))}"
+        assert took(pattern) < 20 * plain, (pattern[:20], plain)
+
+
+def test_a_body_that_is_no_text_grows_no_longer() -> None:
+    async def ask(pattern: str) -> bool | None:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 65536\r\n\r\n" + b"\xff" * 65536)
+            await asyncio.sleep(300)
+
+        async with tcp_server(handler) as port:
+            return (await ask_once(ask_http, target(port, HttpProbe(body=pattern)))).good
+
+    seen = []
+    original = BodyPattern.found_in
+
+    def found_in(self: BodyPattern, body: bytes) -> bool:
+        seen.append(len(body))
+        return original(self, body)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BodyPattern, "found_in", found_in)
+        assert run(ask("\ufffd.\ufffd")) is True
+    assert seen == [65536]
 
 
 SLOW = [

@@ -49,6 +49,29 @@ def test_a_good_status_is_good() -> None:
     assert probe(b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n").good
 
 
+def test_no_redirection_is_followed() -> None:
+    """It would have every host ask wherever a backend likes."""
+    asked: list[bytes] = []
+    codes = (300, 301, 302, 303, 305, 307, 308)
+
+    async def ask() -> list[bool | None]:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            to = b"http://127.0.0.1:%d/elsewhere" % port
+            code = codes[len(asked) - 1]
+            head = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nRefresh: 0; url=%s\r\n" % (code, to, to)
+            writer.write(head + b"Content-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with tcp_server(handler) as port:
+            check = target(port, HttpProbe(body="x"))
+            return [(await ask_once(ask_http, check)).good for _ in codes]
+
+    assert run(ask()) == [False] * 7, "the body is that of the redirection itself"
+    assert len(asked) == 7
+    assert all(b"elsewhere" not in each for each in asked)
+
+
 def test_another_status_is_bad() -> None:
     assert told(probe(b"HTTP/1.1 500 Oops\r\n\r\n")) == (False, "status 500")
     only = HttpProbe(status=((204, 204), (250, 299)))

@@ -232,7 +232,7 @@ def test_a_neighbours_address_is_warned_of_though_it_is_an_external_one(
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_the_port_of_the_ssh_server_is_refused_and_another_programs_is_warned_of(
+def test_the_port_of_the_ssh_server_is_refused_and_another_programs_too(
     lab: Lab, daemon: Daemon, family: int
 ) -> None:
     for name, port in (("sshd", 22), ("sshd", 2222), ("dropbear", 22)):
@@ -243,11 +243,27 @@ def test_the_port_of_the_ssh_server_is_refused_and_another_programs_is_warned_of
         assert f"web: node port {port}/tcp is the port of the SSH server of this host; hint: " in done.stderr
     program = listen(lab.host, daemon.directory / "bin", "gitea", 22)
     done = apply_node_port(daemon, family, 22)
-    assert done.returncode == 0
-    what = "node port 22/tcp is in use: gitea listens here, and gets no connections any more"
-    warning = f"service web: {what}; hint: ss -ltnp shows who"
-    assert done.stderr == f"warning: {warning}\n"
-    assert warnings(daemon) == [warning]
+    end(program)
+    assert done.returncode == 1
+    assert "web: node port 22/tcp is in use: gitea listens here; hint: choose another" in done.stderr
+    assert "ss -ltnp shows who" in done.stderr
+
+
+def test_a_file_gets_its_node_port_once_the_program_there_has_ended(lab: Lab, daemon: Daemon) -> None:
+    program = listen(lab.host, daemon.directory / "bin", "gitea", 3000)
+    # A file is held to the last look at the host, and each change by vipctl looks.
+    assert apply_node_port(daemon, 4, 3000).returncode == 1
+    written(daemon, 4, ports=[{"port": 80, "node_port": 3000}]).rename(daemon.services_dir / "services.yaml")
+    assert "node port 3000/tcp is in use: gitea listens here" in daemon.vipctl("reload", check=False).stderr
+    assert daemon.get("services")["services"] == []
+    end(program)
+    daemon.wait_until(lambda: daemon.endpoints("web"), ["10.244.0.11:80"])
+    # What is served goes on, also over a restart; the program is what is told of.
+    program = listen(lab.host, daemon.directory / "bin", "gitea", 3000)
+    what = "node port 3000/tcp is in use: gitea listens here, and gets no connections any more"
+    daemon.wait_until(lambda: warnings(daemon), [f"service web: {what}; hint: ss -ltnp shows who"])
+    daemon.vipctl("reload")
+    assert daemon.endpoints("web") == ["10.244.0.11:80"]
     end(program)
     daemon.wait_until(lambda: warnings(daemon), [])
 
@@ -265,6 +281,7 @@ def test_a_udp_socket_counts_for_udp_alone(lab: Lab, daemon: Daemon) -> None:
     program = listen(lab.host, daemon.directory / "bin", "resolver", 5300, "udp")
     assert apply_node_port(daemon, 4, 5300).stderr == ""
     done = apply_node_port(daemon, 4, 5300, "udp")
+    assert done.returncode == 1
     assert "node port 5300/udp is in use: resolver listens here" in done.stderr
     assert "ss -lunp" in done.stderr
     end(program)
@@ -302,6 +319,10 @@ def test_with_compat_any_address_may_be_claimed_and_ports_of_this_host_are_warne
         program = listen(spare.host, daemon.directory / "bin", "nginx", 80)
         done = add(daemon, spare.host.ipv4)
         assert f"{spare.host.ipv4}:80/tcp is in use: nginx listens here" in done.stderr
+        daemon.vipctl("remove", "web")
+        done = apply_node_port(daemon, 4, 80)
+        assert done.returncode == 0, done.stderr
+        assert "node port 80/tcp is in use: nginx listens here" in done.stderr
         end(program)
 
 

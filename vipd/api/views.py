@@ -8,7 +8,7 @@ from datetime import datetime
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
-from vipd.catalog import Unit
+from vipd.catalog import NOTHING, Unit
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import Problem
 from vipd.model import Forwarding, Service
@@ -18,6 +18,9 @@ from vipd.reconciler import Reconciler
 from vipd.service_state import in_panic, state_of
 from vipd.sources.base import Source
 from vipd.standing import Standings
+
+IGNORED_SHOWN = 20
+"""Problems of registrations that a service is shown with."""
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -61,6 +64,7 @@ def _service_status(
         "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
+        "ignored": list(map(str, reconciler.ignored(service.name)[:IGNORED_SHOWN])),
     }
 
 
@@ -98,13 +102,20 @@ def status_view(
 
 def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:
     serving = Counter(service.origin.owner for service in reconciler.services.values())
-    return [_source_view(source, reconciler.problems, serving) for source in sources]
+    views = []
+    for source in sources:
+        # A registration is no unit of its source until it cannot be read.
+        joining = {name: Unit(NOTHING) for name in reconciler.problems if name.startswith(f"{source.name}:")}
+        views.append(_source_view(source, {**joining, **source.units()}, reconciler.problems, serving))
+    return views
 
 
 def _source_view(
-    source: Source, problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
+    source: Source,
+    units: Mapping[str, Unit],
+    problems: Mapping[str, Sequence[Problem]],
+    serving: Mapping[str, int],
 ) -> Json:
-    units = source.units()
     refused: list[Json] = [
         {
             "unit": name,

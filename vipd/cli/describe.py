@@ -26,8 +26,8 @@ from vipd.cli.output import (
 from vipd.cli.show import STATE_COLOURS, fallback, places
 
 _LABEL = 13
-_MESSAGE = "  Message"
-"""The one fact that is prose."""
+_MESSAGE, _IGNORED = "  Message", "  Ignored"
+"""The facts that are prose."""
 
 HEALTH = Column("HEALTH")
 """Left out where no backend is checked."""
@@ -83,8 +83,9 @@ def describe(targets: tuple[str, ...], form: str) -> int:
 def _lines(view: Json, daemon: Daemon, on: Screen) -> Iterator[str]:
     for label, text in _facts(view, on):
         named = f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
-        lines = prose(text, on, " " * (_LABEL + 1)) if label == _MESSAGE else [f"{named}{text}"]
-        yield from (named + lines[0].lstrip(), *lines[1:]) if label == _MESSAGE else lines
+        told = label in (_MESSAGE, _IGNORED)
+        lines = prose(text, on, " " * (_LABEL + 1)) if told else [f"{named}{text}"]
+        yield from (named + lines[0].lstrip(), *lines[1:]) if told else lines
     for forwarding in view["forwardings"]:
         yield ""
         yield from _forwarding_lines(forwarding, on)
@@ -109,6 +110,8 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:
         yield _MESSAGE, status["message"]
+    for problem in status.get("ignored", ()):
+        yield _IGNORED, problem
 
 
 def _state(state: str, ready: int) -> str:

@@ -66,8 +66,16 @@ def read_settings(file: str | None, assignments: Sequence[str]) -> Settings:
         raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
 
 
-def admitted(inputs: Inputs, settings: Settings, own: Collection[str], facts: HostFacts = NO_FACTS) -> Inputs:
-    """The inputs with a problem for each thing that services may not claim on such a host."""
+def admitted(
+    inputs: Inputs,
+    settings: Settings,
+    own: Collection[str],
+    facts: HostFacts = NO_FACTS,
+    *,
+    any_port: bool = False,
+) -> Inputs:
+    """The inputs with a problem for each thing that services may not claim on such a host. `any_port`:
+    whatever ports of the host they take."""
     compatible = settings.compat == "kube-proxy"
     policy = AddressPolicy(
         settings.allowed_addresses,
@@ -75,6 +83,8 @@ def admitted(inputs: Inputs, settings: Settings, own: Collection[str], facts: Ho
         settings.exec_sources,
         balances_of(ChosenDataplane(settings.state_dir).read() or settings.dataplane),
         host=facts.without_addresses() if compatible else facts,
+        backends=settings.allowed_backends,
+        host_ports=() if any_port else settings.host_ports,
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))

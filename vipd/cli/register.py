@@ -66,6 +66,8 @@ def register(
         raise CliError(error.what, hint=error.hint, code=USAGE) from None
     except UnwritableError as error:
         raise CliError(error.what, code=USAGE, details=tuple(map(str, error.problems))) from None
+    for warning in () if quiet else settings.warnings():
+        print(f"vipctl: warning: {warning}", file=sys.stderr, flush=True)
     asyncio.run(_keep(settings, key, value, lasting, quiet))
     return OK
 

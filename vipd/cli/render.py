@@ -56,7 +56,8 @@ def render(
     vipctl render dns.yaml | ip netns exec lab iptables-restore
     """
     settings = read_settings(settings_file, assignments)
-    services = admitted(read_inputs(files), settings, settings.host_addresses or ()).require_ok()
+    own = settings.host_addresses or ()
+    services = admitted(read_inputs(files), settings, own, any_port=True).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
     compiled = Compilation.of(services, settings, _host_addresses(settings, services))
     if dataplane == "nftables":

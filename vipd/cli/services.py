@@ -41,6 +41,11 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
             help="How a new flow's backend is chosen; source-hash needs the nftables dataplane.",
         ),
         click.option(
+            "--registrations",
+            type=click.Choice(["true", "false"]),
+            help="Whether backends that register themselves in etcd take part.",
+        ),
+        click.option(
             "--masquerade",
             type=click.Choice(MASQUERADE_MODES),
             help="Which new flows get this host's address as their source; auto: as vipd.yaml says.",
@@ -78,6 +83,7 @@ def add(
     masquerade: str | None,
     balance: str | None,
     fallback: tuple[str, ...],
+    registrations: str | None,
     **telling: Any,
 ) -> int:
     """Add a service. It is stored, and survives a reboot. The same again changes nothing.
@@ -91,7 +97,7 @@ def add(
     if backends:
         spec["backends"] = backend_specs(backends)
     # A new service starts from the defaults: what only clears a field has nothing to clear.
-    policy = _policy(affinity, masquerade, balance, fallback)
+    policy = _policy(affinity, masquerade, balance, fallback, registrations)
     spec |= {key: value for key, value in policy.items() if value is not None}
     answer = connect().change("POST", "services", body={"service": spec}, dry_run=telling["dry_run"])
     details = counted(len(backends), "backend")
@@ -108,12 +114,14 @@ def add(
 @_policy_options
 @service_change_options
 def set_fields(
+    *,
     target: str,
     weight: int | None,
     affinity: str | None,
     masquerade: str | None,
     balance: str | None,
     fallback: tuple[str, ...],
+    registrations: str | None,
     **telling: Any,
 ) -> int:
     """Change a service that vipctl added, or the weight of one of its backends. What is not named stays.
@@ -122,7 +130,7 @@ def set_fields(
     vipctl set dns --affinity none
     vipctl set dns/10.244.2.21 --weight 5
     """
-    policy = _policy(affinity, masquerade, balance, fallback)
+    policy = _policy(affinity, masquerade, balance, fallback, registrations)
     if (weight is None) == (not policy):
         hint = "either --weight for TARGET/BACKEND, or the other options for TARGET"
         raise CliError(
@@ -134,6 +142,7 @@ def set_fields(
             "masquerade": masquerade,
             "balance": balance,
             "fallback": " ".join(fallback),
+            "registrations": registrations,
         }
         details = ", ".join(f"{name} {word}" for name, word in told.items() if word)
         return _patch((target,), {"service": policy}, details, telling)
@@ -147,7 +156,11 @@ def _patch(path: tuple[str, ...], body: Json, details: str, telling: Json) -> in
 
 
 def _policy(
-    affinity: str | None, masquerade: str | None, balance: str | None, fallback: tuple[str, ...]
+    affinity: str | None,
+    masquerade: str | None,
+    balance: str | None,
+    fallback: tuple[str, ...],
+    registrations: str | None,
 ) -> Json:
     """The fields of a Spec that were named; None where the option means the default."""
     policy: Json = {}
@@ -159,6 +172,8 @@ def _policy(
         policy["balance"] = balance
     if fallback:
         policy["fallback"] = fallback_spec(fallback)
+    if registrations is not None:
+        policy["registrations"] = registrations == "true"
     return policy
 
 

@@ -44,6 +44,8 @@ def service_to_spec(service: Service) -> dict[str, object]:
     if declared := [backend for backend in service.backends if not backend.registered]:
         spec["backends"] = [_backend_spec(backend) for backend in declared]
     spec |= _policy_spec(service)
+    if service.registrations is not None:
+        spec["registrations"] = service.registrations
     return spec
 
 

@@ -106,6 +106,11 @@ SERVICE = {
         "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
         "Never with the prefix KUBE or `compat: kube-proxy`.",
     ),
+    "registrations": Key(
+        "`true` or `false`",
+        "`true` in etcd, else `false`",
+        "Whether backends that register themselves in etcd take part.",
+    ),
     "balance": Key(
         "`random`, `round-robin` or `source-hash`",
         "`random`",

@@ -69,6 +69,7 @@ class _Draft(DefaultPolicy):
     health_port: Placed[int] | None = None
     ends_flows: bool = False
     answers_ping: bool = True
+    registrations: bool | None = None
 
     def claimed(self) -> list[Placed[str]]:
         """Every address, those for inside first."""
@@ -182,6 +183,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         keeps_unhealthy=draft.keeps_unhealthy,
         slow_start=draft.slow_start,
         weight_from_check=draft.weight_from is not None and draft.weight_from.value,
+        registrations=draft.registrations,
         origin=origin,
     )
 
@@ -261,6 +263,10 @@ def _read_respond_to_ping(report: Report, draft: _Draft, node: Node, path: str) 
     draft.answers_ping = draft.answers_ping if choice is None else choice
 
 
+def _read_registrations(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    draft.registrations = read_choice(report, node, path, {"true": True, "false": False})
+
+
 def _read_host_port(report: Report, node: Node, path: str) -> Placed[int] | None:
     number = read_integer(report, node, path, 1, MAX_PORT)
     return None if number is None else Placed(number, node.line, path)
@@ -284,6 +290,7 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "traffic_policy": _read_traffic_policy,
     "on_remove": _read_on_remove,
     "respond_to_ping": _read_respond_to_ping,
+    "registrations": _read_registrations,
     **DEFAULTS_KEYS,
 }
 """The keys of a service."""

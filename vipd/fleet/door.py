@@ -10,7 +10,6 @@ from datetime import datetime
 from random import Random
 
 from vipd import __version__
-from vipd.checks import ExecProbe
 from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.beacon import HostBeacon, HostReport, read_report
 from vipd.etcd.client import EtcdClient
@@ -19,7 +18,6 @@ from vipd.etcd.messages import KeyRange, KeyValue
 from vipd.etcd_options import EtcdOptions
 from vipd.fleet.orders import FleetOrders
 from vipd.fleet.store import EtcdStore, refusal
-from vipd.model import Backend
 from vipd.reconciler import Reconciler
 from vipd.registrations import Registrations
 from vipd.settings import Settings
@@ -51,7 +49,6 @@ class Fleet:
         self._beacon: HostBeacon | None = None
         self._known: Mapping[str, object] = {}
         self._applied = 0
-        self._refused = 0
 
     @property
     def name(self) -> str:
@@ -67,17 +64,8 @@ class Fleet:
         self._known = self._declared()
 
     def registrations(self) -> Registrations:
-        """Registered backends; none with a check that runs programs, unless the settings allow that."""
-        registrations = self.source.registrations
-        if "etcd" in self._settings.exec_sources:
-            return registrations
-        found = {
-            name: tuple(b for b in backends if not _runs_programs(b))
-            for name, backends in registrations.items()
-            if any(map(_runs_programs, backends))
-        }
-        self._refused = sum(len(registrations[name]) - len(kept) for name, kept in found.items())
-        return {**registrations, **found} if found else registrations
+        """Registered backends as they stand in etcd; services join those that their host's policy admits."""
+        return self.source.registrations
 
     def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Callable[[], Awaitable[None]]]:
         """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
@@ -114,13 +102,7 @@ class Fleet:
     def warnings(self) -> list[str]:
         """What is amiss besides the source's own faults."""
         beacon = self._beacon.fault if self._beacon and not self.source.state().fault else ""
-        refused = (
-            f"{self._refused} registered backends are left out: they have checks that run programs; "
-            "hint: exec_checks in vipd's settings"
-            if self._refused
-            else ""
-        )
-        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon, refused))]
+        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon,))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name. Raises RefusedError."""
@@ -175,7 +157,3 @@ def _names(key: str, *said: object) -> list[str]:
     if key.startswith(_REGISTERED):
         return [key.removeprefix(_REGISTERED)]
     return [service.name for each in said if isinstance(each, Declaration) for service in each.services]
-
-
-def _runs_programs(backend: Backend) -> bool:
-    return backend.check is not None and isinstance(backend.check.probe, ExecProbe)

@@ -14,7 +14,16 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from vipd.etcd_options import ENDPOINTS, PERCENT, PERIOD, EtcdOptions
-from vipd.settings import ENVIRONMENT_PREFIX, Address, ListenAddress, LocalListenAddress, Network, Settings
+from vipd.settings import (
+    ENVIRONMENT_PREFIX,
+    Address,
+    ListenAddress,
+    LocalListenAddress,
+    Network,
+    NetworksBySource,
+    PortRangesBySource,
+    Settings,
+)
 
 TYPES: Mapping[object, str] = {
     bool: "`true` or `false`",
@@ -29,6 +38,8 @@ TYPES: Mapping[object, str] = {
     tuple[str, ...]: "a list of texts",
     tuple[Network, ...]: "a list of networks",
     tuple[Address, ...]: "a list of addresses",
+    get_args(NetworksBySource)[0]: "a list of networks, or a mapping by source",
+    get_args(PortRangesBySource)[0]: "a range, a list of ranges, `any`, or a mapping by source",
     EtcdOptions: "a mapping",
     ENDPOINTS: "a list of URLs",
     PERIOD: "a duration",
@@ -113,6 +124,8 @@ def _values(name: str, field: FieldInfo) -> str:
 
 def _required(annotation: Any) -> object:
     """The type without `| None`."""
+    if annotation in TYPES:
+        return annotation
     if get_origin(annotation) in (Union, UnionType):
         (annotation,) = (each for each in get_args(annotation) if each is not type(None))
     metadata = getattr(annotation, "__metadata__", None)

@@ -16,7 +16,7 @@ from vipd.catalog import Unit
 from vipd.declaration.problems import Declaration, printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.settings import EtcdSettings
-from vipd.model import Backend
+from vipd.model import Registered
 from vipd.sources.etcd_follower import Follower, Times
 from vipd.sources.etcd_keys import EtcdKeys
 from vipd.sources.etcd_snapshot import Snapshot, State
@@ -121,7 +121,7 @@ class EtcdSource:
         return released
 
     @property
-    def registrations(self) -> Mapping[str, tuple[Backend, ...]]:
+    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
         """Backends that registered themselves, by the name of their service, each list in order of its keys.
 
         What has not changed is the same object.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from vipd.catalog import NOTHING, Unit
 from vipd.declaration.problems import Declaration, internal_problem
-from vipd.model import Backend
+from vipd.model import Backend, Registered
 from vipd.sources.etcd_snapshot import Kept, Record, State, accepted_record, change_record
 from vipd.sources.etcd_values import Layout, place_of, read_registration, read_service_value
 from vipd.sources.removal_guard import RemovalGuard
@@ -62,7 +62,7 @@ class EtcdKeys:
         self._kept: dict[str, Kept] = {}
         self._units: dict[str, Unit] = {}
         self._registered: dict[str, dict[str, Backend]] = {}
-        self._registrations: dict[str, tuple[Backend, ...]] = {}
+        self._registrations: dict[str, tuple[Registered, ...]] = {}
         self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
         self._unjudged: set[str] = set()
         self.rejected: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ class EtcdKeys:
         return frozenset(self._guard.held)
 
     @property
-    def registrations(self) -> Mapping[str, tuple[Backend, ...]]:
+    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
         """Registered backends by service, in order of their keys. What has not changed is the same object."""
         return MappingProxyType(self._registrations)
 
@@ -258,7 +258,8 @@ class EtcdKeys:
             self._gather(service)
 
     def _gather(self, service: str) -> None:
-        found = tuple(backend for _, backend in sorted(self._registered[service].items()))
+        known = sorted(self._registered[service].items())
+        found = tuple(Registered(place_of(key), backend) for key, backend in known)
         if found:
             self._registrations[service] = found
         else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vipd.body_pattern import plain_text
-from vipd.checks import HttpProbe
+from vipd.checks import HttpProbe, UdpProbe
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.fields import Report
 from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
@@ -102,7 +102,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
         backends = read_backends(report, _with_place(report, root, base), "")
-        _refuse_patterns(report, [backend.value for backend in backends])
+        _refuse_work(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=tuple(report.problems))
@@ -113,14 +113,17 @@ def _too_long(place: str, text: str) -> Problem:
     return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
 
 
-def _refuse_patterns(report: Report, backends: Sequence[Backend]) -> None:
-    """Who may register a backend may not have every host work on its patterns."""
+def _refuse_work(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may have every host neither work on its patterns nor send its datagrams."""
     for backend in backends:
         probe = backend.check.probe if backend.check else None
         if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
             what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
             hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
             report.add(1, "check.body", what, hint)
+        elif isinstance(probe, UdpProbe):
+            hint = "write it into the service's own check, or use another type of check"
+            report.add(1, "check.send", "a registered backend's check sends no datagrams of its own", hint)
 
 
 def _read_alone(place: str, root: Mapping) -> Declaration:

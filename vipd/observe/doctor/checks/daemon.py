@@ -25,12 +25,15 @@ _TOLD_BY_CHECKS = (
 
 
 def judge_settings(facts: Facts) -> Iterator[Judgement]:
-    """Settings that the daemon could not start with."""
+    """Settings that the daemon could not start with, or had better not."""
     if facts.settings_faults:
         cause = "; ".join(facts.settings_faults)
         yield problem(
             "the settings cannot be used", f"{cause}; the defaults are assumed here", "vipd --check"
         )
+    if facts.settings.etcd and not facts.daemon.status:  # else the daemon warns of it
+        for text in facts.settings.etcd.settings().warnings():
+            yield warning("a setting is unsafe", text)
 
 
 def judge_running(facts: Facts) -> Iterator[Judgement]:
