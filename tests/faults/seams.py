@@ -222,7 +222,7 @@ NO_SEAM = {
     "vipd.collecting": "guards a counter against threads",
     "vipd.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
-    "vipd.health.descriptors": "asks for this process's own limit, once at the start",
+    "vipd.descriptors": "asks for this process's own limit, once at the start",
     "vipd.health.door": "its clock is the loop's",
     "vipd.observe.counters.ledger": "its `open` is of a flow",
     "vipd.observe.counters.volume": "its `open` is of a flow",

@@ -17,10 +17,13 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from vipd.observe.listeners import Limits, Listeners, Place
+from vipd.connections.limits import Limits
+from vipd.observe.listeners import Listeners, Place
 from vipd.observe.page.board import Board
 
-LIMITS = Limits(connections=64, seconds=15.0)
+LIMITS = Limits(
+    connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0
+)
 MOST_STREAMS = 32
 """Further viewers ask from time to time instead."""
 STREAM_SECONDS = 600.0
@@ -89,7 +92,7 @@ class StatusPage:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         response.force_close()
         self._streams += 1
-        self.listener.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
+        self.listener.connections.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
         try:
             await response.prepare(request)
             await self._tell(request, response)
@@ -100,7 +103,7 @@ class StatusPage:
             pass  # it has gone
         finally:
             self._streams -= 1
-            self.listener.prolong(request, STUCK_SECONDS)
+            self.listener.connections.prolong(request, STUCK_SECONDS)
         return response
 
     async def _tell(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
