@@ -15,6 +15,8 @@ from pathlib import Path
 from vipd import accounts
 
 SOCKET_MODE = 0o660
+BACKLOG = 1024
+"""Connections that wait to be taken: they cost no descriptors."""
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _MOST_BYTES = 1024
 """What Python's getsockopt reads at most: 256 groups."""
@@ -124,7 +126,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     if found is not None:
         with contextlib.suppress(PermissionError):
             os.chown(path, -1, found)
-    listener.listen(64)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 

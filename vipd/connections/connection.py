@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -66,8 +67,9 @@ class Connection(asyncio.Protocol):
         if not self._over:
             self._count_no_more()
             if self._transport is not None:
-                end = self._transport.get_extra_info("socket")
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                with contextlib.suppress(OSError):
+                    end = self._transport.get_extra_info("socket")
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 self._transport.abort()
 
     def begin(self, request: web.BaseRequest) -> None:
