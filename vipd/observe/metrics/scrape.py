@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from aiohttp import web
 
 from vipd.connections.limits import Limits
 from vipd.dataplane.base import Dataplane
+from vipd.observe.browsers import foreign_browser
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import Snapshot, take
@@ -51,14 +52,18 @@ class Metrics:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
 
-    def listener(self, place: Place | None) -> Listeners:
-        """The same over TCP, and nothing else there. None: nowhere."""
+    def listener(self, place: Place | None, names: Collection[str] = ()) -> Listeners:
+        """The same over TCP, and nothing else there. None: nowhere. `names` are this host's own, in lower
+        case: a browser must use one of them, or an address."""
 
         async def answer(request: web.BaseRequest) -> web.Response:
             if request.path != PATH:
                 return web.Response(status=404)
             if request.method not in ("GET", "HEAD"):
                 return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+            if foreign_browser(request, names):
+                hint = "hint: in a browser use its address, its host name, or localhost"
+                return web.Response(status=421, text=f"this host is not called so here; {hint}\n")
             return await self.answer(request)
 
         listeners = Listeners(answer, LIMITS)

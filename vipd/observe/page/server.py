@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import ipaddress
 import re
 import zlib
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from vipd.connections.limits import Limits
+from vipd.observe.browsers import foreign_name
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.page.board import Board
 
@@ -72,8 +71,7 @@ class StatusPage:
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
         if request.method not in ("GET", "HEAD"):
             return _short(405, "the status page changes nothing", {"Allow": "GET, HEAD"})
-        own = request.transport.get_extra_info("sockname") if request.transport else None
-        if not own_name(request.headers.get("Host", ""), own[0] if own else ""):
+        if foreign_name(request):
             return _short(421, "this host is not called so here; hint: use its address, or localhost")
         return None
 
@@ -130,17 +128,6 @@ def content_policy(html: str) -> str:
     inline = "; ".join(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items())
     rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return f"default-src 'none'; {inline}; {rest}"
-
-
-def own_name(host: str, address: str) -> bool:
-    """Whether a Host header names localhost, a loopback address, or the address that was connected to."""
-    name = re.sub(r":\d+$", "", host)
-    if name.lower() == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        found = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        return found.is_loopback or found == ipaddress.ip_address(address)
-    return False
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
