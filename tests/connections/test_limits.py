@@ -126,6 +126,7 @@ def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_does_not_out
             await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await begun(clients)
             await until(lambda: not len(listeners.connections), "all given up")
+            await until(lambda: not listeners.connections._ending, "their descriptors are free")
             assert await status(place) == 200
 
     served(story, GENEROUS._replace(stuck_seconds=SOON))
@@ -137,6 +138,7 @@ def test_a_connection_that_nobody_reads_from_does_not_outlive_its_life() -> None
             await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await begun(clients)
             await until(lambda: not len(listeners.connections), "all ended")
+            await until(lambda: not listeners.connections._ending, "their descriptors are free")
             await until(lambda: ended(clients) == 5, "closed")
 
     served(story, GENEROUS._replace(life_seconds=SOON))
