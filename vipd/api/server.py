@@ -64,6 +64,7 @@ HTTP_STATUS = {
     "encoded": 415,
     "invalid": 422,
     "internal": 500,
+    "busy": 503,
 }
 
 

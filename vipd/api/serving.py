@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from vipd.api.messages import API_VERSION
 from vipd.api.peers import credentials_of
+from vipd.api.server import HTTP_STATUS
 from vipd.connections.connections import Connections
 from vipd.connections.http import SERVER_OPTIONS
 from vipd.connections.limits import Limits, Source
@@ -67,7 +68,7 @@ def _refusal(source: Source, limits: Limits, own: bool) -> bytes:
     error = {"kind": "busy", "what": what, "why": why, "hint": hint, "problems": []}
     body = json.dumps({"apiVersion": API_VERSION, "error": error}).encode()
     head = [
-        "HTTP/1.1 503 Service Unavailable",
+        f"HTTP/1.1 {HTTP_STATUS['busy']} Service Unavailable",
         "Server: vipd",
         "Content-Type: application/json; charset=utf-8",
         f"Content-Length: {len(body)}",
