@@ -16,13 +16,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from aiohttp import web
-
 from vipd import __version__
 from vipd.admission import admit_unit
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
+from vipd.api.serving import serving
 from vipd.api.views import time_text
 from vipd.catalog import merge
 from vipd.dataplane.base import ApplyError
@@ -75,8 +74,6 @@ if TYPE_CHECKING:
     from vipd.fleet.orders import FleetOrders
 
 log = logging.getLogger(__name__)
-
-STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,14 +443,11 @@ async def _listening(
     except OSError as error:
         what = f"{settings.socket}: {error.strerror or error}"
         raise StartError(what, number=error.errno or 0) from None
-    runner = web.AppRunner(application(served, Permission(settings.admin_group)), access_log=None)
-    await runner.setup()
     try:
-        await web.SockSite(runner, listener, shutdown_timeout=STOP_SECONDS).start()
-        with observers.tally.counting():
-            yield
+        async with serving(application(served, Permission(settings.admin_group)), listener):
+            with observers.tally.counting():
+                yield
     finally:
-        await runner.cleanup()
         settings.socket.unlink(missing_ok=True)
 
 

@@ -20,6 +20,7 @@ from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
+from vipd.api.serving import serving
 from vipd.fitness import Fitness
 from vipd.health.door import Health
 from vipd.reconciler import Reconciler
@@ -157,19 +158,16 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
 
     app = application(served, permission)
     app.middlewares.append(note)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-    await runner.setup()
     loop = asyncio.create_task(api.reconciler.run())
     try:
-        await web.SockSite(runner, bind_socket(api.socket, "no-such-group")).start()
-        await api.reconciler.settled(api.reconciler.wake(), PATIENCE_SECONDS)
-        async with ClientSession(connector=UnixConnector(str(api.socket))) as api.session:
-            yield
+        async with serving(app, bind_socket(api.socket, "no-such-group")):
+            await api.reconciler.settled(api.reconciler.wake(), PATIENCE_SECONDS)
+            async with ClientSession(connector=UnixConnector(str(api.socket))) as api.session:
+                yield
     finally:
         loop.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loop
-        await runner.cleanup()
 
 
 def served(story: Callable[[Api], Awaitable[None]], prepare: Callable[[Api], None] | None = None) -> None:

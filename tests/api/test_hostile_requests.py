@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
+import gzip
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +16,7 @@ import pytest
 from aiohttp import ClientConnectionError, web
 from yarl import URL
 
-from tests.api.serving import DNS, WEB, Api, served
+from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
 from vipd.api import override_routes, server
 from vipd.checks import Check
 
@@ -150,6 +152,41 @@ BODIES: dict[str, Any] = {
     "DELETE /v1/overrides": {"service": "web", "backend": "10.244.0.7", "address": "", "all": False},
     "POST /v1/dataplane": {"name": "iptables"},
 }
+BODILESS = {
+    "DELETE /v1/services/{target}",
+    "POST /v1/accept-removal",
+    "POST /v1/reload",
+}
+"""Changes that read no body."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW", "X" * 3000)
+ODD = ("", "\x7f", "\udcff", "é", "[", "[::1", "::1%eth0:1", f"10.0.0.1:{DIGITS}", "x" * 8000, "a;" * 900)
+CHARSETS = ("none-such", "zip", "utf-16", "utf-7", "rot13", "idna", "punycode", "hex", "\x85", "a\udcffb", "")
+NAMES = ("Vipd-Session", "Host", "Content-Type", "Accept", "Accept-Encoding", "Last-Event-ID", "Range")
+HEADERS: tuple[tuple[str, str], ...] = (
+    *((name, value) for name in NAMES for value in ODD),
+    *(("Content-Type", f"application/json; charset={charset}") for charset in CHARSETS),
+    *(("Content-Encoding", coding) for coding in ("gzip", "deflate", "br", "GZip, gzip", "\udcff", "x")),
+    ("Accept-Encoding", "gzip"),
+    ("Content-Length", DIGITS),
+    ("Content-Length", "-1"),
+    ("Content-Length", "1, 2"),
+    ("Content-Length", "１"),
+    ("Transfer-Encoding", "gzip, chunked"),
+    ("Transfer-Encoding", "chunked, identity"),
+    ("Expect", "100-continue"),
+    ("Expect", "a miracle"),
+    ("Upgrade", "websocket"),
+    ("Connection", "upgrade"),
+    ("Connection", "close, keep-alive"),
+    ("If-Modified-Since", "Thu, 99 Foo 99999 99:99:99 GMT"),
+    ("If-Range", DIGITS),
+    ("If-Match", '"'),
+    ("Cookie", "a=\udcff; " * 50),
+    ("X-Forwarded-For", "\udcff"),
+    ("a b", "c"),
+    ("\udcff", "c"),
+)
+BOMB = gzip.compress(b"[" * 50_000_000)
 PARAMETERS: tuple[str, ...] = (
     "from",
     "target",
@@ -233,6 +270,96 @@ def place(path: str, target: str = "web", backend: str = "10.244.0.7") -> str:
 async def ready(api: Api) -> None:
     for spec in (DNS, WEB):
         assert (await api.add(spec)).status == 200
+
+
+async def raw(
+    api: Api, method: str, path: str, headers: Sequence[tuple[str, str]], data: bytes = b""
+) -> bytes:
+    """What the server answers to these very bytes, over a connection of its own."""
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
+    named = {name.lower() for name, _ in headers}
+    lines += ["Host: vipd"] if "host" not in named else []
+    framed = named & {"content-length", "transfer-encoding"}
+    lines += [] if framed else [f"Content-Length: {len(data)}"]
+    reader, writer = await asyncio.open_unix_connection(str(api.socket))
+    try:
+        head = "\r\n".join([*lines, "Connection: close", "", ""]).encode(errors="surrogateescape")
+        writer.write(head + data)
+        return await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def faultless(answer: bytes, asked: tuple[object, ...]) -> None:
+    """No answer at all will do; a fault of vipd will not, nor does an answer tell what vipd is made of."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if head.split()[1:2] and head.split()[1] >= b"500":
+        if asked[0] == "HEAD":
+            return  # it says no more; GET says why
+        with contextlib.suppress(ValueError, KeyError):
+            if json.loads(body)["error"]["what"] in UNKEPT:
+                return
+        pytest.fail(f"{asked!r:.300}: {answer[:400]!r}")
+    assert b"aiohttp" not in head, head
+    assert b"Python" not in head, head
+
+
+def test_every_change_is_tried_with_broken_bodies(known: list[str]) -> None:
+    """A route that is new is one of these, or says that it reads no body."""
+
+    async def story(_: Api) -> None:
+        changes = {route for route in known if not route.startswith("GET ")}
+        assert changes == BODIES.keys() | BODILESS, "a new route needs a body here"
+
+    served(story)
+
+
+QUERY = "?dry_run=1&target=web&from=10.0.0.1"
+
+
+def test_every_route_with_every_method(known: list[str]) -> None:
+    async def story(api: Api) -> None:
+        await ready(api)
+        for path in sorted({route.split()[1] for route in known}):
+            for method in METHODS:
+                for data in (b"", b"{}", b"[" * 1000):
+                    answer = await raw(api, method, place(path) + QUERY, (), data)
+                    faultless(answer, (method, path))
+        assert (await api.ask("GET", "/v1/status")).status == 200
+
+    served(story)
+
+
+def test_every_route_with_hostile_headers(known: list[str]) -> None:
+    async def story(api: Api) -> None:
+        await ready(api)
+        for method, path in (route.split() for route in known):
+            data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
+            for header in HEADERS:
+                faultless(await raw(api, method, place(path) + QUERY, [header], data), (method, path, header))
+        assert (await api.ask("GET", "/v1/status")).status == 200
+
+    served(story)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "br", "x", "identity, gzip"])
+def test_no_body_is_decompressed(known: list[str], coding: str) -> None:
+    async def story(api: Api) -> None:
+        for method, path in (route.split() for route in known):
+            header, data = ("Content-Encoding", coding), BOMB if method != "GET" else b""
+            answer = await raw(api, method, place(path) + QUERY, [header], data)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.split()[1] == b"415", (method, path, head)
+            assert json.loads(body)["error"]["kind"] == "encoded"
+        assert (await api.ask("GET", "/v1/status")).status == 200
+        plain = await raw(api, "GET", "/v1/version", [("Content-Encoding", "identity")])
+        assert plain.split()[1] == b"200"
+
+    served(story)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_daemon import FakeDaemon
+from vipd.api import client
 from vipd.api.client import BadAnswerError, Client, RefusedError, UnreachableError, url_path
 
 
@@ -113,4 +115,99 @@ def test_silence_ends_in_a_timeout(tmp_path: Path) -> None:
 
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="No such file"):
+        Client(str(tmp_path / "s")).get("/v1/status")
+
+
+@contextmanager
+def endless(path: Path, begin: bytes, more: bytes, pause: float = 0.0) -> Iterator[None]:
+    """One connection is answered with `begin`, and then with `more` again and again until the client goes."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(120)
+            connection.recv(65536)
+            connection.sendall(begin)
+            while True:
+                connection.sendall(more)
+                time.sleep(pause)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(120)
+            assert not thread.is_alive()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "interim answers of another kind": (b"", b"HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n"),
+    "headers": (HEAD, b"A: b\r\n"),
+    "a header": (HEAD + b"A: ", b"b" * 1000),
+    "a body without a length": (HEAD + b"\r\n", b"x" * 60000),
+    "a body of chunks": (CHUNKED, b"ea60\r\n" + b"x" * 60000 + b"\r\n"),
+    "a chunk's extension": (CHUNKED + b"1;", b"x" * 1000),
+}
+
+
+@pytest.mark.parametrize(("begin", "more"), ENDLESS.values(), ids=list(ENDLESS))
+def test_an_answer_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes
+) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    with endless(tmp_path / "s", begin, more), pytest.raises(BadAnswerError):
+        Client(str(tmp_path / "s")).get("/v1/status")
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", HEAD + b"A: ", HEAD + b"\r\n{", CHUNKED + b"ffff\r\n"])
+def test_bytes_that_trickle_in_are_no_answer(tmp_path: Path, begin: bytes) -> None:
+    """Each one comes in time, and the answer never does."""
+    with endless(tmp_path / "s", begin, b"x", 0.02), pytest.raises(UnreachableError) as caught:
+        Client(str(tmp_path / "s"), timeout=0.2).get("/v1/status")
+    assert isinstance(caught.value.cause, TimeoutError)
+
+
+def test_an_object_of_a_stream_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_LINE_BYTES", 1 << 20)
+    more = b"ea60\r\n" + b"x" * 60000 + b"\r\n"
+    with endless(tmp_path / "s", CHUNKED, more), pytest.raises(BadAnswerError, match="larger than 1 MiB"):
+        list(Client(str(tmp_path / "s")).stream("/v1/events"))
+
+
+def test_a_stream_lasts_as_long_as_its_objects_come_in_time(tmp_path: Path) -> None:
+    with endless(tmp_path / "s", CHUNKED, b"3\r\n{}\n\r\n", 0.02):
+        lines = Client(str(tmp_path / "s"), timeout=0.5).stream("/v1/events")
+        assert [next(lines) for _ in range(150)] == [{}] * 150
+        lines.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+@pytest.mark.parametrize("size", [b"-5", b"0x5", b"1_0", b"9" * 5000, b"f" * 15, b""])
+def test_what_is_no_size_of_a_chunk(tmp_path: Path, size: bytes) -> None:
+    raw = CHUNKED + size + b"\r\n{}   \r\n0\r\n\r\n"
+    with answering(tmp_path / "s", raw), pytest.raises(BadAnswerError):
+        Client(str(tmp_path / "s")).get("/v1/status")
+
+
+@pytest.mark.parametrize("length", [b"9" * 5000, b"9" * 20, b"99999999999999"])
+def test_a_length_that_nothing_has(tmp_path: Path, length: bytes) -> None:
+    with (
+        answering(tmp_path / "s", HEAD + b"Content-Length: " + length + b"\r\n\r\n{}"),
+        pytest.raises(BadAnswerError),
+    ):
+        Client(str(tmp_path / "s")).get("/v1/status")
+
+
+def test_an_answer_that_is_too_deep_is_a_bad_one(tmp_path: Path) -> None:
+    body = b"[" * 100_000
+    raw = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with answering(tmp_path / "s", raw), pytest.raises(BadAnswerError):
         Client(str(tmp_path / "s")).get("/v1/status")

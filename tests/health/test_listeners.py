@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from functools import partial
 
 import pytest
 from aiohttp import web
 
-from tests.health.asking import PATIENCE_SECONDS, ask, free_port, refused, running, taken, until
+from tests.health.asking import ask, free_port, refused, running, taken, until
 from vipd.observe import listeners as room
 from vipd.observe.listeners import Listeners, Place
 
@@ -135,63 +132,3 @@ def test_a_connection_ends_after_one_answer() -> None:
         assert reply.headers["connection"] == "close"
 
     lived(story)
-
-
-def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "CONNECTION_SECONDS", 0.2)
-    one = place()
-
-    async def story(listeners: Listeners) -> None:
-        listeners.want({one: "x"})
-        await until(lambda: listeners.open, "open")
-        began = time.monotonic()
-        reader, writer = await asyncio.open_connection(*one)
-        assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-        assert time.monotonic() - began > 0.1
-        writer.close()
-        await writer.wait_closed()
-
-    lived(story)
-
-
-def test_too_many_connections_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_CONNECTIONS", 2)
-    one = place()
-
-    async def story(listeners: Listeners) -> None:
-        listeners.want({one: "x"})
-        await until(lambda: listeners.open, "open")
-        held = []
-        for number in (1, 2):
-            held.append(await asyncio.open_connection(*one))
-            await until(partial(taken_on, listeners, number), "taken")
-            await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection(*one)
-        assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-        for _, each in [*held, (reader, writer)]:
-            each.close()
-            await each.wait_closed()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await answers(one):  # noqa: ASYNC110 (what is waited for has no event)
-                await asyncio.sleep(0.01)
-
-    lived(story)
-
-
-def taken_on(listeners: Listeners, number: int) -> bool:
-    """Whether so many connections have been taken."""
-    return len(listeners._ends) == number
-
-
-async def answers(place: Place) -> bool:
-    """Whether there is room for a request."""
-    reader, writer = await asyncio.open_connection(*place)
-    try:
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        return b" 200 " in await reader.read()
-    except OSError:
-        return False
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()

@@ -16,7 +16,6 @@ from tests.health_checks.servers import PATIENCE, full_backlog, run
 from tests.held_ports import held_ports
 from vipd.checks import ExecProbe, HttpProbe, Start, TcpProbe, Timing
 from vipd.health import scheduler
-from vipd.health.descriptors import WANTED, make_room, room
 from vipd.health.door import Health
 from vipd.health.state import State
 from vipd.health.targets import Target
@@ -341,10 +340,3 @@ def test_new_targets_are_spread_and_asked_soon(backend: Backend, monkeypatch: py
             break
     assert len(set(asked)) > 20
     assert asked[0] < 1.0
-
-
-def test_there_is_room_for_probes_and_for_the_rest() -> None:
-    assert room(1024) == 768
-    assert room(64) == 32
-    assert room(WANTED) == WANTED - 256
-    assert make_room() > 0

@@ -21,7 +21,7 @@ def lived(story: Story) -> Watched:
             tally = Tally(world.reconciler, (world.source,))
             metrics = Metrics(world.reconciler, (world.source,), tally, world.dataplane, world.read_flows)
             place = free_place()
-            listener = metrics.listener(place)
+            listener = metrics.listener(place, {"lb1", "lb1.example.com"})
             task = asyncio.create_task(listener.run())
             await until(lambda: listener.open)
             async with ClientSession() as session:
@@ -67,5 +67,31 @@ def test_there_is_nothing_else_and_nothing_to_change() -> None:
                 assert answer.status == status
         async with session.head(url + "metrics") as answer:
             assert (answer.status, await answer.read()) == (200, b"")
+
+    lived(story)
+
+
+SCRAPER = {"User-Agent": "Prometheus/2.42.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
+BROWSERS = (
+    {"Accept-Language": "en", "User-Agent": "x"},
+    {"Accept-Language": "", "User-Agent": "x"},  # as a script may set it, which cannot leave it out
+    {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:109.0) Gecko/20100101 Firefox/115.0"},
+    {"Origin": "http://rebound.example", "User-Agent": "x"},
+)
+
+
+def test_prometheus_may_use_any_name_and_a_web_page_none_but_this_hosts_own() -> None:
+    async def status(session: ClientSession, url: str, host: str, headers: dict[str, str]) -> int:
+        async with session.get(url + "metrics", headers={**headers, "Host": host}) as answer:
+            return answer.status
+
+    async def story(session: ClientSession, url: str) -> None:
+        for host in ("lb1.example.com:9253", "lb.of-all.example", "10.0.0.1:9253", "", "[::1"):
+            assert await status(session, url, host, SCRAPER) == 200
+        for headers in BROWSERS:
+            for host in ("127.0.0.1:9253", "localhost:9253", "LB1:9253", "lb1.example.com", "[::1]:1"):
+                assert await status(session, url, host, headers) == 200
+            for host in ("rebound.example:9253", "lb1.rebound.example", "192.0.2.7", "", "x" * 5000):
+                assert await status(session, url, host, headers) == 421
 
     lived(story)

@@ -19,9 +19,10 @@ from tests.page.watched import PAGE, PATIENCE_SECONDS, Watched, until, watched
 from vipd import supervisor
 from vipd.checks import Check, HttpProbe
 from vipd.model import Service
+from vipd.observe.browsers import own_name
 from vipd.observe.page import board as room
 from vipd.observe.page import server
-from vipd.observe.page.server import content_policy, own_name
+from vipd.observe.page.server import content_policy
 from vipd.standing import Standing
 
 SECRET = "hunter2"

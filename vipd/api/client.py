@@ -6,8 +6,10 @@ would take about half as long as all the rest of `vipctl list`. One connection c
 
 from __future__ import annotations
 
+import io
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -24,7 +26,18 @@ Json = dict[str, Any]
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _LONGEST_LINE = 65536
+MOST_INTERIM = 10
+MOST_HEADERS = 100
+MOST_BYTES = 2**30
+"""Of an answer; 100,000 services take some 200 MB."""
+MOST_LINE_BYTES = 2**24
+"""Of one object of a stream."""
+MOST_SILENCES = 4
+"""So many times its `timeout` an answer may take in all, however steadily it comes."""
+_LONGEST_NUMBER = 15
+_CROWD_SECONDS = 5.0
 _NO_BODY = (204, 304)
+_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class ClientError(Exception):
@@ -67,7 +80,8 @@ def _quoted(segment: str) -> str:
 
 
 class Client:
-    """Asks the daemon at `socket_path`. `timeout` is how many seconds of silence it bears."""
+    """Asks the daemon at `socket_path`. `timeout` is how many seconds of silence it bears; a whole answer may
+    take four times that."""
 
     def __init__(
         self, socket_path: str = DEFAULT_SOCKET, timeout: float = DEFAULT_TIMEOUT, *, exact: bool = True
@@ -105,12 +119,14 @@ class Client:
         """
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(self.timeout)
-                connection.connect(self.socket_path)
-                connection.sendall(_request_bytes("GET", path, None), socket.MSG_NOSIGNAL)
-                with connection.makefile("rb") as stream:
+                self._connect(connection)
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(_request_bytes("GET", path, None), socket.MSG_NOSIGNAL)
+                incoming = _Incoming(connection, self.timeout)
+                with io.BufferedReader(incoming) as stream:
                     for line in _streamed(stream):
                         yield line if self.exact else cleaned(line)
+                        incoming.begin()
         except OSError as err:
             raise UnreachableError(self.socket_path, err) from err
 
@@ -120,16 +136,52 @@ class Client:
         odd = b"\\" in content or not content.isascii()
         return cleaned(answer) if odd and not self.exact else answer
 
+    def _connect(self, connection: socket.socket) -> None:
+        """While many others connect the kernel says at once that it has no room. Raises OSError."""
+        connection.settimeout(self.timeout)
+        until = time.monotonic() + min(self.timeout, _CROWD_SECONDS)
+        while True:
+            try:
+                return connection.connect(self.socket_path)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.02)
+
     def _exchange(self, request: bytes) -> tuple[int, bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self.timeout)
-            connection.connect(self.socket_path)
+            self._connect(connection)
             # A server may refuse a large body by answering and hanging up: the answer is still there to read.
             # MSG_NOSIGNAL, because a process that lets SIGPIPE end it should learn of this as an error.
-            with suppress(BrokenPipeError):
+            with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(request, socket.MSG_NOSIGNAL)
-            with connection.makefile("rb") as stream:
+            with io.BufferedReader(_Incoming(connection, self.timeout)) as stream:
                 return _read_response(stream)
+
+
+class _Incoming(io.RawIOBase):
+    """What comes over a connection, within a time limit for all of it: a byte now and then is no answer."""
+
+    def __init__(self, connection: socket.socket, silence: float) -> None:
+        super().__init__()
+        self._connection, self._silence = connection, silence
+        self.begin()
+
+    def begin(self) -> None:
+        """The time begins anew."""
+        self._until = time.monotonic() + MOST_SILENCES * self._silence
+
+    def readable(self) -> bool:
+        """For `io`."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """For `io`. Raises OSError."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no whole answer within {MOST_SILENCES * self._silence:.0f} s")
+        self._connection.settimeout(min(self._silence, left))
+        return self._connection.recv_into(buffer)
 
 
 def _request_bytes(method: str, path: str, body: Json | None, session: str = "") -> bytes:
@@ -152,6 +204,8 @@ def _streamed(stream: BinaryIO) -> Iterator[Json]:
         raise RefusedError(status, error if isinstance(error, dict) else {})
     line = b""
     while size := _chunk_size(_read_line(stream)):
+        if len(line) + size > MOST_LINE_BYTES:
+            raise _too_large(MOST_LINE_BYTES)
         line += _read_exactly(stream, size)
         _read_line(stream)
         *whole, line = line.split(b"\n")
@@ -164,11 +218,11 @@ def _read_response(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _read_head(stream: BinaryIO) -> tuple[int, dict[str, str]]:
-    status = 100
-    while status < 200:  # interim responses precede the real one
-        status = _read_status(stream)
-        headers = _read_headers(stream)
-    return status, headers
+    for _ in range(MOST_INTERIM + 1):  # interim responses precede the real one
+        status, headers = _read_status(stream), _read_headers(stream)
+        if status >= 200:
+            return status, headers
+    raise BadAnswerError(f"more than {MOST_INTERIM} interim answers")
 
 
 def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> bytes:
@@ -178,9 +232,12 @@ def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> byt
         return _read_chunks(stream)
     length = headers.get("content-length")
     if length is None:
-        return stream.read()
-    if not length.isdecimal():
-        raise BadAnswerError(f"Content-Length is {length!r}")
+        content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise _too_large(MOST_BYTES)
+        return content
+    if not length.isdecimal() or len(length) > _LONGEST_NUMBER:
+        raise BadAnswerError(f"Content-Length is {length[:60]!r}")
     return _read_exactly(stream, int(length))
 
 
@@ -194,27 +251,31 @@ def _read_status(stream: BinaryIO) -> int:
 
 
 def _read_headers(stream: BinaryIO) -> dict[str, str]:
-    headers = {}
-    while line := _read_line(stream):
+    headers: dict[str, str] = {}
+    for _ in range(MOST_HEADERS + 1):
+        line = _read_line(stream)
+        if not line:
+            return headers
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    return headers
+    raise BadAnswerError(f"more than {MOST_HEADERS} headers")
 
 
 def _read_chunks(stream: BinaryIO) -> bytes:
-    chunks = []
+    content = bytearray()
     while size := _chunk_size(_read_line(stream)):
-        chunks.append(_read_exactly(stream, size))
+        if len(content) + size > MOST_BYTES:
+            raise _too_large(MOST_BYTES)
+        content += _read_exactly(stream, size)
         _read_line(stream)
-    return b"".join(chunks)
+    return bytes(content)
 
 
 def _chunk_size(line: str) -> int:
     digits = line.partition(";")[0].strip()
-    try:
-        return int(digits, 16)
-    except ValueError:
-        raise BadAnswerError(f"not a chunk size: {line[:60]!r}") from None
+    if not 0 < len(digits) <= _LONGEST_NUMBER or not _HEX.issuperset(digits):
+        raise BadAnswerError(f"not a chunk size: {line[:60]!r}")
+    return int(digits, 16)
 
 
 def _read_line(stream: BinaryIO) -> str:
@@ -226,7 +287,13 @@ def _read_line(stream: BinaryIO) -> str:
     return line.rstrip(b"\r\n").decode("latin-1")
 
 
+def _too_large(most: int) -> BadAnswerError:
+    return BadAnswerError(f"it is larger than {most >> 20} MiB")
+
+
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+    if size > MOST_BYTES:
+        raise _too_large(MOST_BYTES)
     content = stream.read(size)
     if len(content) != size:
         raise ConnectionResetError(f"the connection ended after {len(content)} of {size} bytes")
@@ -236,7 +303,7 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
 def _json_object(content: bytes, status: int) -> Json:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise BadAnswerError(f"HTTP status {status} without a JSON object")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from vipd.api.messages import answer, flag_of
+from vipd.api.turns import Turns
 from vipd.model import Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.occurrence import Occurrence, encode
@@ -78,6 +79,7 @@ class EventRoutes:
 
     def __init__(self, recorder: Callable[[], Recorder | None], services: Callable[[], Services]) -> None:
         self._recorder, self._services = recorder, services
+        self._turns = Turns(MOST_FOLLOWERS)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -100,10 +102,9 @@ class EventRoutes:
         return answer({"events": [json.loads(encode(occurrence)) for occurrence in wanted.of(kept)]})
 
     async def _stream(self, request: web.Request, wanted: Wanted, recorder: Recorder) -> web.StreamResponse:
-        if recorder.followers >= MOST_FOLLOWERS:
-            raise RefusedError("conflict", f"{MOST_FOLLOWERS} others follow already", "", "end some of them")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        with recorder.following() as follower:
+        too_many = "too many others follow already", "end some of them"
+        with self._turns.taken(request, *too_many), recorder.following() as follower:
             await response.prepare(request)
             line = _Line(response)
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from vipd.api.messages import Json, encoded_answer
+from vipd.api.turns import Turns
 from vipd.dataplane.base import Dataplane
 from vipd.model import Family, Forwarding
 from vipd.observe.explain import Compiled, explain
@@ -40,7 +41,7 @@ class ExplainRoutes:
     def __init__(self, reconciler: Reconciler, dataplane: Dataplane) -> None:
         self._reconciler, self._dataplane = reconciler, dataplane
         self._threads = ThreadPoolExecutor(AT_ONCE, "vipd explain")
-        self._asked = 0
+        self._turns = Turns(AT_ONCE + MOST_WAITING)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -55,24 +56,19 @@ class ExplainRoutes:
         dataplane = self._dataplane
         if not isinstance(dataplane, Compiled):
             raise RefusedError("invalid", "this dataplane has no rules that could be explained")
-        if self._asked >= AT_ONCE + MOST_WAITING:
-            raise RefusedError("conflict", "too many questions at once", "", "ask again later")
         source, target = request.query.get("from", ""), request.query.get("target", "")
         seen = _Seen(
             [f for part in self._reconciler.forwardings.values() for f in part],
             {family: dataplane.options_of(family) for family in Family},
             dataplane.host_addresses(),
         )
-        self._asked += 1
+        loop = asyncio.get_running_loop()
         try:
-            body = await asyncio.get_running_loop().run_in_executor(
-                self._threads, _answer, source, target, seen
-            )
+            with self._turns.taken(request, "too many questions at once", "ask again later"):
+                body = await loop.run_in_executor(self._threads, _answer, source, target, seen)
         except QuestionError as error:
             kind: Kind = "not-found" if error.unknown else "malformed"
             raise RefusedError(kind, error.what, error.why, error.hint) from None
-        finally:
-            self._asked -= 1
         return encoded_answer(body)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from vipd import accounts
 
 SOCKET_MODE = 0o660
+BACKLOG = 1024
+"""Connections that wait to be taken: they cost no descriptors."""
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _MOST_BYTES = 1024
 """What Python's getsockopt reads at most: 256 groups."""
@@ -52,9 +54,7 @@ class Permission:
         end = transport.get_extra_info("socket") if transport else None
         if end is None:
             raise PermissionError("the connection is closed")
-        raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, gid = _CREDENTIALS.unpack(raw)
-        return Peer(pid, uid, gid, groups_of(end))
+        return Peer(*credentials_of(end), groups_of(end))
 
     async def may_change(self, peer: Peer) -> bool:
         """Root, the daemon's own user, and processes in the admin group. Looks the user's name up too."""
@@ -69,6 +69,13 @@ class Permission:
         join = f"usermod -aG {self.admin_group} {peer.name}, then log in anew"
         missing = await asyncio.to_thread(group_id, self.admin_group) is None
         return f"groupadd --system {self.admin_group}; {join}" if missing else join
+
+
+def credentials_of(end: socket.socket) -> tuple[int, int, int]:
+    """pid, uid and gid of the process at the other end of a UNIX socket. Raises OSError."""
+    raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def groups_of(end: socket.socket) -> tuple[int, ...]:
@@ -119,7 +126,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     if found is not None:
         with contextlib.suppress(PermissionError):
             os.chown(path, -1, found)
-    listener.listen(64)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 

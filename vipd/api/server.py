@@ -61,8 +61,10 @@ HTTP_STATUS = {
     "not-found": 404,
     "conflict": 409,
     "owned": 409,
+    "encoded": 415,
     "invalid": 422,
     "internal": 500,
+    "busy": 503,
 }
 
 
@@ -436,6 +438,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _guard(permission: Permission) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            what = f"Content-Encoding: {encoding[:40]!a}"
+            return _error("encoded", what, "no body is decompressed", "leave it out")
         peer = permission.peer(request.transport)
         if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"

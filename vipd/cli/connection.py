@@ -33,7 +33,7 @@ _STORE = "vipd.store"
 _STORED = ("services", "apply")
 """Requests that change services, so that it matters which store they are for."""
 
-_CODES = {403: UNREACHABLE, 404: NOT_FOUND}
+_CODES = {403: UNREACHABLE, 404: NOT_FOUND, 503: UNREACHABLE}
 
 
 def choose_socket(ctx: click.Context, path: str | None) -> None:
@@ -124,6 +124,8 @@ def _explained(err: ClientError, socket_path: str) -> CliError:
 def _way_to(err: UnreachableError) -> str:
     if err.cause.errno in (errno.EACCES, errno.EPERM):
         return f"run it as root, or as a member of {_group_of(err.socket_path)}"
+    if isinstance(err.cause, BlockingIOError):
+        return "too many others connect at this moment: ss -xp shows who; try again later"
     if isinstance(err.cause, TimeoutError):
         return "a change may still be carried out; see journalctl -u vipd"
     return "systemctl status vipd, or give another socket with --socket"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import aiohttp
 
 from vipd.etcd.errors import TooLargeError
+
+_WITHOUT_PAUSE = 100
+"""Lines that are given in one turn of the event loop."""
 
 Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
 
@@ -47,6 +51,7 @@ class Lines:
         self._ready: list[bytes] = []
         self._pending = 0
         """Bytes of the pieces."""
+        self._given = 0
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -63,6 +68,9 @@ class Lines:
             self._pending += len(rest)
             if self._pending > MOST_BYTES:
                 raise too_large()
+        self._given += 1
+        if self._given % _WITHOUT_PAUSE == 0:
+            await asyncio.sleep(0)  # reading does not wait while there is something to read
         return self._ready.pop()
 
     async def _read(self) -> bytes:

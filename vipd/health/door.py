@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
+from vipd.descriptors import make_room
 from vipd.durations import CHECK_BOUNDS, Durations
-from vipd.health.descriptors import make_room
 from vipd.health.faults import internal_error
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Memory, Remembered, SavedVerdicts, place_of
@@ -148,7 +148,7 @@ class Health:
 
             lag.start()
             stack.callback(lag.stop)
-            self._scheduler = Scheduler(loop, ask, self._answered, self._random, make_room())
+            self._scheduler = Scheduler(loop, ask, self._answered, self._random, make_room().probes)
             stack.callback(self._stop)
             self._schedule_all()
             while True:

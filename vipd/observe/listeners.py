@@ -1,7 +1,6 @@
 """HTTP on TCP ports that come and go while vipd runs. One that cannot be had is a warning, and tried again.
 
-Made for health checks by strangers: a connection gets one answer and does not live long, and there are never
-so many that vipd has no descriptor left for its own work.
+Made for health checks by strangers: a connection gets one answer and does not live long.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from vipd.connections.connections import BACKLOG, Connections
+from vipd.connections.http import SERVER_OPTIONS
+from vipd.connections.limits import Limits
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.descriptors import make_room
 from vipd.model import Family, socket_text
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-CONNECTION_SECONDS = 10.0
-"""Whoever asks after health has given up long before."""
-MOST_CONNECTIONS = 256
-BACKLOG = 64
+HEALTH_LIMITS = Limits(
+    connections=512, by_source=256, head_seconds=5.0, body_seconds=5.0, stuck_seconds=5.0, life_seconds=10.0
+)
+"""Whoever asks after health has given up long before. A load balancer may ask at all health ports at once."""
+
+_HINTS = {
+    errno.EADDRINUSE: "ss -ltnp shows who does, and ",
+    errno.EMFILE: "fewer health ports or a higher LimitNOFILE, and ",
+}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-class Limits(NamedTuple):
-    """What others can take of vipd."""
-
-    connections: int
-    """So many at a time; further ones are closed at once."""
-    seconds: float
-    """Longest life of a connection, unless it is prolonged."""
 
 
 class Place(NamedTuple):
@@ -53,11 +52,12 @@ class Place(NamedTuple):
 class Listeners:
     """Keeps the wanted places open while `run` runs, all answered by one function."""
 
-    def __init__(self, answer: Answer, limits: Limits | None = None) -> None:
-        self._answer, self._limits = answer, limits or Limits(MOST_CONNECTIONS, CONNECTION_SECONDS)
-        self._ends: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+    def __init__(self, answer: Answer, limits: Limits = HEALTH_LIMITS) -> None:
+        self._answer, room = answer, make_room()
+        self._most_open = room.ports
+        self.connections = Connections(limits.within(room.clients))
         self._wanted: Mapping[Place, str] = {}
-        self._open: dict[Place, asyncio.Server] = {}
+        self._open: dict[Place, socket.socket] = {}
         self._faults: dict[Place, str] = {}
         self._woken = asyncio.Event()
 
@@ -77,39 +77,33 @@ class Listeners:
             self._wanted = dict(places)
             self._woken.set()
 
-    def prolong(self, request: web.BaseRequest, seconds: float) -> None:
-        """Let the connection of a request that is being answered live so long from now on."""
-        connection = request.protocol
-        if connection in self._ends:  # else it ends already
-            self._ends[connection].cancel()
-            self._end_after(connection, seconds)
-
     async def run(self) -> None:
         """Open and close as wanted, for ever; whatever is open is closed when this is cancelled."""
-        server = web.Server(self._answer_once, access_log=None)
+        server = web.Server(self._answer_once, **SERVER_OPTIONS)
         try:
             while True:
                 self._woken.clear()
-                await self._match(server)
+                self._match(server)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_SECONDS if self._faults else None):
                         await self._woken.wait()
         finally:
-            for place in list(self._open):
-                self._open.pop(place).close()
+            self.connections.leave_all()
+            self._open.clear()
             await server.shutdown(timeout=1.0)
+            self.connections.end_all()
 
-    async def _match(self, server: web.Server) -> None:
+    def _match(self, server: web.Server) -> None:
         wanted, faults = self._wanted, dict[Place, str]()
         for place in self._open.keys() - wanted.keys():
-            self._open.pop(place).close()
+            self.connections.leave(self._open.pop(place))
         for place in wanted.keys() - self._open.keys():
             try:
-                self._open[place] = await self._listen(place, server)
+                self._open[place] = self._listen(place, server)
             except OSError as error:
                 what = f"{wanted[place]} cannot listen on {place}: {os.strerror(error.errno or 0)}"
-                who = "ss -ltnp shows who does, and " if error.errno == errno.EADDRINUSE else ""
-                faults[place] = f"{what}; hint: {who}vipd tries again every {RETRY_SECONDS:.0f} s"
+                hint = f"{_HINTS.get(error.errno or 0, '')}vipd tries again every {RETRY_SECONDS:.0f} s"
+                faults[place] = f"{what}; hint: {hint}"
                 if place not in self._faults:
                     log.warning("%s", faults[place])
             except Exception as error:
@@ -120,31 +114,19 @@ class Listeners:
         self._faults = faults
 
     async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = await self._answer(request)
-        response.force_close()  # a kept connection would outlive its port
-        return response
+        async def once() -> web.StreamResponse:
+            response = await self._answer(request)
+            response.force_close()  # a kept connection would outlive its port
+            return response
 
-    async def _listen(self, place: Place, server: web.Server) -> asyncio.Server:
-        def accept() -> asyncio.BaseProtocol:
-            if len(server.connections) >= self._limits.connections:
-                return _Refused()
-            connection = server()
-            self._end_after(connection, self._limits.seconds)
-            return connection
+        return await self.connections.answer(request, once)
 
+    def _listen(self, place: Place, server: web.Server) -> socket.socket:
+        if len(self._open) >= self._most_open:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         listener = _bind(place)
-        try:
-            return await asyncio.get_running_loop().create_server(accept, sock=listener, backlog=BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-
-    def _end_after(self, connection: web.RequestHandler, seconds: float) -> None:
-        def end() -> None:
-            del self._ends[connection]
-            connection.force_close()
-
-        self._ends[connection] = asyncio.get_running_loop().call_later(seconds, end)
+        self.connections.listen(listener, server)
+        return listener
 
 
 def supported(family: Family) -> bool:
@@ -157,13 +139,6 @@ def supported(family: Family) -> bool:
 
 
 _NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
-
-
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def _bind(place: Place) -> socket.socket:

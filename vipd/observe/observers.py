@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from socket import gethostname
 
 from vipd import __version__
 from vipd.api.views import time_text
@@ -62,7 +63,8 @@ class Observers:
         )
         self._board = Board(facts)
         self._page = StatusPage(self._board, _place(settings.page_place()))
-        self._scraped = self.metrics.listener(_place(settings.metrics_place()))
+        names = {settings.node_name.lower(), gethostname().lower()}
+        self._scraped = self.metrics.listener(_place(settings.metrics_place()), names)
 
     @property
     def listeners(self) -> tuple[Listeners, ...]:

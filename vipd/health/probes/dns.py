@@ -12,13 +12,16 @@ from vipd.health.probes.dns_message import MalformedError, Reply, encode_query, 
 from vipd.health.probes.udp import MOST_ANSWER, connected
 from vipd.health.result import Result
 
+MOST_OTHERS = 100
+"""Answers to other queries that are passed over."""
 _MOST_SHOWN = 2
 
 
 async def ask_dns(asking: Asking) -> Result:
     """Ask a target that has a DnsProbe. Raises OSError for a network's error.
 
-    What is no answer to this very query is passed over, as a resolver does, until the time is up.
+    What is no answer to this very query is passed over, as a resolver does, until the time is up or it is too
+    much.
     """
     probe = cast("DnsProbe", asking.target.probe)
     loop = asyncio.get_running_loop()
@@ -31,7 +34,7 @@ async def ask_dns(asking: Asking) -> Result:
         return Result.unasked(str(error))
     with connected(asking.target.address, asking.target.port) as connection:
         connection.send(query)
-        while True:
+        for _ in range(MOST_OTHERS + 1):
             data = await loop.sock_recv(connection, MOST_ANSWER)
             try:
                 reply = read_reply(data, query)
@@ -40,6 +43,8 @@ async def ask_dns(asking: Asking) -> Result:
             if reply is not None:
                 return _judged(probe, reply, loop.time() - began)
             asking.doing = "with answers to other queries only"
+            await asyncio.sleep(0)  # receiving does not wait while there is something to receive
+        return Result.bad(f"more than {MOST_OTHERS} answers to other queries", loop.time() - began)
 
 
 def _judged(probe: DnsProbe, reply: Reply, seconds: float) -> Result:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from aiohttp import web
 
+from vipd.connections.limits import Limits
 from vipd.dataplane.base import Dataplane
-from vipd.observe.listeners import Limits, Listeners, Place
+from vipd.observe.browsers import foreign_browser
+from vipd.observe.listeners import Listeners, Place
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import Snapshot, take
 from vipd.observe.metrics.tally import Tally
 from vipd.reconciler import Reconciler
+from vipd.shared_run import SharedRun
 from vipd.sources.base import Source
 
 PATH = "/metrics"
-LIMITS = Limits(connections=32, seconds=60.0)
+LIMITS = Limits(
+    connections=64, by_source=16, head_seconds=10.0, body_seconds=5.0, stuck_seconds=15.0, life_seconds=60.0
+)
 """A scrape of very many backends takes seconds, and whoever asks gives up within a minute."""
 
 
 class Metrics:
-    """The daemon's metrics as they are when they are asked for; one scrape at a time is worked on."""
+    """The daemon's metrics, never older than the question. Those who wait at the same time share a text, so
+    that a crowd costs no more than one."""
 
     def __init__(
         self,
@@ -34,34 +41,40 @@ class Metrics:
         self._reconciler, self._sources, self._tally = reconciler, sources, tally
         self._dataplane, self._read_flows = dataplane, read_flows
         self._turn = asyncio.Lock()
+        self._texts = {compressed: SharedRun(partial(self._text, compressed)) for compressed in (False, True)}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """The text, compressed for those who take that."""
         compressed = "gzip" in request.headers.get("Accept-Encoding", "")
-        async with self._turn:
-            if request.transport is None or request.transport.is_closing():
-                return web.Response(status=503)  # nobody reads it
-            snapshot = await self._snapshot()
-            body = await asyncio.to_thread(self._render, snapshot, compressed)
+        body = await self._texts[compressed].result()
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         if compressed:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
 
-    def listener(self, place: Place | None) -> Listeners:
-        """The same over TCP, and nothing else there. None: nowhere."""
+    def listener(self, place: Place | None, names: Collection[str] = ()) -> Listeners:
+        """The same over TCP, and nothing else there. None: nowhere. `names` are this host's own, in lower
+        case: a browser must use one of them, or an address."""
 
         async def answer(request: web.BaseRequest) -> web.Response:
             if request.path != PATH:
                 return web.Response(status=404)
             if request.method not in ("GET", "HEAD"):
                 return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+            if foreign_browser(request, names):
+                hint = "hint: in a browser use its address, its host name, or localhost"
+                return web.Response(status=421, text=f"this host is not called so here; {hint}\n")
             return await self.answer(request)
 
         listeners = Listeners(answer, LIMITS)
         if place:
             listeners.want({place: "metrics_address"})
         return listeners
+
+    async def _text(self, compressed: bool) -> bytes:
+        async with self._turn:
+            snapshot = await self._snapshot()
+            return await asyncio.to_thread(self._render, snapshot, compressed)
 
     async def _snapshot(self) -> Snapshot:
         reading = await self._read_flows() if self._read_flows else None

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import ipaddress
 import re
 import zlib
 from collections.abc import Mapping
@@ -17,10 +15,14 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from vipd.observe.listeners import Limits, Listeners, Place
+from vipd.connections.limits import Limits
+from vipd.observe.browsers import foreign_name
+from vipd.observe.listeners import Listeners, Place
 from vipd.observe.page.board import Board
 
-LIMITS = Limits(connections=64, seconds=15.0)
+LIMITS = Limits(
+    connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0
+)
 MOST_STREAMS = 32
 """Further viewers ask from time to time instead."""
 STREAM_SECONDS = 600.0
@@ -69,8 +71,7 @@ class StatusPage:
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
         if request.method not in ("GET", "HEAD"):
             return _short(405, "the status page changes nothing", {"Allow": "GET, HEAD"})
-        own = request.transport.get_extra_info("sockname") if request.transport else None
-        if not own_name(request.headers.get("Host", ""), own[0] if own else ""):
+        if foreign_name(request):
             return _short(421, "this host is not called so here; hint: use its address, or localhost")
         return None
 
@@ -89,7 +90,7 @@ class StatusPage:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         response.force_close()
         self._streams += 1
-        self.listener.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
+        self.listener.connections.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
         try:
             await response.prepare(request)
             await self._tell(request, response)
@@ -100,7 +101,7 @@ class StatusPage:
             pass  # it has gone
         finally:
             self._streams -= 1
-            self.listener.prolong(request, STUCK_SECONDS)
+            self.listener.connections.prolong(request, STUCK_SECONDS)
         return response
 
     async def _tell(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -127,17 +128,6 @@ def content_policy(html: str) -> str:
     inline = "; ".join(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items())
     rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return f"default-src 'none'; {inline}; {rest}"
-
-
-def own_name(host: str, address: str) -> bool:
-    """Whether a Host header names localhost, a loopback address, or the address that was connected to."""
-    name = re.sub(r":\d+$", "", host)
-    if name.lower() == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        found = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        return found.is_loopback or found == ipaddress.ip_address(address)
-    return False
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:

@@ -1,0 +1,351 @@
+"""Clients of the API's socket that hold connections, send half of a request, or take no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.health.asking import until
+from vipd.api.client import Client, RefusedError
+from vipd.api.peers import bind_socket
+from vipd.api.serving import LIMITS, serving
+from vipd.cli.connection import Daemon
+from vipd.cli.errors import UNREACHABLE, CliError
+from vipd.connections.connections import Connections
+from vipd.connections.limits import Limits
+
+PATIENCE_SECONDS = 60.0
+AN_HOUR = 3600.0
+NOBODY, SOMEBODY = 65534, 65533
+LARGE = "x" * (4 * 1024 * 1024)
+GENEROUS = Limits(100, 100, AN_HOUR, AN_HOUR, AN_HOUR, privileged=100)
+SOON = 0.3
+GET = b"GET /short HTTP/1.1\r\nHost: vipd\r\n\r\n"
+
+
+class Room:
+    """A served application: /short, /large, /working (until `done`), /lines (for ever), /body."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connections: Connections
+        self.done = asyncio.Event()
+        self.app = web.Application()
+        self.app.add_routes(
+            [web.get(f"/{name}", getattr(self, name)) for name in ("short", "large", "working")]
+        )
+        self.app.add_routes([web.get("/lines", self.lines), web.post("/body", self.body)])
+
+    async def short(self, _: web.Request) -> web.Response:
+        return web.json_response({"short": True})
+
+    async def large(self, _: web.Request) -> web.Response:
+        return web.json_response({"large": LARGE})
+
+    async def working(self, _: web.Request) -> web.Response:
+        await self.done.wait()
+        return web.json_response({"worked": True})
+
+    async def body(self, request: web.Request) -> web.Response:
+        return web.json_response({"bytes": len(await request.read())})
+
+    async def lines(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"{}\n")
+                await asyncio.sleep(SOON / 10)
+        return response
+
+    def connect(self, sent: bytes = b"", uid: int = 0) -> socket.socket:
+        """A connection of a user."""
+        made = socket.socket(socket.AF_UNIX)
+        made.setblocking(False)
+        with acting_as(uid):
+            made.connect(str(self.path))
+        if sent:
+            made.send(sent)
+        return made
+
+
+@contextlib.contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """The kernel tells the other end who connects: by the effective user."""
+    if uid:
+        os.seteuid(uid)
+    try:
+        yield
+    finally:
+        if uid:
+            os.seteuid(0)
+
+
+Story = Callable[[Room], Awaitable[None]]
+
+
+def open_to_all(path: Path) -> socket.socket:
+    """A listening socket to which every user may connect."""
+    path.parent.chmod(0o755)
+    listener = bind_socket(path, "no-such-group")
+    path.chmod(0o666)
+    return listener
+
+
+def lived(story: Story, limits: Limits = GENEROUS) -> None:
+    async def run(root: Path) -> None:
+        room, listener = Room(root / "sock"), open_to_all(root / "sock")
+        async with serving(room.app, listener, limits) as room.connections:
+            await story(room)
+            room.done.set()
+
+    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+        asyncio.run(asyncio.wait_for(run(Path(directory)), 2 * PATIENCE_SECONDS))
+
+
+@contextlib.asynccontextmanager
+async def held(room: Room, count: int, sent: bytes = b"", uid: int = 0) -> AsyncIterator[list[socket.socket]]:
+    """So many connections of a user, made one after the other."""
+    made: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            made.append(room.connect(sent, uid))
+            await asyncio.sleep(0.003)
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended it; what has come is lost."""
+    try:
+        while connection.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+async def asked(room: Room, uid: int = 0, request: bytes = GET) -> int:
+    """The status of a good request of a user; 0: no answer."""
+    connection = room.connect(uid=uid)
+    loop, got = asyncio.get_running_loop(), b""
+    try:
+        await loop.sock_sendall(connection, request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+        while piece := await asyncio.wait_for(loop.sock_recv(connection, 1 << 20), PATIENCE_SECONDS):
+            got += piece
+    except ConnectionError:
+        pass
+    finally:
+        connection.close()
+    return int(got.split()[1]) if got else 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /short HTTP/1.1\r\n", GET], ids=["silent", "half a head", "kept"]
+)
+def test_what_one_user_holds_keeps_neither_root_nor_others_out(sent: bytes) -> None:
+    async def story(room: Room) -> None:
+        async with held(room, 30, sent, NOBODY):
+            await until(lambda: len(room.connections) == 5, "no more than one user may have")
+            for uid in (0, SOMEBODY, NOBODY):
+                assert await asked(room, uid) == 200
+
+    lived(story, GENEROUS._replace(connections=8, by_source=5))
+
+
+@pytest.mark.root
+def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
+    async def story(room: Room) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for uid in range(SOMEBODY, SOMEBODY - 10, -1):
+                await stack.enter_async_context(
+                    held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", uid)
+                )
+            await until(lambda: len(room.connections) == 8, "no more than all may have")
+            assert await asked(room, NOBODY) == 503
+            for _ in range(20):
+                assert await asked(room) == 200
+
+    lived(story, GENEROUS._replace(connections=8, by_source=5, privileged=2))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /short HTTP/1.1\r\nHost",
+        b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx",
+        GET,
+    ],
+    ids=["silent", "half a head", "half a body", "idle after an answer"],
+)
+def test_idle_and_half_sent_requests_are_ended(sent: bytes) -> None:
+    async def story(room: Room) -> None:
+        async with held(room, 20, sent) as connections:
+            await until(lambda: all(map(ended, connections)), "all ended")
+            await until(lambda: not len(room.connections), "none counted")
+
+    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON))
+
+
+def test_answers_that_nobody_takes_are_given_up() -> None:
+    async def story(room: Room) -> None:
+        async with held(room, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n") as connections:
+            for each in connections:  # it has begun
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(each, 1), 60)
+            await until(lambda: not len(room.connections), "all given up")
+
+    lived(story, GENEROUS._replace(stuck_seconds=SOON))
+
+
+def test_a_stream_that_is_read_goes_on_beyond_every_limit_and_one_that_is_not_is_cut_off() -> None:
+    async def story(room: Room) -> None:
+        follow = b"GET /lines HTTP/1.1\r\nHost: x\r\n\r\n"
+        reading, sent = room.connect(follow), 0
+        loop = asyncio.get_running_loop()
+        for _ in range(60):  # six times as long as any limit
+            sent += len(await asyncio.wait_for(loop.sock_recv(reading, 1 << 16), PATIENCE_SECONDS))
+        assert sent > 60
+        reading.close()
+        await until(lambda: not len(room.connections), "gone")
+
+    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, stuck_seconds=SOON))
+
+
+def test_an_answer_that_vipd_works_on_is_waited_for() -> None:
+    async def story(room: Room) -> None:
+        task = asyncio.create_task(asked(room, request=b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"))
+        await asyncio.sleep(4 * SOON)
+        room.done.set()
+        assert await task == 200
+
+    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, stuck_seconds=SOON))
+
+
+@pytest.mark.root
+def test_vipctl_says_what_why_and_what_to_do() -> None:
+    async def story(room: Room) -> None:
+        async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"):
+            await until(lambda: len(room.connections) == 3, "all taken")
+            with pytest.raises(RefusedError) as refused:
+                await asyncio.to_thread(Client(str(room.path)).get, "/short")
+            assert (refused.value.status, refused.value.kind) == (503, "busy")
+            with pytest.raises(CliError) as told:
+                await asyncio.to_thread(
+                    Daemon(Client(str(room.path))).change, "POST", "apply", body={"a": LARGE}
+                )
+        assert told.value.code == UNREACHABLE
+        assert str(told.value) == (
+            "vipd takes no more connections: 3 of root's are open, and vipd works on each of them;"
+            " hint: ss -xp shows whose they are: end some of them, or try again later"
+        )
+
+    lived(story, GENEROUS._replace(privileged=3))
+
+
+@pytest.mark.root
+def test_a_user_is_told_of_its_own_connections() -> None:
+    async def story(room: Room) -> None:
+        async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", NOBODY):
+            await until(lambda: len(room.connections) == 3, "all taken")
+            connection = room.connect(uid=NOBODY)
+            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 1 << 16), 60)
+            connection.close()
+        body = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert body["apiVersion"] == "vipd/v1"
+        assert body["error"]["what"] == f"vipd takes no more connections of uid {NOBODY}"
+        assert "3 of that user are open" in body["error"]["why"]
+
+    lived(story, GENEROUS._replace(by_source=3))
+
+
+def test_programs_are_run_and_files_read_while_clients_hold_all_that_they_can() -> None:
+    """With few descriptors: what clients may take of them is less than there is."""
+    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+        path = Path(directory) / "sock"
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(SMALL), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        clients: list[socket.socket] = []
+        try:
+            assert child.stdin
+            assert child.stdout
+            port = int(child.stdout.readline())
+            for _ in range(150):
+                clients += [
+                    connected(socket.AF_UNIX, str(path)),
+                    connected(socket.AF_INET, ("127.0.0.1", port)),
+                ]
+            out, _ = child.communicate("go\n", timeout=PATIENCE_SECONDS)
+        finally:
+            for client in clients:
+                client.close()
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
+        assert out.split() == ["0"] * 20
+
+
+def connected(family: int, place: object) -> socket.socket:
+    made = socket.socket(family)
+    made.settimeout(PATIENCE_SECONDS)
+    with contextlib.suppress(ConnectionError):
+        made.connect(place)  # type: ignore[arg-type]  # of that family
+    return made
+
+
+SMALL = """
+    import asyncio, resource, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    from pathlib import Path
+    from aiohttp import web
+    from tests.health.asking import free_port, running, until
+    from vipd.api.peers import bind_socket
+    from vipd.api.serving import serving
+    from vipd.observe.listeners import Listeners, Place
+    from vipd.process import run
+
+    async def hello(_):
+        return web.Response(text="hello")
+
+    async def main():
+        place = Place("127.0.0.1", free_port())
+        listeners = Listeners(hello)
+        listener = bind_socket(Path(sys.argv[1]), "no-such-group")
+        async with serving(web.Application(), listener), running(listeners):
+            listeners.want({place: "x"})
+            await until(lambda: listeners.open, "open")
+            print(place.port, flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            many = await asyncio.gather(*(run(["true"]) for _ in range(2)))
+            for _ in range(9):
+                many += await asyncio.gather(*(run(["true"]) for _ in range(2)))
+            print(*(each.code for each in many))
+
+    asyncio.run(main())
+"""
+
+
+def test_the_limits_are_such_that_500_connections_of_a_reader_do_not_stay() -> None:
+    assert LIMITS.by_source < LIMITS.connections < 500
+    assert max(LIMITS.head_seconds, LIMITS.body_seconds, LIMITS.stuck_seconds) < 90

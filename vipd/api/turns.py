@@ -1,0 +1,50 @@
+"""What only so many requests may do at a time, shared fairly among users."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from vipd.api.peers import credentials_of
+from vipd.operations import RefusedError
+
+
+class Turns:
+    """At most `most` at a time, half of them of one user. Root and vipd's own user may have as many beside
+    those of others, so that these do not keep them out."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = Counter[int]()
+
+    @contextlib.contextmanager
+    def taken(self, request: web.Request, what: str, hint: str) -> Iterator[None]:
+        """Take one for a request. Raises RefusedError, of which `what` and `hint` are texts."""
+        uid = _uid_of(request)
+        privileged = {0, os.geteuid()}
+        others = sum(n for other, n in self._taken.items() if other not in privileged)
+        own_most = self._most if uid in privileged else max(1, self._most // 2)
+        if self._taken[uid] >= own_most:
+            raise RefusedError("conflict", what, f"uid {uid} has {own_most}, the most of one user", hint)
+        if uid not in privileged and others >= self._most:
+            raise RefusedError("conflict", what, f"there are {others}, the most of all", hint)
+        self._taken[uid] += 1
+        try:
+            yield
+        finally:
+            self._taken[uid] -= 1
+            if not self._taken[uid]:
+                del self._taken[uid]
+
+
+def _uid_of(request: web.Request) -> int:
+    """Who asks; -1: it has gone."""
+    end = request.transport.get_extra_info("socket") if request.transport else None
+    try:
+        return credentials_of(end)[1] if end is not None else -1
+    except OSError:
+        return -1

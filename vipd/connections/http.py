@@ -1,0 +1,53 @@
+"""How vipd's aiohttp servers are set, and how they send long answers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiohttp import http_exceptions, web, web_response
+
+PIECE = 64 * 1024
+"""A longer body is sent in pieces of this size: little of what a client does not take is kept twice."""
+
+log = logging.getLogger("vipd.http")
+
+# Of every answer, also of those that aiohttp makes by itself: versions are nobody's business.
+vars(web_response)["SERVER_SOFTWARE"] = "vipd"
+
+
+class _ClientsFaults(logging.Filter):
+    """Leaves out what a client alone has caused: else anybody could fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+log.addFilter(_ClientsFaults())
+
+SERVER_OPTIONS: dict[str, Any] = {"access_log": None, "logger": log, "auto_decompress": False}
+"""For aiohttp's servers. Nothing is decompressed: a few bytes could become any number."""
+
+
+def long_body(response: web.StreamResponse) -> bytes | None:
+    """The body of an answer that is to be sent in pieces; None: it is not."""
+    body = response.body if isinstance(response, web.Response) and not response.prepared else None
+    return body if isinstance(body, bytes) and len(body) > PIECE else None
+
+
+async def send_in_pieces(
+    request: web.BaseRequest, response: web.StreamResponse, body: bytes
+) -> web.StreamResponse:
+    """Send an answer, each piece of its body after the one before was taken. Raises ConnectionError."""
+    sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
+    sent.content_length = len(body)
+    if response.keep_alive is False:
+        sent.force_close()
+    await sent.prepare(request)
+    if request.method != "HEAD":
+        for start in range(0, len(body), PIECE):
+            await sent.write(body[start : start + PIECE])
+    await sent.write_eof()
+    return sent

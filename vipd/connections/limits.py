@@ -1,0 +1,70 @@
+"""What clients can take of vipd, and who counts as one client."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+TOGETHER = 1536
+"""Connections that all listeners of vipd want to be able to have."""
+
+_LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
+_IPV6_PREFIX = 64
+
+
+class Source(NamedTuple):
+    """Who is at the other end of a connection. Those with the same source are counted together."""
+
+    key: Hashable
+    privileged: bool = False
+    """Others cannot keep it out."""
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+
+SourceOf = Callable[[socket.socket, object], Source]
+"""The source of a connection with its address. Raises OSError."""
+
+
+class Limits(NamedTuple):
+    """What clients can take of vipd."""
+
+    connections: int
+    """So many at a time, of all who are not privileged."""
+    by_source: int
+    """Of these so many of one source."""
+    head_seconds: float
+    """Until the head of a request is whole, from the connection or from the answer before."""
+    body_seconds: float
+    """From there until the request is whole."""
+    stuck_seconds: float
+    """In which a client must take what was written, or some 50 KB of it."""
+    life_seconds: float | None = None
+    """Longest life of a connection, unless it is prolonged; None: as long as it asks."""
+    privileged: int = 0
+    """Connections of the privileged, all together, beside those of others."""
+    unsent: int = 256 * 1024 * 1024
+    """Bytes of answers that clients have not taken yet, all together. A single answer may be longer."""
+
+    def within(self, descriptors: int) -> Limits:
+        """The same, or less where all listeners together may use only so many descriptors."""
+        if descriptors >= TOGETHER:
+            return self
+        counts = (self.connections, self.by_source, self.privileged)
+        most, of_one, privileged = (n and max(2, n * descriptors // TOGETHER) for n in counts)
+        return self._replace(connections=most, by_source=of_one, privileged=privileged)
+
+
+def tcp_source(_: socket.socket, address: object) -> Source:
+    """An IPv4 address, an IPv6 network of 64 bits, or this host by any of its IPv4 loopback addresses."""
+    text = str(address[0]) if isinstance(address, tuple) else ""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return Source(text)
+    if found.version == 6 and not found.is_loopback:
+        return Source(str(ipaddress.ip_network((int(found), _IPV6_PREFIX), strict=False)))
+    return Source(str(_LOOPBACK if found in _LOOPBACK else found))

@@ -1,0 +1,50 @@
+"""Which requests come from a browser, and by which names one may call this host.
+
+A web page elsewhere can make its own name point here (DNS rebinding), and so have the browser of somebody
+who can connect read what is served. All such requests come from browsers; monitoring may use any name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Collection
+
+from aiohttp import web
+
+_MARKS = ("Accept-Language", "Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode")
+"""Every browser sends the first: a page's script may change it, but cannot leave it out. Prometheus, its kin
+and curl send none of them."""
+
+
+def foreign_browser(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
+    """Whether a browser calls this host by a name that may be anybody's. `names` are its own."""
+    browser = any(mark in request.headers for mark in _MARKS)
+    return (browser or _is_browser(request.headers.get("User-Agent", ""))) and foreign_name(request, names)
+
+
+def foreign_name(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
+    """Whether a request's Host is neither an address of this host nor localhost nor one of `names`."""
+    own = request.transport.get_extra_info("sockname") if request.transport else None
+    host = request.headers.get("Host", "")
+    return not own_name(host, own[0] if own else "") and _without_port(host).lower() not in names
+
+
+def own_name(host: str, address: str) -> bool:
+    """Whether a Host header names localhost, a loopback address, or the address that was connected to."""
+    name = _without_port(host)
+    if name.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return found.is_loopback or found == ipaddress.ip_address(address)
+    return False
+
+
+def _without_port(host: str) -> str:
+    return re.sub(r":\d+$", "", host)
+
+
+def _is_browser(agent: str) -> bool:
+    return agent.startswith("Mozilla/")
