@@ -25,7 +25,8 @@ from vipd.dataplane.iptables.words import target_of
 class Batches:
     """How much one restore may hold of a large load."""
 
-    forwardings: int
+    chains: int
+    """Of whole forwardings; one that has more is written alone."""
     deletions: int
     """Chains of a restore that only deletes."""
 
@@ -35,7 +36,7 @@ class Batches:
         return LEGACY_BATCHES if legacy else NFT_BATCHES
 
 
-NFT_BATCHES = Batches(250, 2000)
+NFT_BATCHES = Batches(1500, 2000)
 """iptables-nft-restore 1.8.9 is quadratic in chains per call: 7.3 s against more than 100 s in one piece for
 10,000 services (performance.md)."""
 LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize)
@@ -139,12 +140,12 @@ class _Steps:
         jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
         deletions = _delete_in_parts(self._gone_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
-        if len(self.groups) <= self.batches.forwardings:
+        if sum(map(len, self.groups)) <= self.batches.chains:
             # One process for the usual small change; each block is a transaction of its own all the same.
             reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
         early, late = self._apart()
-        batches = [_write("nat", _joined(part), ()) for part in _parts(early, self.batches.forwardings)]
+        batches = [_write("nat", _joined(part), ()) for part in _by_chains(early, self.batches.chains)]
         commit = _write("nat", {**_joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
@@ -256,6 +257,22 @@ def _table(table: str, chains: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rule
 
 def _joined(groups: Iterable[Mapping[ChainId, Rules]]) -> Mapping[ChainId, Rules]:
     return {chain: rules for group in groups for chain, rules in group.items()}
+
+
+def _by_chains(
+    groups: Iterable[Mapping[ChainId, Rules]], most: int
+) -> Iterator[Sequence[Mapping[ChainId, Rules]]]:
+    """Groups in parts of at most so many chains, or of one group."""
+    part: list[Mapping[ChainId, Rules]] = []
+    size = 0
+    for group in groups:
+        if part and size + len(group) > most:
+            yield part
+            part, size = [], 0
+        part.append(group)
+        size += len(group)
+    if part:
+        yield part
 
 
 T = TypeVar("T")
