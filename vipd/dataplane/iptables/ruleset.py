@@ -54,7 +54,7 @@ class Ruleset:
     @property
     def changes(self) -> int:
         """How many forwardings may be other than they were written last, each endpoint counted."""
-        known = (self._forwardings.get(key) for key in self._touched)
+        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
         return len(self._touched) + sum(forwarding.known() for forwarding in known if forwarding)
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
