@@ -60,6 +60,9 @@ class FakeDataplane:
     """Why this kernel does not take a forwarding; empty if it does."""
     _wanted: Rules = field(default_factory=dict)
 
+    async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Nothing takes long here."""
+
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings."""
         self._note("update")

@@ -28,6 +28,13 @@ def world(*specs: object) -> tuple[dict[str, Service], dict[str, Service]]:
     return {**stored, FILED.name: FILED}, dict(stored)
 
 
+def applied(
+    snapshot: Mapping[str, Service], stored: Mapping[str, Service], specs: object, prune: bool
+) -> Outcome:
+    """What applying these services comes to."""
+    return operations.apply(snapshot, stored, operations.parse_services(specs), prune)
+
+
 def refused(change: Callable[[], Outcome]) -> RefusedError:
     """The refusal that a change meets; everything that is stored is as before."""
     with pytest.raises(RefusedError) as caught:
@@ -147,7 +154,7 @@ def test_what_a_file_owns_is_not_changed_and_the_file_is_named() -> None:
         lambda: operations.set_weight(snapshot, stored, "filed", "10.244.0.5", 1),
         lambda: operations.add_backends(snapshot, stored, "filed", ["10.244.0.7"]),
         lambda: operations.remove_backends(snapshot, stored, "filed", ["10.244.0.5"]),
-        lambda: operations.apply(snapshot, stored, [{**DNS, "name": "filed"}], False),
+        lambda: applied(snapshot, stored, [{**DNS, "name": "filed"}], False),
     ):
         error = refused(change)
         assert error.kind == "owned"
@@ -262,22 +269,22 @@ WEB: dict[str, object] = {"name": "web", "address": "10.96.0.11", "ports": [80]}
 
 
 def test_apply_creates_changes_and_keeps() -> None:
-    outcome = operations.apply(*world(DNS, WEB), [{**WEB, "ports": [81]}, {**WEB, "name": "new"}], False)
+    outcome = applied(*world(DNS, WEB), [{**WEB, "ports": [81]}, {**WEB, "name": "new"}], False)
     assert outcome.results == {"web": "changed", "new": "created"}
     assert set(outcome.stored) == {"dns", "web", "new"}
 
 
 def test_apply_with_prune_removes_what_is_not_named_and_nothing_of_files() -> None:
-    outcome = operations.apply(*world(DNS, WEB), [WEB], True)
+    outcome = applied(*world(DNS, WEB), [WEB], True)
     assert outcome.results == {"web": "unchanged", "dns": "removed"}
     assert set(outcome.stored) == {"web"}
-    assert operations.apply(*world(DNS, WEB), [], True).stored == {}
-    assert not operations.apply(*world(DNS, WEB), [WEB, DNS], True).changed
+    assert applied(*world(DNS, WEB), [], True).stored == {}
+    assert not applied(*world(DNS, WEB), [WEB, DNS], True).changed
 
 
 def test_apply_may_move_a_frontend_from_one_service_to_another() -> None:
     specs = [{**WEB, "address": "10.96.0.10", "ports": ["53/udp"]}, {**DNS, "address": "10.96.0.11"}]
-    outcome = operations.apply(*world(DNS, WEB), specs, False)
+    outcome = applied(*world(DNS, WEB), specs, False)
     assert outcome.results == {"web": "changed", "dns": "changed"}
 
 
@@ -295,13 +302,13 @@ def test_apply_may_move_a_frontend_from_one_service_to_another() -> None:
 )
 def test_apply_refuses_all_when_one_cannot_be(specs: object, kind: str) -> None:
     snapshot, stored = world()
-    assert refused(lambda: operations.apply(snapshot, stored, specs, False)).kind == kind
+    assert refused(lambda: applied(snapshot, stored, specs, False)).kind == kind
     assert set(stored) == {"dns"}
 
 
 def test_apply_tells_the_problems_of_every_service_at_once() -> None:
     specs = [{"name": "one", "address": "x", "ports": [1]}, {"name": "two", "address": "y", "ports": [1]}]
-    problems = "\n".join(map(str, refused(lambda: operations.apply({}, {}, specs, False)).problems))
+    problems = "\n".join(map(str, refused(lambda: applied({}, {}, specs, False)).problems))
     assert '"x"' in problems
     assert '"y"' in problems
 
@@ -330,8 +337,8 @@ def test_a_backend_that_is_a_virtual_ip_is_refused_with_those_behind_it() -> Non
         lambda: operations.add(snapshot, stored, spare),
         lambda: operations.change(snapshot, stored, "web", stray),
         lambda: operations.add_backends(snapshot, stored, "web", ["10.96.0.10"]),
-        lambda: operations.apply(snapshot, stored, [web("10.96.0.10:53")], prune=False),
-        lambda: operations.apply(snapshot, stored, [DNS, web("10.96.0.10:53")], prune=True),
+        lambda: applied(snapshot, stored, [web("10.96.0.10:53")], prune=False),
+        lambda: applied(snapshot, stored, [DNS, web("10.96.0.10:53")], prune=True),
     ):
         refusal = refused(change)
         assert refusal.kind == "conflict"
@@ -344,13 +351,13 @@ def test_a_virtual_ip_that_is_a_backend_is_refused() -> None:
     for change in (
         lambda: operations.add(snapshot, stored, web(address="10.244.0.6") | {"name": "taken"}),
         lambda: operations.change(snapshot, stored, "web", {"address": "10.244.0.6"}),
-        lambda: operations.apply(snapshot, stored, [web(address="10.244.0.6")], prune=False),
+        lambda: applied(snapshot, stored, [web(address="10.244.0.6")], prune=False),
     ):
         refusal = refused(change)
         assert refusal.kind == "conflict"
         assert "10.244.0.6 is the address of a backend of dns" in refusal.what
     # What leaves in the same step is in nobody's way.
-    assert operations.apply(snapshot, stored, [web(address="10.244.0.6")], prune=True).changed
+    assert applied(snapshot, stored, [web(address="10.244.0.6")], prune=True).changed
 
 
 def test_what_has_been_stored_so_before_may_still_be_mended() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
 AT_ONCE = 20
@@ -15,12 +14,24 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-async def in_parts(items: Mapping[K, V], size: int = AT_ONCE) -> AsyncIterator[Mapping[K, V]]:
-    """A mapping in parts of so many items, at least one part. It must not change meanwhile."""
-    if len(items) <= size:
-        yield items
-        return
-    left = iter(items.items())
-    while part := dict(islice(left, size)):
-        yield part
+def _one(_: object) -> int:
+    return 1
+
+
+async def in_parts(
+    items: Mapping[K, V], size: int = AT_ONCE, weight: Callable[[V], int] = _one
+) -> AsyncIterator[Mapping[K, V]]:
+    """A mapping in parts, at least one: of items that weigh `size` together, or of one that weighs more. It
+    must not change meanwhile."""
+    part: dict[K, V] = {}
+    left = size
+    for key, item in items.items():
+        left -= weight(item)
+        if part and left < 0:
+            yield part
+            await asyncio.sleep(0)
+            part, left = {}, size - weight(item)
+        part[key] = item
+    yield part
+    if len(part) < len(items):
         await asyncio.sleep(0)

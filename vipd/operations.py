@@ -6,7 +6,7 @@ Every function takes the snapshot (all services) and what is stored, and returns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,14 +15,16 @@ from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
 from vipd.declaration.problems import Problem
-from vipd.model import Backend, Origin, Service
+from vipd.model import Backend, Frontend, Origin, Service
 
 Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
-Kind = Literal["malformed", "not-found", "conflict", "owned", "invalid", "internal"]
+Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "invalid", "internal"]
 
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""
+MOST_PROBLEMS = 1000
+"""Services are read no further when so many problems were found."""
 
 
 class RefusedError(Exception):
@@ -177,24 +179,35 @@ def remove(snapshot: Services, stored: Services, target: str, *, source: str = C
     return Outcome(rest, {service.name: "removed"})
 
 
-def apply(snapshot: Services, stored: Services, specs: object, prune: bool, *, source: str = CLI) -> Outcome:
-    """Make the store hold these services, all or none of them; `prune`: and no others."""
-    if not isinstance(specs, list):
+def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
+    """The services that somebody asks for, by a list or an iterator, in time linear in their number. Raises
+    RefusedError with the problems of all, or the first thousand."""
+    if not isinstance(specs, list | Iterator):
         raise RefusedError("malformed", "services must be a list")
-    wanted = {service.name: service for service in _parse_all(specs, source)}
-    if len(wanted) != len(specs):
+    return _parse_all(specs, source)
+
+
+def apply(
+    snapshot: Services, stored: Services, wanted: Sequence[Service], prune: bool, *, source: str = CLI
+) -> Outcome:
+    """Make the store hold these services, all or none of them; `prune`: and no others. The time is linear in
+    the number of all services."""
+    named = {service.name: service for service in wanted}
+    if len(named) != len(wanted):
         raise RefusedError("invalid", "two of the services have the same name")
-    kept = {} if prune else {name: s for name, s in stored.items() if name not in wanted}
+    kept = {} if prune else {name: s for name, s in stored.items() if name not in named}
     others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != source}
-    for service in wanted.values():
+    owners = {frontend: other for other in others.values() for frontend in other.frontends()}
+    for service in wanted:
         if service.name in others:
             _owned(others[service.name], source)
-        _check_frontends(others, service)
-        others[service.name] = service
-    _check_addresses(others, list(wanted.values()))
-    results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in wanted.items()}
-    results.update({name: "removed" for name in stored if name not in wanted and name not in kept})
-    return Outcome({**kept, **wanted}, results)
+        for frontend in service.frontends():
+            _refuse_frontend(frontend, owners.setdefault(frontend, service), service, _describe_hint)
+    others.update(named)
+    _check_addresses(others, wanted)
+    results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in named.items()}
+    results.update({name: "removed" for name in stored if name not in named and name not in kept})
+    return Outcome({**kept, **named}, results)
 
 
 def _change_backends(
@@ -227,21 +240,29 @@ def _parse(spec: object, source: str) -> Service:
     return _parse_all([spec], source)[0]
 
 
-def _parse_all(specs: list[object], source: str) -> list[Service]:
+def _parse_all(specs: Iterable[object], source: str) -> list[Service]:
     """The services that these are; raises RefusedError with the problems of all."""
     services: list[Service] = []
-    found: list[Problem] = []
+    found: list[tuple[int, Problem]] = []
+    number = -1
     for number, spec in enumerate(specs):
         if isinstance(spec, Mapping):
             spec = {key: value for key, value in spec.items() if value is not None}
         service, problems = parse_service(spec, Origin(source))
-        place = f"services[{number}]." if len(specs) > 1 else ""
-        found += [replace(problem, path=f"{place}{problem.path}".rstrip(".")) for problem in problems]
+        found += [(number, problem) for problem in problems]
         if service is not None:
             services.append(service)
-    if found or len(services) != len(specs):
-        raise invalid(found)
+        if len(found) >= MOST_PROBLEMS:
+            break
+    if found or len(services) != number + 1:
+        raise invalid([_placed(each, problem, number) for each, problem in found[:MOST_PROBLEMS]])
     return services
+
+
+def _placed(number: int, problem: Problem, last: int) -> Problem:
+    """A problem that says of which service it is, if there are several."""
+    place = f"services[{number}]." if last else ""
+    return replace(problem, path=f"{place}{problem.path}".rstrip("."))
 
 
 def invalid(found: Sequence[Problem]) -> RefusedError:
@@ -304,8 +325,15 @@ def _check_frontends(
         if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
-            what = f"{frontend} already belongs to {other.name}"
-            raise RefusedError("conflict", what, _owner(other), hint(other))
+            _refuse_frontend(frontend, other, service, hint)
+
+
+def _refuse_frontend(
+    frontend: Frontend, owner: Service, service: Service, hint: Callable[[Service], str]
+) -> None:
+    if owner.name != service.name:
+        what = f"{frontend} already belongs to {owner.name}"
+        raise RefusedError("conflict", what, _owner(owner), hint(owner))
 
 
 def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:

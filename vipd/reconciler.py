@@ -176,9 +176,11 @@ class Reconciler:
         """A service is quarantined because of an exception that nobody expected."""
         self._quarantine.hold(service, doing, error, self._monotonic())
 
-    async def _in_parts(self, items: Mapping[K, V], size: int = AT_ONCE) -> AsyncIterator[Mapping[K, V]]:
+    async def _in_parts(
+        self, items: Mapping[K, V], size: int = AT_ONCE, weight: Callable[[V], int] = lambda _: 1
+    ) -> AsyncIterator[Mapping[K, V]]:
         """Large work in parts, each of them a sign of life."""
-        async for part in in_parts(items, size):
+        async for part in in_parts(items, size, weight):
             yield part
             self.pulse.beat()
 
@@ -354,7 +356,9 @@ class Reconciler:
                 with self.containment.around(_name_of(follower), "taking this host's addresses"):
                     follower.host_changed(selection.policy.host.addresses)
         self._unsure |= selection.changes.keys()
-        async for part in self._in_parts(selection.changes):
+        async for part in self._in_parts(selection.changes, weight=_weight):
+            with self.containment.around("dataplane", "preparing changed services"):
+                await self._dataplane.prepare(part)
             self._programming.update(part, self._forwarding)
         # All at once, but for the first load: what moves from one service to another is never missing there.
         parts = self._in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
@@ -418,6 +422,11 @@ class Reconciler:
             log.error("%s", fault, extra=extra, exc_info=error)
         self.progress.fault, self.progress.tried = fault, wish
         self.progress.failures += 1
+
+
+def _weight(forwarding: Forwarding | None) -> int:
+    """How much work a forwarding is, in such as have ten endpoints at most."""
+    return 1 if forwarding is None else 1 + forwarding.known() // 10
 
 
 def _name_of(part: object) -> str:

@@ -10,7 +10,7 @@ from yarl import URL
 from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.fake_dataplane import broken_tool
 from tests.samples import block
-from vipd.api import server
+from vipd.api import bodies, server
 
 ENDLESS = 1000
 """So many failures that no retry comes through during a test."""
@@ -230,11 +230,13 @@ def test_a_body_that_is_not_a_json_object_is_malformed(data: bytes) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BODY", 1000)
     monkeypatch.setattr(server, "LARGEST_BODY", 1000)
 
     async def story(api: Api) -> None:
         large = {**WEB, "backends": [f"10.244.1.{n}" for n in range(1, 200)]}
-        assert (await api.add(large)).status in (400, 413)
+        for answer in (await api.add(large), await api.ask("POST", "/v1/apply", {"services": [large]})):
+            assert (answer.status, answer.kind) == (413, "too-large")
         assert actions(await api.add(WEB)) == {"web": "created"}
 
     served(story)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
@@ -17,11 +18,12 @@ import pytest
 from tests.etcd.following import PREFIX, following, key, value
 from tests.etcd.gateway import bodies, broken, gateway
 from tests.etcd.members import Cluster, cluster
-from vipd.etcd import lines
+from vipd.etcd import client as client_module
+from vipd.etcd import connection, lines, replies, watch
 from vipd.etcd.beacon import HostBeacon, HostReport
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
-from vipd.etcd.messages import Delete, KeyRange, Put, Unchanged
+from vipd.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
 from vipd.etcd.settings import EtcdSettings
 
 ALL = KeyRange.prefix(b"/t/")
@@ -354,3 +356,36 @@ def _b(text: str) -> str:
 
 def _raw(data: bytes) -> str:
     return b64encode(data).decode()
+
+
+def test_large_answers_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bool] = []
+
+    def noted(text: str) -> object:
+        read.append(threading.current_thread() is threading.main_thread())
+        return replies.read_object(text)
+
+    monkeypatch.setattr(connection, "read_object", noted)
+    monkeypatch.setattr(watch, "read_object", noted)
+    kvs = [{"key": _b(f"/t/{n:04}"), "value": _b("x" * 1000), "mod_revision": "2"} for n in range(500)]
+    header = {"cluster_id": "1", "revision": "9"}
+    events = {"result": {"header": header, "created": True, "events": [{"kv": kv} for kv in kvs]}}
+
+    async def scene() -> None:
+        async with gateway() as there:
+            client = EtcdClient(EtcdSettings((there.url,), timeout=30.0), Random(1))
+            there.says["/v3/kv/range"] = json.dumps({"header": header, "kvs": kvs, "count": "500"}).encode()
+            there.says["/v3/watch"] = json.dumps(events).encode() + b"\n"
+            assert len((await client.range(ALL)).kvs) == 500
+            async with client.watch(ALL, 1):
+                pass
+            await client.close()
+
+    asyncio.run(scene())
+    assert read == [False, False]
+
+
+@pytest.mark.parametrize(("size", "keys"), [(0, 500), (300, 500), (2**16, 16), (2**20, 1), (2**21, 1)])
+def test_a_page_has_as_many_keys_as_its_values_allow(size: int, keys: int) -> None:
+    found = [KeyValue(b"/t/%d" % n, b"x" * size, 2) for n in range(100)]
+    assert client_module._page_after(found) == keys

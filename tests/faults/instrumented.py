@@ -49,13 +49,14 @@ def measure(file: Path) -> None:
         took = time.thread_time() - began - (collected[0] - before)
         if took > TOLD_ABOVE_SECONDS:
             with file.open("a") as lines:
-                lines.write(f"{took:.4f} {yardstick():.5f} {_described(handle)}\n")
+                lines.write(f"{took:.4f} {yardstick():.5f} {described(handle)}\n")
 
     gc.callbacks.append(collecting)
     events.Handle._run = measured  # type: ignore[method-assign, assignment]
 
 
-def _described(handle: Any) -> str:
+def described(handle: Any) -> str:
+    """What a callback of an event loop is."""
     task = getattr(handle._callback, "__self__", None)
     what = task.get_name() if isinstance(task, asyncio.Task) else repr(handle._callback)
     return " ".join(what.split())[:200]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import struct
+import subprocess
+import sys
+from hashlib import shake_128
+from math import ceil, log
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vipd.dataplane.nftables.maglev import lookup_table, table_size
+from vipd.dataplane.nftables.maglev import RELATIVE_SLACK, SLACK, lookup_table, table_size
 
 EXTRA = 0.02
 """Part of all clients that may change hands besides those of the backend that left."""
@@ -66,3 +71,65 @@ def test_shares_are_as_weighted(weights: tuple[int, ...]) -> None:
 def test_many_backends_have_a_place_each() -> None:
     table = lookup_table(tuple(f"10.0.{i >> 8}.{i & 255}:80" for i in range(60)), (1,) * 60)
     assert set(table) == set(range(60))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 30, 100, 101])
+@pytest.mark.parametrize("weights", [(1,), (1, 2, 3, 10), (1, 65535), range(1, 400)])
+def test_the_table_is_the_one_of_the_whole_match(count: int, weights: tuple[int, ...]) -> None:
+    """The nearest backends of each place give the table that all distances give."""
+    drawn = random.Random(count)
+    backends = tuple(f"10.{drawn.randrange(256)}.{number >> 8}.{number & 255}:80" for number in range(count))
+    chosen = tuple(drawn.choice(weights) for _ in backends)
+    assert lookup_table(backends, chosen) == whole_match(backends, chosen)
+
+
+def whole_match(backends: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int, ...]:
+    """The same by the definition: each place asks the nearest backend, then the next one, and each backend
+    keeps the nearest places."""
+    size = table_size(len(backends))
+    rows = []
+    for name, weight in zip(backends, weights, strict=True):
+        numbers = struct.unpack(f">{size}I", shake_128(f"vipd {name}".encode()).digest(4 * size))
+        rows.append([-log((number + 1) / 4294967297) / weight for number in numbers])
+    shares = [weight / sum(weights) for weight in weights]
+    quotas = [ceil(size * (share + min(SLACK, RELATIVE_SLACK * share))) for share in shares]
+    kept: list[list[tuple[float, int]]] = [[] for _ in backends]
+    asking = [(place, iter(sorted((row[place], i) for i, row in enumerate(rows)))) for place in range(size)]
+    orders = dict(asking)
+    left = list(range(size))
+    while left:
+        place = left.pop()
+        distance, index = next(orders[place])
+        kept[index].append((distance, -place))
+        if len(kept[index]) > quotas[index]:
+            worst = max(kept[index])
+            kept[index].remove(worst)
+            left.append(-worst[1])
+    owner = {-place: index for index, places in enumerate(kept) for _, place in places}
+    return tuple(owner[place] for place in range(size))
+
+
+THREE_THOUSAND = """
+import resource, sys, time
+from hashlib import shake_128
+from vipd.dataplane.nftables.maglev import lookup_table, table_size
+resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+names = tuple(f"10.0.{n >> 8}.{n & 255}:80" for n in range(3000))
+drawing = table = 1e9
+for _ in range(3):
+    began = time.process_time()
+    for name in names:
+        shake_128(name.encode()).digest(4 * table_size(len(names)))
+    drawing = min(drawing, time.process_time() - began)
+    lookup_table.cache_clear()
+    began = time.process_time()
+    lookup_table(names, (1,) * len(names))
+    table = min(table, time.process_time() - began)
+print(table / drawing)
+"""
+
+
+def test_three_thousand_backends_take_little_memory_and_little_more_than_their_numbers() -> None:
+    """They took 2.4 GB, and a hundred times as long as what has to be drawn for them takes."""
+    found = subprocess.run([sys.executable, "-c", THREE_THOUSAND], capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 10

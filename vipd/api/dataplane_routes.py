@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import answer, body_of
+from vipd.api.bodies import body_of
+from vipd.api.messages import answer
 from vipd.api.peers import Permission
 from vipd.dataplane.base import Dataplane
 from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from aiohttp import web
 
 from vipd.declaration.notation import NotationError, parse_frontend
+from vipd.in_parts import in_parts
 from vipd.operations import RefusedError
+
+T = TypeVar("T")
 
 Json = dict[str, object]
 
 API_VERSION = "vipd/v1"
 SESSION_HEADER = "Vipd-Session"
-_MOST_SHOWN = 200
-
-
-async def body_of(request: web.Request) -> Json:
-    """The JSON object of a request; empty if it has no body. Raises RefusedError."""
-    # As bytes: the sender's word on their encoding may name anything, or nothing.
-    try:
-        raw = await request.read()
-    except web.RequestPayloadError as error:
-        why = " ".join(str(error).split())
-        raise RefusedError("malformed", "the request cannot be read", why) from None
-    try:
-        text = raw.decode("utf-8-sig")  # json.loads alone lets halves of surrogate pairs through
-        body = json.loads(text or "{}")
-        if "\\u" in text:
-            json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise RefusedError("malformed", "the request is not JSON", str(error)[:_MOST_SHOWN]) from None
-    if not isinstance(body, dict):
-        raise RefusedError("malformed", "the request must be a JSON object")
-    return body
 
 
 def flag_of(request: web.Request, name: str) -> bool:
@@ -60,6 +44,14 @@ def session_of(request: web.Request) -> tuple[str, int] | None:
 def answer(value: Json, status: int = 200) -> web.Response:
     """A JSON answer that says which version of the API it is."""
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
+
+
+async def long_answer(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
+    """An answer with a list that is made and encoded in parts, so that the event loop gets its turns."""
+    parts = []
+    async for part in in_parts(items):
+        parts += [json.dumps(row(item)) for item in part.values()]
+    return encoded_answer(f'"{name}": [{", ".join(parts)}]'.encode())
 
 
 def encoded_answer(members: bytes) -> web.Response:

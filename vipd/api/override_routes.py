@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import Json, answer, body_of, flag_of
+from vipd.api.bodies import body_of
+from vipd.api.messages import Json, answer, flag_of
 from vipd.api.order_books import Book, FleetBook, HostBook
 from vipd.api.peers import Peer, Permission
 from vipd.api.stores import without_etcd

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__, operations
-from vipd.admission import AddressPolicy, admit_service, questions
+from vipd.admission import AddressPolicy
+from vipd.api.bodies import LARGEST_BODY, Bodies, body_of
 from vipd.api.dataplane_routes import DataplaneRoutes
+from vipd.api.deciding import Asked, Change, Known, decide
 from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
-from vipd.api.messages import Json, answer, body_of, flag_of, session_of
+from vipd.api.messages import Json, answer, flag_of, long_answer, session_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
@@ -27,14 +30,12 @@ from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
 from vipd.api.views import service_view, status_view
 from vipd.checks import Check
 from vipd.dataplane.base import ApplyError, Dataplane
-from vipd.declaration.problems import Problem
-from vipd.host_facts import NO_FACTS
 from vipd.model import Service
 from vipd.observe.counters.door import Numbers
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
-from vipd.operations import Outcome, RefusedError, invalid
+from vipd.operations import Outcome, RefusedError
 from vipd.reconciler import Reconciler
 from vipd.registrations import declared
 from vipd.reload import reload
@@ -50,13 +51,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 APPLY_TIMEOUT_SECONDS = 60.0
-NEW = ("created", "changed")
 NAMES_LOGGED = 100
 """A change of more services names no more of them in the log."""
-LARGEST_BODY = 64 * 1024 * 1024
 
 HTTP_STATUS = {
     "malformed": 400,
+    "too-large": 413,
     "forbidden": 403,
     "not-found": 404,
     "conflict": 409,
@@ -66,15 +66,6 @@ HTTP_STATUS = {
     "internal": 500,
     "busy": 503,
 }
-
-
-class Change(Protocol):
-    """What a request wants, decided on all services and on those of the store that it is for."""
-
-    def __call__(
-        self, snapshot: operations.Services, stored: operations.Services, /, *, source: str
-    ) -> Outcome:
-        """Raises RefusedError."""
 
 
 def _not_kept(_: str) -> None:
@@ -129,18 +120,10 @@ class Served:
     default_store: str = "file"
     """Where changes go that do not say: `file` or `etcd`."""
 
-    def known(self) -> dict[str, Service]:
-        """Every service as it is declared now: files as last taken up, etcd as last heard, the store as it
-        stands on disk; without backends that registered themselves.
-
-        The reconciler's snapshot alone would be behind while a step is running.
-        """
-        changeable = (operations.CLI, "etcd")
-        services = self.reconciler.services
-        files = {n: declared(s) for n, s in services.items() if s.origin.source not in changeable}
+    def known(self) -> Known:
+        """Every service as it is declared now."""
         fleet = self.fleet.store.services if self.fleet else {}
-        # A key in etcd whose name a file has already serves nobody.
-        return {**fleet, **files, **self.store.services}
+        return Known(self.reconciler.services, fleet, self.store.services)
 
 
 def application(served: Served, permission: Permission) -> web.Application:
@@ -187,6 +170,7 @@ class _Routes:
     def __init__(self, served: Served, permission: Permission) -> None:
         self._served = served
         self._permission = permission
+        self._bodies = Bodies()
         self._overrides = OverrideRoutes(
             served.reconciler, served.overrides, permission, self._settle_moved, lambda: served.fleet
         )
@@ -208,9 +192,9 @@ class _Routes:
         return answer(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def services(self, _: web.Request) -> web.Response:
-        reconciler = self._served.reconciler
-        ordered = sorted(reconciler.services.values(), key=lambda service: service.name)
-        return answer({"services": [service_view(s, reconciler, self._served.dataplane) for s in ordered]})
+        reconciler, dataplane = self._served.reconciler, self._served.dataplane
+        ordered = dict(sorted(reconciler.services.items()))
+        return await long_answer("services", ordered, lambda s: service_view(s, reconciler, dataplane))
 
     async def service(self, request: web.Request) -> web.Response:
         reconciler = self._served.reconciler
@@ -218,8 +202,8 @@ class _Routes:
         return answer({"service": service_view(found, reconciler, self._served.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
-        services = sorted(self._served.reconciler.services.values(), key=lambda service: service.name)
-        return answer({"services": [operations.spec_of(declared(service)) for service in services]})
+        ordered = dict(sorted(self._served.reconciler.services.items()))
+        return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
 
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference()
@@ -248,7 +232,7 @@ class _Routes:
     async def set_weight(self, request: web.Request) -> web.Response:
         target, backend = request.match_info["target"], request.match_info["backend"]
         weight = (await body_of(request)).get("weight")
-        service = operations.find(self._served.known(), target)
+        service = operations.find(self._served.known().services(), target)
         # What another owner declares is not the store's to write: the weight is an order.
         if service.origin.source != self._store_of(request).source:
             return await self._overrides.order_weight(request, service.name, backend, weight)
@@ -256,11 +240,17 @@ class _Routes:
         return await self._change(request, change)
 
     async def apply(self, request: web.Request) -> web.Response:
-        body = await body_of(request)
-        specs, prune = body.get("services"), body.get("prune", False)
+        source = self._store_of(request).source
+
+        def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
+            given = members.get("services") if services is None else services
+            return operations.parse_services(given, source=source), members.get("prune", False)
+
+        wanted, prune = await self._bodies.read(request, LARGEST_BODY, read)
         if not isinstance(prune, bool):
             raise RefusedError("malformed", "prune must be true or false")
-        return await self._change(request, partial(operations.apply, specs=specs, prune=prune))
+        change = partial(operations.apply, wanted=wanted, prune=prune)
+        return await self._change(request, change, len(wanted))
 
     async def reload(self, request: web.Request) -> web.Response:
         served, cause = self._served, f"user {self._permission.peer(request.transport)}"
@@ -282,26 +272,25 @@ class _Routes:
             }
         )
 
-    async def _change(self, request: web.Request, change: Change) -> web.Response:
-        """Decide, store, wait for the kernel, answer. No await stands between deciding and storing."""
+    async def _change(self, request: web.Request, change: Change, size: int = 1) -> web.Response:
+        """Decide, store, wait for the kernel, answer. Nobody else changes the store, or has changed etcd,
+        between deciding and storing. `size`: how many services the change names."""
         served, store = self._served, self._store_of(request)
         await served.look_at_claims()
         dry_run = flag_of(request, "dry_run")
+        policy = served.claims()
+        if session := session_of(request):
+            policy = replace(policy, host=policy.host.asked_over(*session))
         applied, message, place = False, "dry run: nothing was changed", store.place
-        answers = dict[Check, tuple[str, ...]]()
-        outcome = change(served.known(), store.services, source=store.source)
-        # Others may change services while the host is asked, so it is decided anew after each answer. A
-        # check without an answer counts as one that nothing keeps from working, and is not asked again.
-        while unknown := self._questions(outcome) - answers.keys():
-            found = await served.check_problems(unknown)
-            answers.update({check: found.get(check, ()) for check in unknown})
-            outcome = change(served.known(), store.services, source=store.source)
-        self._admit(outcome, request, answers)
-        store.check(outcome)
+        async with contextlib.nullcontext() if dry_run else store.turn:
+            asked = Asked(change, store.source, policy, size)
+            outcome = await decide(asked, served.known, served.check_problems)
+            store.check(outcome)
+            if not dry_run:
+                if outcome.changed:
+                    served.reconciler.causes.note(outcome.results, self._cause(request))
+                saved = await store.save(outcome)
         if not dry_run:
-            if outcome.changed:
-                served.reconciler.causes.note(outcome.results, self._cause(request))
-            saved = await store.save(outcome)
             if outcome.changed:
                 self._tell_stored(outcome, store, request)
             place, message = saved.place, saved.fault
@@ -344,29 +333,6 @@ class _Routes:
         extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=store.source, cause=cause)
         log.info("%s by %s", _told(outcome), self._permission.peer(request.transport), extra=extra)
 
-    def _questions(self, outcome: Outcome) -> set[Check]:
-        """The checks of new services that only the host can judge."""
-        policy = self._served.claims()
-        return {check for service in _fresh(outcome) for check in questions(service, policy)}
-
-    def _admit(
-        self, outcome: Outcome, request: web.Request, answers: Mapping[Check, tuple[str, ...]]
-    ) -> None:
-        """Refuse a service that claims what is not for services. What it claims already is not held
-        against it: it may be mended, and relieved of backends, whatever the host has become meanwhile."""
-        policy = replace(self._served.claims(), check_problems=lambda check: answers.get(check, ()))
-        known = self._served.known()
-        if session := session_of(request):
-            policy = replace(policy, host=policy.host.asked_over(*session))
-        held = replace(policy, host_addresses=(), host=NO_FACTS)
-        problems = list[Problem]()
-        for service in _fresh(outcome):
-            before = known.get(service.name)
-            same = before is not None and before.frontends() == service.frontends()
-            problems += admit_service(service, held if same else policy)
-        if problems:
-            raise invalid(problems)
-
     def overrides(self) -> list[web.RouteDef]:
         """The requests about orders."""
         return self._overrides.routes()
@@ -390,11 +356,6 @@ class _Routes:
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
         faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]
         return not faults, "; ".join(faults)
-
-
-def _fresh(outcome: Outcome) -> list[Service]:
-    """The services that a change makes, or makes other than they were."""
-    return [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
 
 
 def _results(actions: Mapping[str, str]) -> list[Json]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +46,10 @@ class Store(Protocol):
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for what this store cannot keep."""
 
+    @property
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Held from the decision on a change until it is saved."""
+
     async def save(self, outcome: Outcome) -> Saved:
         """Keep a change that was decided on `services` as they are now. Raises RefusedError or StoreError."""
 
@@ -68,10 +74,15 @@ class HostStore:
     def check(self, outcome: Outcome) -> None:
         """Every service fits."""
 
+    @property
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """One change after the other: writing waits for the disk."""
+        return self.store.turn
+
     async def save(self, outcome: Outcome) -> Saved:
-        """On disk when this returns. It never waits: between deciding and storing nobody else has a turn."""
+        """On disk when this returns, or when it is cancelled: then soon."""
         if outcome.changed:
-            self.store.save(outcome.stored)
+            await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
         return Saved(self.place, units=(UNIT,))
 
 
@@ -95,6 +106,11 @@ class FleetStore:
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a service without a name."""
         self.store.check(outcome)
+
+    @property
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """No turns: etcd refuses what was decided on another state of a key."""
+        return nullcontext()
 
     async def save(self, outcome: Outcome) -> Saved:
         """In etcd when this returns, or refused, as when somebody else was faster."""

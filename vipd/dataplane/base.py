@@ -37,6 +37,9 @@ class Dataplane(Protocol):
     given so far. After a failed apply the next plan is made from what the kernel really holds.
     """
 
+    async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Work out beside the event loop what `update` would take long for. Changes nothing."""
+
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone. Touches nothing outside the process."""
 

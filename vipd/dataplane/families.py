@@ -72,6 +72,9 @@ class Families(Generic[F, P]):
         self._families = families
         self._host_addresses: frozenset[str] = frozenset()
 
+    async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Nothing takes long."""
+
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():

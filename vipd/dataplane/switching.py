@@ -24,6 +24,7 @@ from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
+from vipd.in_parts import in_parts
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,9 @@ class SwitchableDataplane:
             return False
         new = await self._opening.open(name)
         new.host_changed(self._host_addresses)
-        new.update(dict(self._forwardings))
+        async for part in in_parts(dict(self._forwardings)):
+            await new.prepare(part)
+            new.update(part)
 
         async def hand_over() -> None:
             await before_removal()
@@ -179,6 +182,10 @@ class SwitchableDataplane:
                 await asyncio.shield(removing)
         if error := removing.exception():
             log.error("what a failed switch has written cannot be removed", exc_info=error)
+
+    async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Work out beside the event loop what `update` would take long for."""
+        await self.current.prepare(changes)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""

@@ -30,8 +30,10 @@ from vipd.etcd.replies import error_of_stream
 from vipd.etcd.settings import EtcdSettings
 from vipd.etcd.watch import Watch, open_watch
 
-PAGE = 2000
-"""Keys in one answer: some 0.6 MB of usual services."""
+PAGE = 500
+"""Keys in one answer: some 0.2 MB of usual services."""
+PAGE_BYTES = 2**20
+"""Of values in one answer; where they are larger, the next one has fewer keys."""
 
 MOST_KEYS = 1_000_000
 """In one listing."""
@@ -76,12 +78,14 @@ class EtcdClient:
         self.connection = Connection(settings, random)
 
     async def list(self, ranges: Sequence[KeyRange], page: int = PAGE) -> Listing:
-        """Every key of the ranges at one revision, at most `page` in an answer.
+        """Every key of the ranges at one revision, at most `page` in an answer, and fewer where values are
+        large.
 
         Raises CompactedError when that revision was compacted between two pages: list again.
         """
         header: Header | None = None
         kvs: list[KeyValue] = []
+        most = page
         for keys in ranges:
             rest: KeyRange | None = keys
             while rest is not None:
@@ -90,10 +94,11 @@ class EtcdClient:
                 except UnreachableError as error:
                     if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
                         raise
-                    page = max(1, page // 8)
+                    page = most = max(1, page // 8)
                     continue
                 header = header or found.header
                 kvs += found.kvs
+                page = min(_page_after(found.kvs), most)
                 rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
                 self._bound(kvs)
         return Listing(header or Header("", "", 0), tuple(kvs))
@@ -192,6 +197,12 @@ class EtcdClient:
     def _bound(self, kvs: Sequence[KeyValue]) -> None:
         if len(kvs) > MOST_KEYS:
             raise TooLargeError(f"{self.connection.endpoint} lists more than {MOST_KEYS} keys")
+
+
+def _page_after(kvs: Sequence[KeyValue]) -> int:
+    """How many keys to ask for next, the values being as large as these."""
+    size = sum(len(kv.value) for kv in kvs)
+    return max(1, len(kvs) * PAGE_BYTES // size) if size > PAGE_BYTES else PAGE
 
 
 def _read_renewal(answer: Message) -> int:

@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -31,7 +32,7 @@ from vipd.etcd.errors import (
     UnreachableError,
 )
 from vipd.etcd.fields import Message, text
-from vipd.etcd.lines import NETWORK_ERRORS, Lines, read_body
+from vipd.etcd.lines import NETWORK_ERRORS, Lines, beside, read_body
 from vipd.etcd.replies import error_of_answer, error_without_gateway, read_object
 from vipd.etcd.settings import EtcdSettings
 from vipd.etcd.transport_faults import diagnose, error_of_exception
@@ -137,14 +138,14 @@ class Connection:
         headers = await self._authorization(endpoint)
         used = self._token
         try:
-            return _read(read, await self._post(endpoint, path, body, what, headers), what)
+            return await _read_beside(read, await self._post(endpoint, path, body, what, headers), what)
         except TokenRejectedError as error:
             if not self._settings.user:
                 raise needs_user(error) from None
         await self.renew_token(endpoint, used)
         try:
             headers = await self._authorization(endpoint)
-            return _read(read, await self._post(endpoint, path, body, what, headers), what)
+            return await _read_beside(read, await self._post(endpoint, path, body, what, headers), what)
         except TokenRejectedError as error:
             raise EndpointError(f"refuses a token that it has just given: {error}", sent=False) from None
 
@@ -178,11 +179,11 @@ class Connection:
             if error.code == _FAILED_PRECONDITION:
                 return ""  # authentication is off: whoever has a user is welcome without a token
             raise
-        return _read(_token, answer, "log-in")
+        return _read(_token, answer.message, "log-in")
 
     async def _post(
         self, endpoint: str, path: str, body: Message, what: str, headers: dict[str, str]
-    ) -> Message:
+    ) -> _Answer:
         session = await self._open()
         timeout = aiohttp.ClientTimeout(total=self.timeout)
         try:
@@ -193,10 +194,12 @@ class Connection:
                 status, said = response.status, await self._body(endpoint, response, what)
         except NETWORK_ERRORS as error:
             raise await self._diagnosed(endpoint, error) from None
-        answer = read_object(said) if status == 200 else None
+        answer = None
+        if status == 200:
+            answer = await beside(len(said), lambda: read_object(said))
         if answer is None:
             raise await self._explained(endpoint, error_of_answer(status, said, what))
-        return answer
+        return _Answer(answer, len(said))
 
     async def _body(self, endpoint: str, response: aiohttp.ClientResponse, what: str) -> str:
         try:
@@ -282,6 +285,18 @@ def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
         files = f"{place}, {settings.key}" if place and place == settings.cert else f"{place}"
         raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {why}") from None
     return context
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an endpoint says, and how long it was as text."""
+
+    message: Message
+    size: int
+
+
+async def _read_beside(read: Read[T], answer: _Answer, what: str) -> T:
+    return await beside(answer.size, lambda: _read(read, answer.message, what))
 
 
 def _read(read: Read[T], answer: Message, what: str) -> T:

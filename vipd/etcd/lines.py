@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -20,6 +20,17 @@ NETWORK_ERRORS = (aiohttp.ClientError, OSError)
 
 MOST_BYTES = 16 * 2**20
 """Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, makes 2 MiB."""
+
+
+BESIDE_ABOVE = 2**17
+"""Characters of an answer that is read beside the event loop: it takes some milliseconds."""
+
+T = TypeVar("T")
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """What some work on so many characters comes to, done beside the event loop if they are many."""
+    return await asyncio.to_thread(work) if size > BESIDE_ABOVE else work()
 
 
 async def read_body(body: aiohttp.StreamReader) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vipd.etcd.connection import Connection, in_answer, needs_user, unreachable
 from vipd.etcd.errors import AuthFailedError, EndpointError, MalformedAnswerError, TokenRejectedError
-from vipd.etcd.lines import MOST_BYTES, too_large
+from vipd.etcd.lines import MOST_BYTES, beside, too_large
 from vipd.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
 from vipd.etcd.replies import error_of_cancellation, error_of_stream, read_object
 
@@ -68,12 +68,12 @@ class Watch:
             line = await anext(self._lines)
         except StopAsyncIteration:
             raise EndpointError(f"{self.endpoint} ended the watch") from None
-        answer = read_object(line.decode(errors="replace"))
+        answer = await beside(len(line), lambda: read_object(line.decode(errors="replace")))
         if answer is None:
             raise EndpointError(f"{self.endpoint} cut off the watch in the midst of a message")
         if "result" not in answer:
             raise error_of_stream(answer, what)
-        message = read_watch(answer["result"], self.keys)
+        message = await beside(len(line), lambda: read_watch(answer["result"], self.keys))
         if message.canceled:
             raise error_of_cancellation(message.reason, message.compact_revision, what)
         return message, len(line)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -20,6 +20,7 @@ from vipd.etcd.errors import CompactedError, EndpointError, EtcdError, Malformed
 from vipd.etcd.messages import Found, Header, KeyRange, KeyValue
 from vipd.etcd.watch import Changes, Watch
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd_snapshot import Kept
 from vipd.sources.etcd_values import Layout
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,20 @@ class Follower:
         self._contact(header)
 
     async def _difference(self, listing: Listing, foreign: bool) -> Change:
-        kept, found = self._keys.kept, {_text(kv.key): kv for kv in listing.kvs}
+        if len(listing.kvs) < READ_ASIDE:
+            written, removed = self._compared(dict(self._keys.kept), listing, foreign)
+        else:
+            kept = dict(self._keys.kept)  # removals may be accepted meanwhile
+            written, removed = await asyncio.to_thread(self._compared, kept, listing, foreign)
+        header = listing.header
+        return Change(header.cluster_id, header.revision, await self._meanings(written), removed, foreign)
+
+    @staticmethod
+    def _compared(
+        kept: Mapping[str, Kept], listing: Listing, foreign: bool
+    ) -> tuple[dict[str, KeyValue], frozenset[str]]:
+        """The keys that are other than they are known to be, and those that are gone."""
+        found = {_text(kv.key): kv for kv in listing.kvs}
         written = {
             key: kv
             for key, kv in found.items()
@@ -221,9 +235,7 @@ class Follower:
             or known.mod_revision != kv.mod_revision
             or (foreign and known.value != _value(kv))
         }
-        removed = frozenset(key for key, k in kept.items() if not k.held and key not in found)
-        header = listing.header
-        return Change(header.cluster_id, header.revision, await self._meanings(written), removed, foreign)
+        return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
 
     async def _take(self, changes: Changes) -> None:
         """Take over what the watch tells, of several revisions only the outcome."""

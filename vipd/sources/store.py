@@ -6,6 +6,7 @@ somebody has broken the file.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,8 +47,11 @@ class StoreSource:
         self._blocks: dict[str, tuple[Service, str]] = {}
         """Each stored service as it was written last, by name."""
         self._declaration = Declaration()
+        self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
+        self.turn = asyncio.Lock()
+        """For whoever decides on a change and then saves it."""
 
     @property
     def location(self) -> str:
@@ -56,19 +60,19 @@ class StoreSource:
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """What is stored, by name."""
-        return {service.name: service for service in self._declaration.services}
+        """What is stored, by name; the same object while nothing has changed."""
+        return self._services
 
     def load(self) -> None:
         """Read the file. One that cannot be used is left alone and reported; the last good copy serves."""
         text, found, self._faults = _read(self._path)
         self._blocks = {}
         if not self._faults:
-            self._declaration = found
+            self._take(found)
             self._blocks = _blocks_in(text, found.services)
             return
         _, last_good, unusable = _read(self._copy)
-        self._declaration = Declaration() if unusable else last_good
+        self._take(Declaration() if unusable else last_good)
         serving = (
             "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
         )
@@ -76,7 +80,10 @@ class StoreSource:
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
     def save(self, services: Mapping[str, Service]) -> None:
-        """Make these the stored services, on disk first. Raises StoreError; then nothing has changed."""
+        """Make these the stored services, on disk first. Raises StoreError; then nothing has changed.
+
+        It waits for the disk, and a second for 10,000 services: call it in a thread, one call at a time.
+        """
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
@@ -91,7 +98,7 @@ class StoreSource:
             # Not synced: a power cut may lose the copy, but then it has not broken the file itself.
             write_aside(self._copy, text)
         self._blocks = blocks
-        self._declaration = Declaration(tuple(services.values()))
+        self._take(Declaration(tuple(services.values())))
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
@@ -103,6 +110,10 @@ class StoreSource:
         if self._unit.candidate is not self._declaration:
             self._unit = Unit(self._declaration, self._declaration)
         return {UNIT: self._unit}
+
+    def _take(self, declaration: Declaration) -> None:
+        self._services = {service.name: service for service in declaration.services}
+        self._declaration = declaration
 
     def _blocks_of(self, services: Iterable[Service]) -> dict[str, tuple[Service, str]]:
         """Each service with its text, which is the known one while the service is the same. Raises

@@ -6,9 +6,11 @@ is quarantined: the kernel keeps what it had for it, and all others are programm
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.fixed import entry_jumps
@@ -36,6 +38,11 @@ READ_WHOLE_ABOVE = 64
 
 SWEEP_LATER_ABOVE = 5000
 """Chains above which deletions wait for `sweep`."""
+
+LARGE = 500
+"""Endpoints that changes are about above which a plan is made beside the event loop."""
+
+T = TypeVar("T")
 
 KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
 
@@ -142,18 +149,25 @@ class FamilyRules:
             self._start_anew()
         fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(tools)
-        if self.ruleset.shared():
+        if await self._beside(self.ruleset.shared):
             await self._prepare(tools)
         self._installed = installed
         if not fresh:
             await self._read_doubtful(tools, installed)
-            wanted = self._without_deletions(self.ruleset.touched(), installed)
-            return self._settled(self._planned(wanted, installed))
+            return self._settled(await self._beside(lambda: self._changed(installed)))
         self._unswept.clear()
         self._doubtful.clear()
-        plan = self._settled(self._whole(installed))
+        plan = self._settled(await self._beside(lambda: self._whole(installed)))
         self._unwritten = bool(plan)
         return plan
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """What some work comes to, done beside the event loop where there is much of it."""
+        return await asyncio.to_thread(work) if self.ruleset.changes > LARGE else work()
+
+    def _changed(self, installed: Installed) -> Plan:
+        """The plan for what was touched."""
+        return self._planned(self._without_deletions(self.ruleset.touched(), installed), installed)
 
     async def survey(self) -> Installed | None:
         """What the kernel holds now, nothing that is known of it being touched. None: no tools, and nothing

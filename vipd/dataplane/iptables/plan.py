@@ -25,7 +25,8 @@ from vipd.dataplane.iptables.words import target_of
 class Batches:
     """How much one restore may hold of a large load."""
 
-    forwardings: int
+    lines: int
+    """Chains and rules of whole forwardings; one that has more is written alone."""
     deletions: int
     """Chains of a restore that only deletes."""
 
@@ -35,9 +36,9 @@ class Batches:
         return LEGACY_BATCHES if legacy else NFT_BATCHES
 
 
-NFT_BATCHES = Batches(250, 2000)
-"""iptables-nft-restore 1.8.9 is quadratic in chains per call: 7.3 s against more than 100 s in one piece for
-10,000 services (performance.md)."""
+NFT_BATCHES = Batches(5000, 2000)
+"""iptables-nft-restore 1.8.9 is quadratic in chains per call, and in jumps to chains: 7.3 s against more than
+100 s in one piece for 10,000 services (performance.md), or for one of 100 ports and 250 backends."""
 LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize)
 """Each restore of iptables-legacy takes the whole table out of the kernel and puts it back: in batches of 250
 forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
@@ -139,12 +140,12 @@ class _Steps:
         jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
         deletions = _delete_in_parts(self._gone_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
-        if len(self.groups) <= self.batches.forwardings:
+        if sum(map(_lines, self.groups)) <= self.batches.lines:
             # One process for the usual small change; each block is a transaction of its own all the same.
             reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
         early, late = self._apart()
-        batches = [_write("nat", _joined(part), ()) for part in _parts(early, self.batches.forwardings)]
+        batches = [_write("nat", _joined(part), ()) for part in _by_lines(early, self.batches.lines)]
         commit = _write("nat", {**_joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
@@ -256,6 +257,26 @@ def _table(table: str, chains: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rule
 
 def _joined(groups: Iterable[Mapping[ChainId, Rules]]) -> Mapping[ChainId, Rules]:
     return {chain: rules for group in groups for chain, rules in group.items()}
+
+
+def _lines(group: Mapping[ChainId, Rules]) -> int:
+    return len(group) + sum(map(len, group.values()))
+
+
+def _by_lines(
+    groups: Iterable[Mapping[ChainId, Rules]], most: int
+) -> Iterator[Sequence[Mapping[ChainId, Rules]]]:
+    """Groups in parts of at most so many lines, or of one group."""
+    part: list[Mapping[ChainId, Rules]] = []
+    size = 0
+    for group in groups:
+        size += _lines(group)
+        if part and size > most:
+            yield part
+            part, size = [], _lines(group)
+        part.append(group)
+    if part:
+        yield part
 
 
 T = TypeVar("T")

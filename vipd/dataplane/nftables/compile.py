@@ -6,7 +6,7 @@ The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -83,6 +83,14 @@ class Fragment:
 def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
     """One forwarding's part of the table. Equal input gives equal elements."""
     return _Compilation(forwarding, options, handlers).run()
+
+
+def fill_tables(forwardings: Iterable[Forwarding]) -> None:
+    """Have the lookup tables ready by which forwardings are compiled: of many backends they take a second."""
+    for forwarding in forwardings:
+        for policy in (Policy.CLUSTER, Policy.LOCAL):
+            if forwarding.endpoints_under(policy):
+                _slots(forwarding, policy)
 
 
 class _Compilation:

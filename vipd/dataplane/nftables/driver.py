@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.nftables.compile import compile_forwarding
+from vipd.dataplane.nftables.compile import compile_forwarding, fill_tables
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element
 from vipd.dataplane.nftables.handlers import Handlers
@@ -17,7 +18,7 @@ from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.programs import Programs
 from vipd.host_record import HostRecord
-from vipd.model import Endpoint, Family, Forwarding
+from vipd.model import Balance, Endpoint, Family, Forwarding, ForwardingKey
 from vipd.process import Runner
 from vipd.settings import Settings
 
@@ -38,6 +39,11 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
         nft = Programs((NFT,), lambda: find_nft(run))
         await nft.look()
         return cls({f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family})
+
+    async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Fill the lookup tables of `source-hash`."""
+        if hashed := [f for f in changes.values() if f is not None and f.balance is Balance.SOURCE_HASH]:
+            await asyncio.to_thread(fill_tables, hashed)
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, maps and sets, and nothing else."""

@@ -121,7 +121,12 @@ class FamilyTable:
             self._start_anew()
         if len(self.table):
             await self._prepare(nft)
-        plan = await self._read_and_compare() if self._must_read() else self._compare()
+        if self._must_read():
+            plan = await self._read_and_compare()
+        elif self.table.changes > LARGE:
+            plan = await asyncio.to_thread(self._compare)
+        else:
+            plan = self._compare()
         if not plan:
             self._settle(plan)
         return plan
@@ -257,15 +262,15 @@ class FamilyTable:
         if self._abilities is None:
             self._abilities = able = await probe(nft, self.table.options, self._run)
             options = self.table.options
-            self._reconfigure(
-                replace(
-                    options,
-                    affinity=able.affinity,
-                    random_fully=options.random_fully and able.random_fully,
-                    ping=able.ping,
-                    counts=able.counts,
-                )
+            options = replace(
+                options,
+                affinity=able.affinity,
+                random_fully=options.random_fully and able.random_fully,
+                ping=able.ping,
+                counts=able.counts,
             )
+            # In a thread: all forwardings are compiled again where this host lacks something.
+            await asyncio.to_thread(self._reconfigure, options)
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
         """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""

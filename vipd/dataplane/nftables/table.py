@@ -111,6 +111,12 @@ class WantedTable:
     def __len__(self) -> int:
         return len(self._forwardings)
 
+    @property
+    def changes(self) -> int:
+        """How many forwardings may be other than they were written last, each endpoint counted."""
+        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
+        return len(self._touched) + sum(forwarding.known() for forwarding in known if forwarding)
+
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
         fragment = self._compile(forwarding) if forwarding is not None else None

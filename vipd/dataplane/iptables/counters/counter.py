@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 LONGEST_READING_BEFORE_A_WRITE = 0.1
 """Seconds; a longer one does not hold up changes of legacy rules, and flows since the last are lost."""
 
+Changes = dict[ForwardingKey, Forwarding | None]
+
 SaveCounted = Callable[[], Awaitable[str]]
 """What iptables-legacy-save prints with `-c`. Raises ApplyError."""
 
@@ -39,7 +41,7 @@ class RuleCounter:
         self._tally = Tally()
         self._places: dict[ChainName, Place] = {}
         self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
-        self._changes: dict[ForwardingKey, Forwarding | None] = {}
+        self._changes: Changes = {}
         self._one_at_a_time = asyncio.Lock()
         self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
@@ -93,7 +95,7 @@ class RuleCounter:
     async def take(self) -> Mapping[Place, int]:
         """The new flows since the last time. Raises ApplyError or OSError."""
         async with self._one_at_a_time:
-            self._follow()
+            await self._follow_beside()
             wanted = {family for family, _ in self._places}
             for family in self._families:
                 if family in wanted:
@@ -119,17 +121,34 @@ class RuleCounter:
 
     def _follow(self) -> None:
         """Know the chains of what has changed; those that are gone are known until their rules are."""
-        for key, forwarding in self._changes.items():
+        self._know(self._named(self._changes))
+        self._changes = {}
+
+    async def _follow_beside(self) -> None:
+        """The same beside the event loop: a hash for each endpoint, of which there may be ten thousands."""
+        changes = dict(self._changes)
+        self._know(await asyncio.to_thread(self._named, changes))
+        for key, forwarding in changes.items():
+            if self._changes.get(key, forwarding) is forwarding:
+                self._changes.pop(key, None)
+
+    def _named(self, changes: Changes) -> dict[ForwardingKey, dict[ChainName, Place]]:
+        """The chains of changed forwardings, and what each counts."""
+        named = {}
+        for key, forwarding in changes.items():
             endpoints = (*forwarding.reachable(), *forwarding.resting) if forwarding else ()
-            named = {
+            named[key] = {
                 (key.family, self._names.endpoint(key, endpoint)): Place(key, endpoint.address, endpoint.port)
                 for endpoint in endpoints
             }
-            self._places.update(named)
-            self._chains[key] = frozenset(named)
-            if forwarding is None:
+        return named
+
+    def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, Place]]) -> None:
+        for key, places in named.items():
+            self._places.update(places)
+            self._chains[key] = frozenset(places)
+            if not places:
                 del self._chains[key]
-        self._changes = {}
 
     def _forget_gone(self) -> None:
         for chain in [c for c, p in self._places.items() if c not in self._chains.get(p.key, ())]:

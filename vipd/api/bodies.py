@@ -1,0 +1,225 @@
+"""Bodies of requests: JSON of any kind in, in bounded memory and time, and never with the event loop waiting.
+
+`json.loads` keeps all of Python waiting until a whole text is read, and makes thirty bytes and more of one.
+So a body is cut into parts at its brackets first, with a look at what a part may cost; each part is read
+alone. A large body is read in a thread, where no single call takes longer than some 20 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from vipd.collecting import loading
+from vipd.operations import RefusedError
+
+Json = dict[str, object]
+T = TypeVar("T")
+
+LARGEST_BODY = 48 * 2**20
+"""Of a request that declares services. 100,000 services with five backends each take 17 MiB (180 bytes each),
+with named ports and a check each 42 MiB (440 bytes each)."""
+SMALL_BODY = 2**20
+"""Of any other request."""
+MOST_DEPTH = 32
+LONGEST_NUMBER = 64
+"""Characters of a number."""
+LONGEST_TEXT = 2**16
+"""Bytes of a text."""
+LARGEST_SERVICE = 2**20
+MOST_VALUES = 200_000
+"""Values in one service, or besides the services: as many as there are commas."""
+MOST_SERVICES = 200_000
+PART = 2**15
+"""Bytes of services that are read at once."""
+IN_THREAD_ABOVE = 2**14
+"""Bytes of a body that is read beside the event loop."""
+BODY_SECONDS = 60.0
+"""How long a large body may take to come."""
+
+_LARGE_BODIES = 2
+_MOST_SHOWN = 200
+_OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
+
+_TOKEN = re.compile(rb'[^"\[\]{}]{0,65536}+("[^"\\]{0,1024}+"|["\[\]{}])?')
+"""What decides how a JSON text may be cut: a bracket or a text, and what stands before it. A quotation mark
+alone begins a text for `_TEXT`. No match takes long, whatever the text."""
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_LONG_NUMBER = re.compile(rb"[-+.0-9a-zA-Z]{%d}" % (LONGEST_NUMBER + 1))
+
+
+class Bodies:
+    """Reads bodies; of large ones a few at a time, so that they do not add up."""
+
+    def __init__(self) -> None:
+        self._large = asyncio.Semaphore(_LARGE_BODIES)
+
+    async def read(
+        self, request: web.Request, most: int, work: Callable[[Json, Iterator[object] | None], T]
+    ) -> T:
+        """What becomes of a body with a list `services`: `work` is called, in a thread where the body is
+        large, with all other members and the services, which are read as they are asked for; None: there is
+        no such list. Raises RefusedError."""
+        length = request.content_length
+        if length is not None and length <= SMALL_BODY:
+            return await _beside(work, await read_raw(request, most))
+        async with self._large:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    raw = await read_raw(request, most)
+            except TimeoutError:
+                why = f"a large body may take {BODY_SECONDS:.0f} s to come"
+                raise RefusedError("malformed", "the request did not come in time", why) from None
+            return await _beside(work, raw)
+
+
+async def body_of(request: web.Request) -> Json:
+    """The JSON object of a small request; empty if it has no body. Raises RefusedError."""
+    return await _beside(_whole, await read_raw(request, SMALL_BODY))
+
+
+async def read_raw(request: web.Request, most: int) -> bytes:
+    """The bytes of a body: the sender's word on their encoding may name anything, or nothing. Raises
+    RefusedError, as soon as it is larger than `most`."""
+    raw, length = bytearray(), request.content_length
+    try:
+        if length is not None and length > most:
+            raise too_large(most)
+        async for piece in request.content.iter_any():
+            raw += piece
+            if len(raw) > most:
+                raise too_large(most)
+    except web.RequestPayloadError as error:
+        why = " ".join(str(error).split())
+        raise RefusedError("malformed", "the request cannot be read", why) from None
+    return bytes(raw)
+
+
+def too_large(most: int) -> RefusedError:
+    """A body, or a part of one, of more than `most` bytes is not read."""
+    why = f"it may have {most >> 20} MiB"
+    return RefusedError("too-large", "the request is too large", why, "declare fewer services at once")
+
+
+async def _beside(work: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+    if len(raw) <= IN_THREAD_ABOVE:
+        return _worked(work, raw)
+    with loading():
+        return await asyncio.to_thread(_worked, work, raw)
+
+
+def _worked(work: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+    """Look at a whole body, then have it read."""
+    raw = raw.removeprefix(codecs.BOM_UTF8)
+    rest, cuts = _cut(raw)
+    members = _read(rest or b"{}")
+    if not isinstance(members, dict):
+        raise RefusedError("malformed", "the request must be a JSON object")
+    if len(cuts) <= 1:
+        return work(members, None)
+    if members.pop("services", None):
+        raise malformed("it has two lists of services")
+    return work(members, _services(raw, cuts))
+
+
+def _whole(members: Json, services: Iterator[object] | None) -> Json:
+    return members if services is None else {**members, "services": list(services)}
+
+
+def _cut(raw: bytes) -> tuple[bytes, list[int]]:
+    """A body without the content of its list `services`, and where to cut that: neighbours are begin and end
+    of a part. Raises RefusedError for what is not to be read at all."""
+    cuts, depth, key, within, count = list[int](), 0, b"", False, 0
+    for token, end in _tokens(raw):
+        if end - (cuts[-1] if cuts else 0) > LARGEST_SERVICE + PART:
+            raise _service_too_large()
+        if token in _OPENING:
+            depth += 1
+            count += within and depth == 3
+            if depth > MOST_DEPTH or count > MOST_SERVICES:
+                raise _too_deep() if depth > MOST_DEPTH else _too_many()
+            if depth == 2 and token == b"[" and key == b'"services"' and not cuts:
+                cuts, within = [end], True
+        elif token in _CLOSING:
+            depth -= 1
+            if within and (depth < 2 or (depth == 2 and end - cuts[-1] >= PART)):
+                within = depth == 2
+                cuts.append(end if within else end - 1)
+        else:
+            key = token
+    return (raw[: cuts[0]] + raw[cuts[-1] :] if len(cuts) > 1 else raw), cuts
+
+
+def _tokens(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    """The brackets and texts of a JSON text, each with where it ends. Raises RefusedError."""
+    at = 0
+    while at < len(raw):
+        found = _TOKEN.match(raw, at)
+        assert found is not None  # noqa: S101 (it matches nothing, too)
+        token, end = found[1] or b"", found.end()
+        if end - len(token) - at > LONGEST_NUMBER and _LONG_NUMBER.search(raw, at, end - len(token)):
+            raise malformed(f"a number may have {LONGEST_NUMBER} characters")
+        if token == b'"':
+            whole = _TEXT.match(raw, end - 1, end + LONGEST_TEXT)
+            if whole is None:
+                raise malformed(f"a text has no end, or is larger than {LONGEST_TEXT >> 10} KiB")
+            token, end = whole[0], whole.end()
+        if token:
+            yield token, end
+        at = end
+
+
+def _services(raw: bytes, cuts: Sequence[int]) -> Iterator[object]:
+    """The items of the list that was cut. Raises RefusedError."""
+    count = 0
+    for begin, end in pairwise(cuts):
+        part = raw[begin:end].strip()
+        if count:
+            after = part[1:].lstrip() if part[:1] == b"," else b""
+            if part and not after:
+                raise malformed("there is no comma, or nothing after one, between two services")
+            part = after
+        found = _read(b"[" + part + b"]")
+        count += len(found)
+        if count > MOST_SERVICES:
+            raise _too_many()
+        yield from found
+
+
+def _read(text: bytes) -> Any:
+    """What a part says, which costs little as it is small. Raises RefusedError."""
+    if len(text) > LARGEST_SERVICE + PART or text.count(b",") > MOST_VALUES:
+        raise _service_too_large()
+    try:
+        # As UTF-8: of bytes json.loads takes other encodings, too, and halves of surrogate pairs.
+        found = json.loads(text.decode())
+        if b"\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise malformed(str(error)[:_MOST_SHOWN]) from None
+    return found
+
+
+def malformed(why: str) -> RefusedError:
+    """A body that is no JSON, or none that is read."""
+    return RefusedError("malformed", "the request is not JSON", why)
+
+
+def _too_deep() -> RefusedError:
+    return malformed(f"it is nested more than {MOST_DEPTH} levels deep")
+
+
+def _too_many() -> RefusedError:
+    return RefusedError("too-large", f"the request has more than {MOST_SERVICES} services")
+
+
+def _service_too_large() -> RefusedError:
+    why = f"a service may have {LARGEST_SERVICE >> 20} MiB and {MOST_VALUES} values"
+    return RefusedError("too-large", "the request is too large", why)
