@@ -13,7 +13,7 @@ from ipaddress import ip_address, ip_network
 
 from vipd.catalog import Unit
 from vipd.checks import Check, ExecProbe, asks_host
-from vipd.declaration.problems import Declaration, Problem, internal_problem
+from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
 from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Service, family_of
 
@@ -96,12 +96,14 @@ def admit(
     `id` is in `passed` have been looked at. Of one that has problems already, this host is asked nothing."""
     if not declaration.ok:
         policy = replace(policy, check_problems=_no_problems)
-    fresh = [service for service in declaration.services if id(service) not in passed]
-    found = [problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)]
+    fresh = (service for service in declaration.services if id(service) not in passed)
+    found = ProblemList(
+        problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)
+    )
     if not found:
         return declaration
-    problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
-    return replace(declaration, problems=tuple(problems))
+    found.extend(declaration.problems)
+    return replace(declaration, problems=found.by_line())
 
 
 def _problems_of(service: Service, policy: AddressPolicy, sound: bool) -> tuple[Problem, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from vipd.limits import PROBLEMS
 from vipd.model import Service
 
 
@@ -32,11 +33,68 @@ class Problem:
     hint: str = ""
     trace: str = field(default="", compare=False, repr=False)
     """The traceback of an internal error; logged with the problem, shown nowhere else."""
+    more: int = field(default=0, compare=False, repr=False)
+    """How many problems that were counted only it stands for."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         text = ": ".join(part for part in (place, self.path, self.what) if part)
         return f"{text}; {self.hint}" if self.hint else text
+
+
+class ProblemList:
+    """The problems of one unit, each once: the first ones, and how many more there are."""
+
+    def __init__(self, problems: Iterable[Problem] = (), most: int = PROBLEMS) -> None:
+        self._kept: dict[Problem, None] = {}
+        self._most = most
+        self._more = 0
+        self.extend(problems)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._kept)
+
+    @property
+    def full(self) -> bool:
+        """Whether what is added from now on is counted only: its words need not be found."""
+        return len(self._kept) >= self._most
+
+    def add(self, problem: Problem) -> None:
+        """One more problem."""
+        if self.full and problem not in self._kept:
+            self._more += 1
+        else:
+            self._kept.setdefault(problem)
+
+    def count(self, number: int = 1) -> None:
+        """More problems, which are not kept."""
+        self._more += number
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        """More problems. One that stands for others that were counted counts for as many."""
+        for problem in problems:
+            if problem.more:
+                self._more += problem.more
+            else:
+                self.add(problem)
+
+    def by_line(self) -> tuple[Problem, ...]:
+        """All that are kept in line order, and at last one that tells how many more there are."""
+        found = sorted(self._kept, key=lambda problem: problem.line)
+        return (
+            (*found, more_problems(found[-1].file, found[-1].line, self._more))
+            if self._more
+            else tuple(found)
+        )
+
+
+def more_problems(file: str, line: int, number: int) -> Problem:
+    """Stands for problems that are counted only."""
+    what = f"and {number} more problem{'s' if number > 1 else ''}"
+    return Problem(file, line, "", what, "mend those that are named first", more=number)
 
 
 PLEASE_REPORT = "please report it"
@@ -64,7 +122,7 @@ def unreadable(file: str, error: OSError) -> Problem:
     """A file that cannot be read, the same by `vipctl check` and by vipd."""
     if isinstance(error, IsADirectoryError):
         return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")
-    hint = "check the spelling" if isinstance(error, FileNotFoundError) else ""
+    hint = "check the spelling" if isinstance(error, FileNotFoundError) else getattr(error, "hint", "")
     return Problem(file, 0, "", f"cannot be read: {error.strerror or error}", hint)
 
 

@@ -46,6 +46,7 @@ from vipd.declaration.service_rules import (
     unique_addresses,
     unique_ports,
 )
+from vipd.declaration.service_size import fits, networks_of
 from vipd.health.targets import without_port
 from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
 
@@ -100,7 +101,7 @@ def read_service(
     if "ports" not in written:
         report.add(node.line, path, "ports is missing", "every service needs ports")
     claimed = draft.claimed()
-    if not claimed or not draft.ports:
+    if not claimed or not draft.ports or not _fits(report, node.line, path, draft):
         return None
     _settle(report, draft, unique_addresses(report, claimed))
     service = _finish(report, draft, origin)
@@ -109,6 +110,14 @@ def read_service(
         places = [b for b in (*draft.backends, *draft.fallback) if b.value in unasked]
         check_backend_ports(report, places, service)
     return service
+
+
+def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
+    """Whether its parts are few enough to be brought together."""
+    externals = [*draft.external, *draft.load_balancer]
+    networks = networks_of(externals, draft.allow_from.value if draft.allow_from else ())
+    addresses = len(draft.addresses) + len(externals) + networks
+    return fits(report, line, path, draft.ports, [*draft.backends, *draft.fallback], addresses)
 
 
 def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
