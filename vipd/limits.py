@@ -81,8 +81,8 @@ with all its texts some thousand."""
 ETCD_KEYS = 1_000_000
 """That are followed."""
 
-ETCD_BYTES = 256 * MIB
-"""Of all keys and values that are followed: eight times 100,000 services. etcd's own default is 2 GiB for
+ETCD_BYTES = 128 * MIB
+"""Of all keys and values that are followed: four times 100,000 services. etcd's own default is 2 GiB for
 everything."""
 
 JSON_DEPTH = 64

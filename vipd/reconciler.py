@@ -401,7 +401,8 @@ class Reconciler:
         quarantined.update(self._quarantine.reasons)
         tell_readmitted(progress.quarantined, quarantined, self.services)
         progress.quarantined = quarantined
-        progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
+        left_out = self._snapshot.warnings()
+        progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
         for follower in self.followers:
             with self.containment.around(_name_of(follower), "hearing of written rules"):
                 follower.applied(wrote)

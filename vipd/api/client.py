@@ -7,10 +7,14 @@ would take about half as long as all the rest of `vipctl list`. One connection c
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
+
+from vipd.bounded_json import read_json
+from vipd.limits import ANSWER_BYTES
 
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
 
@@ -22,6 +26,10 @@ Json = dict[str, Any]
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _LONGEST_LINE = 65536
+_MOST_HEADERS = 100
+_MOST_DIGITS = 16
+_CHUNK_SIZE = re.compile(rf"[0-9A-Fa-f]{{1,{_MOST_DIGITS}}}")
+_LENGTH = re.compile(rf"[0-9]{{1,{_MOST_DIGITS}}}")
 _NO_BODY = (204, 304)
 
 
@@ -140,6 +148,7 @@ def _streamed(stream: BinaryIO) -> Iterator[Json]:
     line = b""
     while size := _chunk_size(_read_line(stream)):
         line += _read_exactly(stream, size)
+        _bound(len(line))
         _read_line(stream)
         *whole, line = line.split(b"\n")
         yield from (_json_object(each, status) for each in whole)
@@ -165,9 +174,9 @@ def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> byt
         return _read_chunks(stream)
     length = headers.get("content-length")
     if length is None:
-        return stream.read()
-    if not length.isdecimal():
-        raise BadAnswerError(f"Content-Length is {length!r}")
+        return _bounded(stream.read(ANSWER_BYTES + 1))
+    if not _LENGTH.fullmatch(length):
+        raise BadAnswerError(f"Content-Length is {length[:60]!r}")
     return _read_exactly(stream, int(length))
 
 
@@ -183,25 +192,28 @@ def _read_status(stream: BinaryIO) -> int:
 def _read_headers(stream: BinaryIO) -> dict[str, str]:
     headers = {}
     while line := _read_line(stream):
+        if len(headers) >= _MOST_HEADERS:
+            raise BadAnswerError(f"more than {_MOST_HEADERS} headers")
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
     return headers
 
 
 def _read_chunks(stream: BinaryIO) -> bytes:
-    chunks = []
+    chunks, read = [], 0
     while size := _chunk_size(_read_line(stream)):
         chunks.append(_read_exactly(stream, size))
         _read_line(stream)
+        read += size
+        _bound(read)
     return b"".join(chunks)
 
 
 def _chunk_size(line: str) -> int:
     digits = line.partition(";")[0].strip()
-    try:
-        return int(digits, 16)
-    except ValueError:
-        raise BadAnswerError(f"not a chunk size: {line[:60]!r}") from None
+    if not _CHUNK_SIZE.fullmatch(digits):
+        raise BadAnswerError(f"not a chunk size: {line[:60]!r}")
+    return int(digits, 16)
 
 
 def _read_line(stream: BinaryIO) -> str:
@@ -214,15 +226,26 @@ def _read_line(stream: BinaryIO) -> str:
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+    _bound(size)
     content = stream.read(size)
     if len(content) != size:
         raise ConnectionResetError(f"the connection ended after {len(content)} of {size} bytes")
     return content
 
 
+def _bound(size: int) -> None:
+    if size > ANSWER_BYTES:
+        raise BadAnswerError(f"an answer of more than {ANSWER_BYTES >> 20} MiB")
+
+
+def _bounded(content: bytes) -> bytes:
+    _bound(len(content))
+    return content
+
+
 def _json_object(content: bytes, status: int) -> Json:
     try:
-        answer = json.loads(content)
+        answer = read_json(content, ANSWER_BYTES)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
