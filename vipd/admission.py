@@ -14,6 +14,7 @@ from ipaddress import ip_address, ip_network
 from vipd.catalog import Unit
 from vipd.checks import Check, ExecProbe, asks_host
 from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
+from vipd.endpoint_budget import EndpointBudget
 from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Service, family_of
 
@@ -172,6 +173,7 @@ class Admission:
         self._admitted: dict[str, _Admitted] = {}
         self._given: dict[str, Unit] = {}
         self._refused: set[str] = set()
+        self._budget = EndpointBudget()
         self.units: dict[str, Unit] = {}
         """By name; it follows later calls."""
 
@@ -221,13 +223,20 @@ class Admission:
         policy = self._policy
         if check_problems is not None:
             policy = replace(policy, check_problems=check_problems)
-        return {name for name in changed if name not in self._given or self._renew(name, policy)}
+        # Those that serve already come first, so that newcomers find no room rather than they.
+        order = sorted(changed, key=lambda name: (self._newcomer(name), name))
+        return {name for name in order if name not in self._given or self._renew(name, policy)}
+
+    def _newcomer(self, name: str) -> bool:
+        unit = self._given.get(name)
+        return unit is not None and unit.candidate is not unit.accepted
 
     def _leave(self, present: set[str]) -> set[str]:
         gone = self._given.keys() - present
         for name in gone:
             del self._given[name]
             self._admitted.pop(name, None)
+            self._budget.drop(name)
             self.units.pop(name, None)
             self._refused.discard(name)
         return gone
@@ -242,6 +251,7 @@ class Admission:
             after = _admitted(unit, policy, before)
         except Exception as error:
             after = _Admitted(unit, refused(name, unit, error, "admitting it"))
+        after = replace(after, unit=self._budget.take(name, after.unit))
         self._admitted[name] = after
         (self._refused.discard if after.unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)

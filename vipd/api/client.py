@@ -190,7 +190,7 @@ def _read_status(stream: BinaryIO) -> int:
 
 
 def _read_headers(stream: BinaryIO) -> dict[str, str]:
-    headers = {}
+    headers: dict[str, str] = {}
     while line := _read_line(stream):
         if len(headers) >= _MOST_HEADERS:
             raise BadAnswerError(f"more than {_MOST_HEADERS} headers")

@@ -142,8 +142,8 @@ def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> st
     if not isinstance(node, Scalar):
         report.wrong_type(node, path, wanted)
         return None
-    if _too_long(report, node, path):
-        return None
+    if len(node.text) > limits.TEXT:
+        return _too_long(report, node, path)
     meaning = nodes.other_meaning(node)
     if not meaning:
         return node.text
@@ -199,15 +199,12 @@ def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | No
     if nodes.null(node):
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
         return None
-    return None if _too_long(report, node, path) else node.text
+    return node.text if len(node.text) <= limits.TEXT else _too_long(report, node, path)
 
 
-def _too_long(report: Report, node: Scalar, path: str) -> bool:
-    if len(node.text) <= limits.TEXT:
-        return False
+def _too_long(report: Report, node: Scalar, path: str) -> None:
     what = f"has {len(node.text)} characters, of which {limits.TEXT} are the most"
     report.add(node.line, path, what, "no text of a declaration is as long")
-    return True
 
 
 def read_notation(report: Report, node: Node, path: str, parse: Callable[[str], T], wanted: str) -> T | None:

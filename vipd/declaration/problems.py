@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.limits import PROBLEMS
+from vipd.limits import ALL_PROBLEMS, PROBLEMS
 from vipd.model import Service
 
 
@@ -89,6 +89,14 @@ class ProblemList:
             if self._more
             else tuple(found)
         )
+
+
+def listed(problems: Iterable[object]) -> list[str]:
+    """The problems of all units as text, and how many more there are than one answer shows."""
+    all_of_them = list(problems)
+    found = [str(problem) for problem in all_of_them[:ALL_PROBLEMS]]
+    more = len(all_of_them) - len(found)
+    return [*found, f"and {more} more problems"] if more else found
 
 
 def more_problems(file: str, line: int, number: int) -> Problem:

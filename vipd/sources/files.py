@@ -33,8 +33,8 @@ from vipd.declaration.problems import (
     unreadable,
 )
 from vipd.durable import make_directory, read_regular, why, write_durably
+from vipd.followed_links import read_followed
 from vipd.sources.declaration_files import SUFFIXES, Signature, decoded, list_files, signature_of
-from vipd.sources.followed_links import read_followed
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from vipd import limits
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import Declaration
@@ -25,6 +26,9 @@ apiVersion: vipd/v1
 services:"""
 
 
+_HINT = "hint: declare some of them in files"
+
+
 class StoreError(RuntimeError):
     """The store's file cannot be used: what and why."""
 
@@ -38,8 +42,8 @@ class StoreSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._copy = path.with_name(path.name + COPY_SUFFIX)
-        self._blocks: dict[str, tuple[Service, str]] = {}
-        """Each stored service as it was written last, by name."""
+        self._blocks: dict[str, tuple[Service, str, int]] = {}
+        """Each stored service as it was written last, by name, and its size."""
         self._declaration = Declaration()
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
@@ -74,9 +78,14 @@ class StoreSource:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
         blocks = {service.name: self._block(service) for service in services.values()}
-        texts = [text for _, text in blocks.values()]
+        _check_limits(len(blocks), sum(size for _, _, size in blocks.values()))
+        texts = [text for _, text, _ in blocks.values()]
         lines = [_HEAD if blocks else f"{_HEAD} []", *texts, ""]
         text = "\n".join(lines).encode()
+        if len(text) > limits.FILE_BYTES:
+            raise StoreError(
+                f"the store would have {len(text)} bytes: {limits.FILE_BYTES} are the most; {_HINT}"
+            )
         try:
             make_directory(self._path.parent)
             write_durably(self._path, text)
@@ -99,10 +108,12 @@ class StoreSource:
             self._unit = Unit(self._declaration, self._declaration)
         return {UNIT: self._unit}
 
-    def _block(self, service: Service) -> tuple[Service, str]:
-        """A service with its text, which is the known one while the service is the same."""
+    def _block(self, service: Service) -> tuple[Service, str, int]:
+        """A service with its text and size, which are the known ones while the service is the same."""
         known = self._blocks.get(service.name)
-        return known if known and known[0] is service else (service, format_service(service).rstrip("\n"))
+        if known and known[0] is service:
+            return known
+        return service, format_service(service).rstrip("\n"), limits.size_of(service)
 
     def faults(self) -> tuple[str, ...]:
         """Set while the file cannot be used."""
@@ -112,10 +123,20 @@ class StoreSource:
         """Nothing to keep: the file is the accepted version."""
 
 
+def _check_limits(services: int, size: int) -> None:
+    """What is stored must be one that is read again. Raises StoreError."""
+    if services > limits.SERVICES:
+        raise StoreError(f"the store would have {services} services: {limits.SERVICES} are the most; {_HINT}")
+    if size > limits.UNIT_ENDPOINTS:
+        raise StoreError(
+            f"the store would have {size} endpoints: {limits.UNIT_ENDPOINTS} are the most; {_HINT}"
+        )
+
+
 def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
     """What a file stores, or why it cannot be used. No file stores nothing."""
     try:
-        text = read_regular(path).decode("utf-8")
+        text = read_regular(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         return Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
