@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeAlias
 
+from vipd import limits
 from vipd.checks import UNCHECKED
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.external_reader import (
@@ -50,8 +51,8 @@ from vipd.declaration.service_size import fits, networks_of
 from vipd.health.targets import without_port
 from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
 
-_FEW, _MANY = 10, 1000
-"""So many ports with so many backends or addresses are below every limit."""
+_FEW = 10
+"""So many ports, with as many addresses and a tenth of the backends, are below every limit."""
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
@@ -117,9 +118,13 @@ def read_service(
 
 def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
     """Whether its parts are few enough to be brought together."""
-    if len(draft.ports) <= _FEW and len(draft.backends) <= _MANY and not (draft.external or draft.fallback):
-        if len(draft.addresses) <= _MANY and not draft.load_balancer:
-            return True  # most services: nothing to count
+    few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW
+    if (
+        few
+        and _FEW * len(draft.backends) <= limits.BACKENDS
+        and not (draft.external or draft.load_balancer or draft.fallback)
+    ):
+        return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
     networks = networks_of(externals, draft.allow_from.value if draft.allow_from else ())
     addresses = len(draft.addresses) + len(externals) + networks
