@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -225,3 +226,13 @@ def test_lists_of_problems_add_up() -> None:
     outer = ProblemList(most=1)
     outer.extend(inner.by_line())
     assert [each.what for each in outer.by_line()][1:] == ["and 5 more problems"]
+
+
+def test_the_documentation_tells_the_limits() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "declaration.md").read_text()
+    table = page.partition("\n## Limits\n")[2].partition("\n## ")[0]
+    cells = [row.strip("| ").rpartition("| ")[2] for row in table.splitlines() if row.startswith("| ")]
+    told = sorted(int(cell) for cell in cells if cell.isdecimal())
+    aside = {"MIB", "JSON_DEPTH", "JSON_DIGITS", "ANSWER_BYTES"}
+    numbers = {name: value for name, value in vars(limits).items() if name.isupper() and name not in aside}
+    assert told == sorted(numbers.values())

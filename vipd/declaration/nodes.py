@@ -72,12 +72,11 @@ def dismantle(nodes: Iterable[Node]) -> None:
     left = list(nodes)
     while left:
         node = left.pop()
-        if isinstance(node, Sequence):
-            left += node.items
-            node.items = []
-        elif isinstance(node, Mapping):
-            left += node.items.values()
-            node.items = {}
+        items = node.items if isinstance(node, Sequence | Mapping) else ()
+        while items:
+            item = items.pop() if isinstance(items, list) else items.popitem()[1]
+            if not isinstance(item, Scalar):
+                left.append(item)
 
 
 def _plain_text(value: object) -> str:

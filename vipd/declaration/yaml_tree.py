@@ -150,6 +150,7 @@ class _Builder:
             if pieces.stop is None:
                 raise
         if pieces.stop is not None:
+            dismantle(self.documents[-1:])
             del self.documents[-1:]
             raise pieces.stop
 
