@@ -143,7 +143,8 @@ def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> st
         report.wrong_type(node, path, wanted)
         return None
     if len(node.text) > limits.TEXT:
-        return _too_long(report, node, path)
+        _report_length(report, node, path)
+        return None
     meaning = nodes.other_meaning(node)
     if not meaning:
         return node.text
@@ -199,10 +200,13 @@ def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | No
     if nodes.null(node):
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
         return None
-    return node.text if len(node.text) <= limits.TEXT else _too_long(report, node, path)
+    if len(node.text) > limits.TEXT:
+        _report_length(report, node, path)
+        return None
+    return node.text
 
 
-def _too_long(report: Report, node: Scalar, path: str) -> None:
+def _report_length(report: Report, node: Scalar, path: str) -> None:
     what = f"has {len(node.text)} characters, of which {limits.TEXT} are the most"
     report.add(node.line, path, what, "no text of a declaration is as long")
 
