@@ -73,7 +73,7 @@ def test_reading_one_service_names_its_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each.name for each in found.services] == ["a"]
 
 
-@pytest.mark.parametrize("part", ["read_tree", "find_conflicts", "is_kubernetes"])
+@pytest.mark.parametrize("part", ["read_tree", "conflicts_of", "is_kubernetes"])
 def test_reading_never_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, part, lambda *_: 1 / 0)
     assert "internal error" in str(parse_declaration(TWO, "shop.yaml").problems[0])

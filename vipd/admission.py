@@ -22,7 +22,8 @@ from vipd.claim_limits import (
     claim_limits,
     source_networks,
 )
-from vipd.declaration.problems import Declaration, Problem, internal_problem
+from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
+from vipd.endpoint_budget import EndpointBudget
 from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Origin, Registered, Service
 
@@ -88,12 +89,14 @@ def admit(
     `id` is in `passed` have been looked at. Of one that has problems already, this host is asked nothing."""
     if not declaration.ok:
         policy = replace(policy, check_problems=_no_problems)
-    fresh = [service for service in declaration.services if id(service) not in passed]
-    found = [problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)]
+    fresh = (service for service in declaration.services if id(service) not in passed)
+    found = ProblemList(
+        problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)
+    )
     if not found:
         return declaration
-    problems = sorted((*declaration.problems, *found), key=lambda problem: problem.line)
-    return replace(declaration, problems=tuple(problems))
+    found.extend(declaration.problems)
+    return replace(declaration, problems=found.by_line())
 
 
 def _problems_of(service: Service, policy: AddressPolicy, sound: bool) -> tuple[Problem, ...]:
@@ -162,6 +165,7 @@ class Admission:
         self._admitted: dict[str, _Admitted] = {}
         self._given: dict[str, Unit] = {}
         self._refused: set[str] = set()
+        self._budget = EndpointBudget()
         self.units: dict[str, Unit] = {}
         """By name; it follows later calls."""
 
@@ -211,13 +215,20 @@ class Admission:
         policy = self._policy
         if check_problems is not None:
             policy = replace(policy, check_problems=check_problems)
-        return {name for name in changed if name not in self._given or self._renew(name, policy)}
+        # Those that serve already come first, so that newcomers find no room rather than they.
+        order = sorted(changed, key=lambda name: (self._newcomer(name), name))
+        return {name for name in order if name not in self._given or self._renew(name, policy)}
+
+    def _newcomer(self, name: str) -> bool:
+        unit = self._given.get(name)
+        return unit is not None and unit.candidate is not unit.accepted
 
     def _leave(self, present: set[str]) -> set[str]:
         gone = self._given.keys() - present
         for name in gone:
             del self._given[name]
             self._admitted.pop(name, None)
+            self._budget.drop(name)
             self.units.pop(name, None)
             self._refused.discard(name)
         return gone
@@ -232,6 +243,7 @@ class Admission:
             after = _admitted(unit, policy, before)
         except Exception as error:
             after = _Admitted(unit, refused(name, unit, error, "admitting it"))
+        after = replace(after, unit=self._budget.take(name, after.unit))
         self._admitted[name] = after
         (self._refused.discard if after.unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)

@@ -15,8 +15,12 @@ MOST_ASIDE = 9
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file. Raises OSError, also for a directory, a pipe, which would block, or a
     file of more than `most` bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor, not a path)
+    return read_open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), most)
+
+
+def read_open(descriptor: int, most: int) -> bytes:
+    """The same of an open file, which is closed then."""
+    with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(0, "is a directory")
@@ -24,7 +28,8 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
             raise OSError(0, "is not a regular file")
         data = file.read(most + 1) if found.st_size <= most else b""
         if max(found.st_size, len(data)) > most:
-            raise OSError(0, f"is larger than {most >> 20} MiB")
+            size = f"{most >> 20} MiB" if most >= 2**20 else f"{most} bytes"
+            raise OSError(0, f"is larger than {size}")
         return data
 
 

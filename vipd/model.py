@@ -6,6 +6,7 @@ IPv6 compressed and lower case); ports are 1..65535; times are whole seconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -359,5 +360,5 @@ def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:
     A named port keeps its name. An unnamed one has none while it is the only such port of its protocol, as in
     Kubernetes; several get their number as a name, which no declared name can equal (those hold a letter).
     """
-    unnamed = [p.protocol for p in ports if not p.name]
-    return tuple(p.name or ("" if unnamed.count(p.protocol) == 1 else str(p.port)) for p in ports)
+    unnamed = Counter(p.protocol for p in ports if not p.name)
+    return tuple(p.name or ("" if unnamed[p.protocol] == 1 else str(p.port)) for p in ports)

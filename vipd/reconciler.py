@@ -21,6 +21,7 @@ from vipd.containment import Containment
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
 from vipd.in_parts import AT_ONCE, in_parts
+from vipd.limits import size_of
 from vipd.model import Forwarding, ForwardingKey, Service
 from vipd.observe.events.causes import Causes
 from vipd.observe.service_log import tell_changes
@@ -56,11 +57,13 @@ over."""
 UNDISTURBED_TRIES = 3
 """How often a difference is looked for beside the steps. The last time they wait for it."""
 
+Chosen = tuple[Forwarding, ...]
 K = TypeVar("K")
 V = TypeVar("V")
 
 LARGE = 1000
-"""Services touched by a step above which it is a load."""
+"""Services touched by a step above which it is a load, and endpoints of one service above which it is chosen
+for in a thread."""
 
 
 @dataclass(slots=True)
@@ -303,7 +306,7 @@ class Reconciler:
         async for part in self._in_parts(names):
             for name in part:
                 anew = not same_policy or name in self._moved or name in again
-                self._consider_alone(name, selection, anew)
+                self._consider_alone(name, selection, anew, await self._chosen_aside(name, policy))
         for key in self._unsure - selection.changes.keys():
             known = selection.forwardings.get(key.service) or self.forwardings.get(key.service, ())
             selection.changes[key] = next((f for f in known if f.key == key), None)
@@ -317,11 +320,21 @@ class Reconciler:
             except Exception as error:
                 self._hold(name, "following its backends", error)
 
-    def _consider_alone(self, name: str, selection: Selection, anew: bool) -> None:
+    async def _chosen_aside(self, name: str, policy: SelectionPolicy) -> Chosen | None:
+        """What is chosen for a service that is so large that this is done beside the event loop; None for
+        others. An exception is left to whoever chooses again."""
+        with contextlib.suppress(Exception):
+            service = self._snapshot.service(name)
+            if service is not None and size_of(service) > LARGE:
+                standings = dict(self._judges.standings(service))
+                return await asyncio.to_thread(choose, service, policy, standings)
+        return None
+
+    def _consider_alone(self, name: str, selection: Selection, anew: bool, chosen: Chosen | None) -> None:
         """Choose for a service. An exception that nobody expected is its own: what it has stays."""
         selection.tried.add(name)
         try:
-            self._consider(name, selection, anew)
+            self._consider(name, selection, anew, chosen)
             if anew or name in selection.services:
                 selection.changes.update(
                     {k: f for k, f in self._programming.withheld(name).items() if k not in selection.changes}
@@ -330,7 +343,7 @@ class Reconciler:
             selection.forwardings[name] = self.forwardings.get(name, ())
             self._hold(name, "selecting its backends", error)
 
-    def _consider(self, name: str, selection: Selection, anew: bool) -> None:
+    def _consider(self, name: str, selection: Selection, anew: bool, chosen: Chosen | None) -> None:
         """Choose for a service, unless it says what it said before and nothing else asks for it."""
         service, before = self._snapshot.service(name), self.services.get(name)
         if service is None:
@@ -343,7 +356,9 @@ class Reconciler:
         if not anew and before == service:  # it has only moved to another line
             return
         old = {f.key: f for f in self.forwardings.get(name, ())}
-        new = choose(service, selection.policy, self._judges.standings(service))
+        new = chosen
+        if new is None:
+            new = choose(service, selection.policy, self._judges.standings(service))
         selection.forwardings[name] = new
         selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
         selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
@@ -409,7 +424,8 @@ class Reconciler:
         quarantined.update(self._quarantine.reasons)
         tell_readmitted(progress.quarantined, quarantined, self.services)
         progress.quarantined = quarantined
-        progress.warnings = (*self._host_warnings, *self._dataplane.warnings())
+        left_out = self._snapshot.warnings()
+        progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
         for follower in self.followers:
             with self.containment.around(_name_of(follower), "hearing of written rules"):
                 follower.applied(wrote)

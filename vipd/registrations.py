@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from vipd import limits
 from vipd.admission import AddressPolicy, admit_registered
 from vipd.declaration.problems import Problem, internal_problem
-from vipd.model import Registered, Service
+from vipd.model import Backend, Registered, Service
 
 Registrations = Mapping[str, tuple[Registered, ...]]
 """Registered backends by the name of their service. What has not changed is the same object."""
@@ -24,7 +25,6 @@ class _Joined(NamedTuple):
     service: Service
     registered: tuple[Registered, ...]
     made: Service
-    ignored: _Problems
 
 
 def declared(service: Service) -> Service:
@@ -44,6 +44,10 @@ class Registrar:
         self._known: dict[str, _Joined] = {}
         self._ignoring: dict[str, _Problems] = {}
         """What is ignored, by service, of those that ignore some."""
+        self._sizes: dict[str, int] = {}
+        """Endpoints that registered backends add to each service."""
+        self._size = 0
+        self._left_out: dict[str, int] = {}
 
     def take(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
         """These are all registrations now; the services for which they, or what they may, are other than
@@ -68,8 +72,12 @@ class Registrar:
                 self.forget(name)
 
     def extended(self, service: Service) -> Service:
-        """A service with its registered backends. What is declared wins over what is registered at the same
-        address and port."""
+        """A service with its registered backends.
+
+        What is declared wins over what is registered at the same address and port. An address of the service
+        itself is no backend of it: its packets would come back to the rules for ever. What is beyond
+        `vipd.limits` is left out.
+        """
         registered = self._registrations.get(service.name)
         if registered is None:
             self.forget(service.name)
@@ -77,13 +85,25 @@ class Registrar:
         before = self._known.get(service.name)
         if before is not None and before.service is service and before.registered is registered:
             return before.made
+        self.forget(service.name)
         ignored = {each.place: why for each in registered if (why := self._problems_of(service, each))}
-        joined = _Joined(service, registered, _extended(service, registered, ignored), ignored)
-        self._known[service.name] = joined
-        self._ignoring.pop(service.name, None)
         if ignored:
             self._ignoring[service.name] = ignored
-        return joined.made
+        made = self._joined(service, _fresh(service, registered, ignored), before.made if before else service)
+        self._known[service.name] = _Joined(service, registered, made)
+        return made
+
+    def _joined(self, service: Service, fresh: list[Backend], before: Service) -> Service:
+        """A service with as many of these backends as it has room for, first those that it had `before`."""
+        room = self._room(service)
+        if len(fresh) > room:
+            serving = {(b.address, b.port) for b in before.backends}
+            fresh.sort(key=lambda b: (b.address, b.port) not in serving)
+            self._left_out[service.name] = len(fresh) - room
+        added = tuple(replace(backend, registered=True) for backend in fresh[:room])
+        self._sizes[service.name] = len(added) * len(service.ports)
+        self._size += self._sizes[service.name]
+        return replace(service, backends=(*service.backends, *added)) if added else service
 
     def ignored(self, service: str) -> tuple[Problem, ...]:
         """Why registrations for a service do not take part in it."""
@@ -103,6 +123,18 @@ class Registrar:
         """A service is no more, or nobody registers for it."""
         self._known.pop(service, None)
         self._ignoring.pop(service, None)
+        self._size -= self._sizes.pop(service, 0)
+        self._left_out.pop(service, None)
+
+    def warnings(self) -> list[str]:
+        """One line about the services that have more registered backends than they can have."""
+        if not self._left_out:
+            return []
+        first, number = next(iter(self._left_out.items()))
+        others = f" (and of {len(self._left_out) - 1} more services)" if len(self._left_out) > 1 else ""
+        what = f"{number} registered backends of {first}{others} are left out"
+        why = f"a service has {limits.BACKENDS} backends and {limits.SERVICE_ENDPOINTS} endpoints at most"
+        return [f"{what}: {why}; hint: remove keys below backends/"]
 
     def _problems_of(self, service: Service, registered: Registered) -> tuple[Problem, ...]:
         """An exception that nobody expected is a problem of this registration alone."""
@@ -111,10 +143,17 @@ class Registrar:
         except Exception as error:
             return (internal_problem(error, f"admitting it to {service.name}", registered.place),)
 
+    def _room(self, service: Service) -> int:
+        """How many registered backends a service may have."""
+        declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
+        in_all = max(0, limits.ALL_ENDPOINTS - self._size) // ports
+        own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports) - declared
+        return max(0, min(own, in_all))
 
-def _extended(service: Service, registered: Iterable[Registered], ignored: _Problems) -> Service:
+
+def _fresh(service: Service, registered: Iterable[Registered], ignored: _Problems) -> list[Backend]:
+    """The registered backends that take part: they are not declared, and no address of the service itself."""
     taken = {(backend.address, backend.port) for backend in service.backends}
+    own = set(service.all_addresses())
     joining = [backend for place, backend in registered if place not in ignored]
-    fresh = [backend for backend in joining if (backend.address, backend.port) not in taken]
-    added = tuple(replace(backend, registered=True) for backend in fresh)
-    return replace(service, backends=(*service.backends, *added)) if added else service
+    return [b for b in joining if (b.address, b.port) not in taken and b.address not in own]

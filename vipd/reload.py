@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.problems import listed
 from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 from vipd.systemd.fields import Event, fields
@@ -58,7 +59,7 @@ async def reload(
     late = f"not in the kernel after {patience:.0f} s; vipd goes on trying"
     refused = [f"{name} is quarantined: {why}" for name, why in reconciler.progress.quarantined.items()]
     fault = "; ".join(refused) if settled else reconciler.progress.fault or late
-    problems = [str(p) for found in reconciler.problems.values() for p in found]
+    problems = listed(p for found in reconciler.problems.values() for p in found)
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services
     reloaded = Reloaded(len(after), {}, fault, tuple(problems))

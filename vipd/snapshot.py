@@ -106,6 +106,10 @@ class Snapshot:
         """What was wrong with the sources themselves at the last look, by their place."""
         return self._faults or {}
 
+    def warnings(self) -> list[str]:
+        """What is left out beside what is refused."""
+        return self._registrar.warnings()
+
     def taken_up(self) -> None:
         """All that was touched is known now where it has to be."""
         for name in self._touched:

@@ -3,7 +3,6 @@ import yaml
 
 from vipd.declaration import yaml_tree
 from vipd.declaration.nodes import (
-    MAX_DEPTH,
     Mapping,
     Node,
     Scalar,
@@ -14,6 +13,7 @@ from vipd.declaration.nodes import (
     tree_of,
 )
 from vipd.declaration.yaml_tree import read_tree
+from vipd.limits import YAML_DEPTH
 
 
 def plain(node: Node) -> object:
@@ -114,8 +114,8 @@ def test_an_anchor_may_be_set_again() -> None:
 
 
 def test_nesting_up_to_the_limit_is_read() -> None:
-    assert problems("[" * MAX_DEPTH + "]" * MAX_DEPTH) == []
-    assert len(problems("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))) == 1
+    assert problems("[" * YAML_DEPTH + "]" * YAML_DEPTH) == []
+    assert len(problems("[" * (YAML_DEPTH + 1) + "]" * (YAML_DEPTH + 1))) == 1
 
 
 def test_documents_before_a_syntax_error_are_kept() -> None:

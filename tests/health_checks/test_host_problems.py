@@ -99,7 +99,10 @@ def test_an_error_that_nobody_expects_is_a_problem_and_logged_once(
     monkeypatch.setattr("vipd.health.host_problems._user_problems", fails)
     for _ in range(3):
         (found,) = of_user("nobody")
-        assert "internal error: ZeroDivisionError: by chance; hint: please report it" in found
+        assert (
+            "internal error while looking at a check: ZeroDivisionError: by chance; hint: please report it"
+            in found
+        )
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
 

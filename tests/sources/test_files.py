@@ -10,6 +10,7 @@ import pytest
 
 from tests.sources.room import BAD, GOOD, OTHER, Room, link_swap
 from vipd.cli.inputs import read_inputs
+from vipd.sources.declaration_files import Signature
 from vipd.sources.files import FileSource
 
 
@@ -106,7 +107,7 @@ def test_two_saves_of_one_moment_are_both_seen(
     """The clock of a file system ticks slowly: the second may have the time and size of the first."""
     moment = time.time_ns() - age * 10**9
     monkeypatch.setattr("vipd.sources.files.FRESH_NANOSECONDS", 600 * 10**9)
-    monkeypatch.setattr("vipd.sources.files._signature", lambda _: (1, 1, 1, moment, moment))
+    monkeypatch.setattr("vipd.sources.files.signature_of", lambda _: Signature(1, 1, 1, moment, moment))
     room.write("a.yaml", OTHER)
     room.source.scan()
     room.write("a.yaml", OTHER.replace("10.244.0.6", "10.244.0.7"))

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from vipd.bounded_json import read_json
+from vipd.limits import ANSWER_BYTES as MOST_BYTES
 from vipd.text import cleaned
 
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
@@ -28,8 +30,6 @@ _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _LONGEST_LINE = 65536
 MOST_INTERIM = 10
 MOST_HEADERS = 100
-MOST_BYTES = 2**30
-"""Of an answer; 100,000 services take some 200 MB."""
 MOST_LINE_BYTES = 2**24
 """Of one object of a stream."""
 MOST_SILENCES = 4
@@ -302,8 +302,8 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
 
 def _json_object(content: bytes, status: int) -> Json:
     try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError):
+        answer = read_json(content, MOST_BYTES)
+    except ValueError:
         answer = None
     if not isinstance(answer, dict):
         raise BadAnswerError(f"HTTP status {status} without a JSON object")

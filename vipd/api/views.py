@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
 from vipd.catalog import NOTHING, Unit
 from vipd.dataplane.base import Dataplane
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Problem, listed
+from vipd.limits import ALL_PROBLEMS
 from vipd.model import Forwarding, Service
 from vipd.operations import spec_of
 from vipd.readiness import ready_backends
@@ -122,14 +124,13 @@ def _source_view(
             "serves": _served_of(name, unit, serving.get(name, 0)),
             "problems": list(map(str, problems[name])),
         }
-        for name, unit in units.items()
-        if problems.get(name)
+        for name, unit in islice(((n, u) for n, u in units.items() if problems.get(n)), ALL_PROBLEMS)
     ]
     return {
         "name": source.name,
         "location": source.location,
         "services": sum(serving.get(name, 0) for name in units),
-        "problems": [*source.faults(), *(str(p) for name in units for p in problems.get(name, ()))],
+        "problems": [*source.faults(), *listed(p for name in units for p in problems.get(name, ()))],
         "refused": refused,
     }
 

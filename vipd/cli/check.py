@@ -75,5 +75,5 @@ def _print_text(inputs: Inputs, quiet: bool) -> None:
 def _plain(problem: Problem) -> dict[str, object]:
     """A problem as JSON; a traceback is for the log of the daemon alone."""
     found = asdict(problem)
-    del found["trace"]
+    del found["trace"], found["more"]
     return found

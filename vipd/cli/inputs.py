@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from vipd.cli.errors import FAILED, CliError
 from vipd.cli.output import counted
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable
-from vipd.durable import read_regular
+from vipd.followed_links import read_followed
+from vipd.limits import FILE_BYTES
 from vipd.model import Service
 
 DEFAULT_SERVICES_DIR = "/etc/vipd/services.d"
@@ -87,14 +88,25 @@ def _counts(file: Path) -> bool:
     return file.suffix in _SUFFIXES and not file.name.startswith(".")
 
 
+def _bounded(file: BinaryIO) -> bytes:
+    """All of a file of vipd's size at most. Raises OSError."""
+    content = file.read(FILE_BYTES + 1)
+    if len(content) > FILE_BYTES:
+        raise OSError(0, f"is larger than {FILE_BYTES >> 20} MiB")
+    return content
+
+
 def _read(name: str, named: bool) -> Declaration:
     """One that was `named` may be a pipe; in a directory vipd reads none, and nor does this."""
     shown = _STDIN_SHOWN if name == STDIN else printable(name)
     try:
         if name == STDIN:
-            content = sys.stdin.buffer.read()
+            content = _bounded(sys.stdin.buffer)
+        elif named:
+            with Path(name).open("rb") as file:
+                content = _bounded(file)
         else:
-            content = Path(name).read_bytes() if named else read_regular(Path(name))
+            content = read_followed(Path(name), FILE_BYTES)
         text = content.decode()
     except OSError as err:
         return Declaration(problems=(unreadable(shown, err),))

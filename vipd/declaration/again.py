@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vipd import limits
 from vipd.declaration.conflicts import backend_addresses, find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
@@ -109,7 +110,17 @@ def _combined(change: _Change, path: str, known: Declaration, source: str) -> De
     )
     if more and find_conflicts(services):
         return None
+    if _size(fresh) > _size(between) and not _within_limits(services):
+        return None
     return Declaration(services)
+
+
+def _size(services: Sequence[Service]) -> int:
+    return sum(map(limits.size_of, services))
+
+
+def _within_limits(services: Sequence[Service]) -> bool:
+    return len(services) <= limits.SERVICES and _size(services) <= limits.UNIT_ENDPOINTS
 
 
 def _split(services: Sequence[Service], first: int, end: int) -> tuple[tuple[Service, ...], ...]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
+from vipd.limits import PROBLEMS
 from vipd.model import Frontend, Service
 
 MOST_NAMED = 3
@@ -76,36 +78,44 @@ class AddressUses:
                 self._numbers.pop(use, None)
 
 
-def find_conflicts(services: Iterable[Service], *, addresses: bool = True) -> tuple[Problem, ...]:
-    """Every claim that an earlier service's keeps a service from, in time linear in the claims; without
-    `addresses`, names and frontends alone.
+def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
+    """A problem for each of `conflicts_of`, as many as are kept of one unit."""
+    return tuple(claim_problem(*conflict) for conflict in islice(conflicts_of(services), PROBLEMS))
 
-    The problem stands at the later service; the earlier one keeps what it claims, also against a third.
+
+def conflicts_of(
+    services: Iterable[Service], *, addresses: bool = True
+) -> Iterator[tuple[Service, Claim, Service]]:
+    """Every claim that an earlier service's keeps a service from, in time linear in the claims: the service,
+    the claim, and who has it. Without `addresses`, names and frontends alone.
+
+    The earlier service keeps what it claims, also against a third.
     """
     names: dict[str, Service] = {}
     owners: dict[Frontend, Service] = {}
     users: dict[AddressUse, Service] = {}
-    problems: list[Problem] = []
     for service in services:
         namesake = names.setdefault(service.name, service)
         if namesake is not service and not _default_name(service):
-            problems.append(claim_problem(service, service.name, namesake))
+            yield service, service.name, namesake
         for frontend in service.frontends():
             owner = owners.setdefault(frontend, service)
             if owner is not service:
-                problems.append(claim_problem(service, frontend, owner))
-        problems += _problems_of_addresses(service, users) if addresses else ()
-    return tuple(problems)
+                yield service, frontend, owner
+        if addresses:
+            yield from _conflicts_of_addresses(service, users)
 
 
-def _problems_of_addresses(service: Service, users: dict[AddressUse, Service]) -> Iterator[Problem]:
+def _conflicts_of_addresses(
+    service: Service, users: dict[AddressUse, Service]
+) -> Iterator[tuple[Service, Claim, Service]]:
     """Addresses that earlier services use in another role than this one, which then is no user."""
     for use in sorted(address_uses(service)):
         user = users.get(use.opposite())
         if user is None:
             users.setdefault(use, service)
         else:
-            yield claim_problem(service, use, user)
+            yield service, use, user
 
 
 def claim_problem(service: Service, claim: Claim, owner: Service) -> Problem:
@@ -132,7 +142,7 @@ def use_problem(claim: AddressUse, holder: str, owner: Service) -> tuple[str, st
         what = f"{claim.address} is the address of a backend of {holder}"
         return what, "choose an address that no host has"
     what = f"the backend {claim.address} is a virtual IP, that of {holder}: a packet is translated only once"
-    backends = list(dict.fromkeys(map(str, owner.backends)))
+    backends = list(dict.fromkeys(map(str, owner.backends[: 10 * MOST_NAMED])))
     named = ", ".join(backends[:MOST_NAMED]) + (", ..." if len(backends) > MOST_NAMED else "")
     return what, f"name the backends of {owner.name} instead{named and ': '}{named}"
 

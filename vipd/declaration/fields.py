@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
+from vipd import limits
 from vipd.declaration import nodes
 from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.notation import NotationError, shown
-from vipd.declaration.problems import Note, Problem, internal_problem
+from vipd.declaration.problems import Note, Problem, ProblemList, internal_problem
 from vipd.text import is_text
 
 T = TypeVar("T")
@@ -40,16 +41,29 @@ class Report:
         self.file = file
         self.accepted = accepted
         """What is read was accepted once: a rule that came later does not take it away."""
-        self.problems: list[Problem] = []
-        self.notes: list[Note] = []
+        self.problems = ProblemList()
+        self.size = 0
+        """Of the services that were read, as `vipd.limits.size_of` counts it."""
+        self._notes: dict[Note, None] = {}
+        self._more_notes = 0
 
     def add(self, line: int, path: str, what: str, hint: str = "") -> None:
         """One more problem."""
-        self.problems.append(Problem(self.file, line, path, what, hint))
+        self.problems.add(Problem(self.file, line, path, what, hint))
 
     def note(self, line: int, text: str) -> None:
         """One more thing to know that is no fault."""
-        self.notes.append(Note(self.file, line, text))
+        if len(self._notes) < limits.NOTES:
+            self._notes[Note(self.file, line, text)] = None
+        else:
+            self._more_notes += 1
+
+    def notes(self) -> tuple[Note, ...]:
+        """The notes in line order, each once, and how many more there are."""
+        found = sorted(self._notes, key=lambda note: note.line)
+        if self._more_notes:
+            found.append(Note(self.file, found[-1].line, f"and {self._more_notes} more notes"))
+        return tuple(found)
 
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """`node` is not what the language wants at `path`."""
@@ -63,7 +77,7 @@ class Report:
         try:
             yield
         except Exception as error:
-            self.problems.append(internal_problem(error, doing, self.file, line))
+            self.problems.add(internal_problem(error, doing, self.file, line))
 
 
 def kind(node: Node) -> str:
@@ -93,7 +107,8 @@ def did_you_mean(text: str, known: Collection[str]) -> str:
 def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
     """The known keys that are nearest to a mapping's unknown ones: they were written, though wrong."""
     unknown = [key for key in node.items if key not in known]
-    return {_nearest(key, known) for key in unknown} if unknown else set()
+    # Of a mapping full of unknown keys most are not meant for any of ours.
+    return {_nearest(key, known) for key in unknown[: 2 * len(known)]} if unknown else set()
 
 
 def _nearest(text: str, known: Collection[str]) -> str:
@@ -108,6 +123,9 @@ def known_keys(report: Report, node: Node, path: str, known: Collection[str]) ->
     for key, value in node.items.items():
         if key in known:
             yield key, value
+            continue
+        if report.problems.full:
+            report.problems.count()
             continue
         hint = hint_for_key(key) or did_you_mean(key, known)
         report.add(node.key_lines[key], path, f"unknown key {shown(key)}", hint)
@@ -124,6 +142,9 @@ def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> st
     """A scalar that every YAML reader takes for text."""
     if not isinstance(node, Scalar):
         report.wrong_type(node, path, wanted)
+        return None
+    if len(node.text) > limits.TEXT:
+        _report_length(report, node, path)
         return None
     meaning = nodes.other_meaning(node)
     if not meaning and is_text(node.text):
@@ -182,7 +203,15 @@ def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | No
     if nodes.null(node):
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
         return None
+    if len(node.text) > limits.TEXT:
+        _report_length(report, node, path)
+        return None
     return node.text
+
+
+def _report_length(report: Report, node: Scalar, path: str) -> None:
+    what = f"has {len(node.text)} characters, of which {limits.TEXT} are the most"
+    report.add(node.line, path, what, "no text of a declaration is as long")
 
 
 def read_notation(report: Report, node: Node, path: str, parse: Callable[[str], T], wanted: str) -> T | None:

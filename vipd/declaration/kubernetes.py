@@ -7,6 +7,8 @@ wherever they stand in one file, in any order and any document; across files the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping as Groups
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from vipd.declaration.fields import Report
@@ -16,10 +18,14 @@ from vipd.declaration.kubernetes_fields import Place
 from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
 from vipd.declaration.nodes import Mapping, Node, Scalar
 from vipd.declaration.notation import shown
+from vipd.declaration.service_size import room_for
 from vipd.model import Origin, Service
 
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 """The kinds of objects that mean something here, with the API group of each."""
+
+MOST_KINDS = 20
+"""Of objects that are left out and named."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
@@ -62,10 +68,21 @@ class KubernetesObjects:
         for group in self.endpoints:
             if group.service not in sliced:
                 groups.setdefault(group.service, []).append(group)
-        for service, (what, line) in self.named.items():
-            if service not in self.known:
-                self.report.note(line, f"{what} left out: there is no Service {service} in this file")
-        return [with_backends(self.report, s, groups.get(s.service.name, ())) for s in self.services]
+        for name, (what, line) in self.named.items():
+            if name not in self.known:
+                self.report.note(line, f"{what} left out: there is no Service {name} in this file")
+        return self._with_backends(groups)
+
+    def _with_backends(self, groups: Groups[str, Sequence[EndpointGroup]]) -> list[Service]:
+        found: list[Service] = []
+        for number, declared in enumerate(self.services, 1):
+            service = with_backends(self.report, declared, groups.get(declared.service.name, ()))
+            if service is None:
+                continue
+            if not room_for(self.report, service, number):
+                break
+            found.append(service)
+        return found
 
     def _read(self, place: Place) -> None:
         kind = place.at("kind").text()
@@ -97,8 +114,9 @@ class KubernetesObjects:
             else:
                 item.problem("kind is missing", "every object of a List has a kind and an apiVersion")
         if others:
-            counts = ", ".join(f"{count} {shown(kind)[1:-1]}" for kind, count in others.items())
-            place.note(f"left out of the List: {counts}")
+            named = others.most_common(MOST_KINDS)
+            counts = ", ".join(f"{count} {shown(kind)[1:-1]}" for kind, count in named)
+            place.note(f"left out of the List: {counts}{', ...' if len(others) > MOST_KINDS else ''}")
 
     def _right_version(self, place: Place, version: str, kind: str, group: str) -> bool:
         wanted = f"{group}/{_VERSION}" if group else _VERSION

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from vipd import limits
 from vipd.declaration.fields import Placed, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
 from vipd.declaration.kubernetes_services import KubernetesService
 from vipd.declaration.service_rules import check_backends
+from vipd.declaration.service_size import fits, networks_of_service
 from vipd.model import Backend, BackendState, Family, Service, ServicePort, family_of
 
 _RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
@@ -23,15 +25,48 @@ _ByPort = dict[str, dict[tuple[str, int], Placed[Backend]]]
 """By the name of the service's port: the servers by address and number."""
 
 
-def with_backends(report: Report, declared: KubernetesService, groups: Iterable[EndpointGroup]) -> Service:
-    """The service with the backends that these groups, all of this service, make."""
+def with_backends(
+    report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]
+) -> Service | None:
+    """The service with the backends that these groups, all of this service, make; None when they are too
+    many, which is reported."""
+    if not _few_enough(report, declared, groups):
+        return None
     servers = _servers_by_port(declared, groups)
     numbers = {port: Counter(number for _, number in found) for port, found in servers.items()}
     placed = [p._replace(value=_with_target(p.value, numbers[p.value.name])) for p in declared.ports]
     ports = tuple(port.value for port in placed)
+    if not _can_combine(report, declared, servers):
+        return None
     backends = _backends(ports, servers)
     check_backends(report, backends, declared.addresses, placed)
     return replace(declared.service, ports=ports, backends=tuple(backend.value for backend in backends))
+
+
+def _few_enough(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> bool:
+    """Whether there are few enough servers, and few enough of them at each port."""
+    served = {(port.value.name, port.value.protocol) for port in declared.ports}
+    servers = [server for group in groups for server in group.servers]
+    reached = sum(len(g.servers) * sum((p.name, p.protocol) in served for p in g.ports) for g in groups)
+    line, ports = declared.service.origin.line, [*declared.ports]
+    networks = networks_of_service(declared.service)
+    if not fits(report, line, "", ports, servers, len(declared.service.all_addresses()) + networks):
+        return False
+    if reached > limits.SERVICE_ENDPOINTS:
+        what = f"its endpoints reach {reached} ports of servers: {limits.SERVICE_ENDPOINTS} are the most"
+        report.add(line, "", what, "divide it into several services")
+    return reached <= limits.SERVICE_ENDPOINTS
+
+
+def _can_combine(report: Report, declared: KubernetesService, servers: _ByPort) -> bool:
+    """Whether the servers' numbers at each port are few enough to say for each which ports it has."""
+    reached = len(declared.ports) * sum(map(len, servers.values()))
+    if reached > limits.NAMED_REACHES and len({*map(frozenset, servers.values())}) > 1:
+        what = f"its ports have different endpoints, which make {reached} combinations"
+        hint = f"{limits.NAMED_REACHES} are the most: divide it into several services"
+        report.add(declared.service.origin.line, "", what, hint)
+        return False
+    return True
 
 
 def _servers_by_port(declared: KubernetesService, groups: Iterable[EndpointGroup]) -> _ByPort:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from vipd.declaration.conflicts import find_conflicts
+import re
+
+from vipd.declaration.conflicts import claim_problem, conflicts_of
 from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, null, tree_of
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null, tree_of
 from vipd.declaration.notation import shown
 from vipd.declaration.policy_reader import Policy, read_policy
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.service_reader import read_service
-from vipd.declaration.yaml_tree import read_tree
+from vipd.declaration.service_size import room_for
+from vipd.declaration.yaml_tree import Tree, read_tree
 from vipd.model import Origin, Service
 
 __all__ = [
@@ -25,12 +28,17 @@ __all__ = [
 
 DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
 
+_VERSION = re.compile(r"[A-Za-z0-9.-]{1,40}(?:/[A-Za-z0-9.-]{1,20})?")
+"""What the version of some language may look like."""
+
 READING_SERVICE = "reading this service"
+
+FILE = "file"
 
 _READ = Unreadable(0)
 
 
-def parse_declaration(text: str, path: str, source: str = "file", *, accepted: bool = False) -> Declaration:
+def parse_declaration(text: str, path: str, source: str = FILE, *, accepted: bool = False) -> Declaration:
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
     No text, or only comments, declares no service. `path` names the file in problems and origins, `source`
@@ -39,18 +47,18 @@ def parse_declaration(text: str, path: str, source: str = "file", *, accepted: b
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
     text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
+    What is beyond `vipd.limits` is never read. Problems repeat nothing of a file that does not say by its
+    `apiVersion` that it is meant for vipd.
     """
     report = Report(path, accepted)
     services: list[Service] = []
+    tree = Tree()
     with report.contained(0, "reading this file"):
-        tree = read_tree(text, path)
-        report.problems += tree.problems
+        tree = read_tree(text, path, quotes=source != FILE)
+        report.problems.extend(tree.problems)
         services += _read_documents(report, tree.documents, Origin(source, path))
-    problems = report.problems
-    # What stands in `defaults` or behind an alias is read again for each service that uses it.
-    problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-    notes = sorted(dict.fromkeys(report.notes), key=lambda note: note.line)
-    return Declaration(tuple(services), tuple(problems), tuple(notes))
+    dismantle(tree.documents)
+    return Declaration(tuple(services), report.problems.by_line(), report.notes())
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
@@ -60,7 +68,7 @@ def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[P
     service = None
     with report.contained(origin.line, READING_SERVICE):
         service = read_service(report, tree_of(spec, origin.line), "", Policy(), origin)
-    return service, tuple(report.problems)
+    return service, report.problems.by_line()
 
 
 def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin) -> list[Service]:
@@ -74,19 +82,25 @@ def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin)
                 services += _read_document(report, document, origin)
     services += objects.finish()
     services.sort(key=lambda service: service.origin.line)
-    report.problems += find_conflicts(services, addresses=not report.accepted)
+    for conflict in conflicts_of(services, addresses=not report.accepted):
+        if report.problems.full:
+            report.problems.count()
+        else:
+            report.problems.add(claim_problem(*conflict))
     return services
 
 
 def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
     if not isinstance(node, Mapping):
-        report.wrong_type(node, "", f"a mapping with the keys {', '.join(DOCUMENT_KEYS)}")
+        found = "a list" if isinstance(node, Sequence) else "text"
+        report.add(node.line, "", f"must be a mapping with the keys {', '.join(DOCUMENT_KEYS)}, not {found}")
         return []
-    if not _right_version(report, node):
+    if not _right_version(report, node, origin):
         return []
     for key, line in node.key_lines.items():
         if key not in DOCUMENT_KEYS:
-            report.add(line, "", f"unknown key {shown(key)}", did_you_mean(key, DOCUMENT_KEYS))
+            hint = "" if report.problems.full else did_you_mean(key, DOCUMENT_KEYS)
+            report.add(line, "", f"unknown key {shown(key)}", hint)
     defaults = node.items.get("defaults")
     policy = Policy() if defaults is None else read_policy(report, defaults, "defaults")
     services = node.items.get("services")
@@ -98,15 +112,19 @@ def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
     return _read_services(report, services, policy, origin)
 
 
-def _right_version(report: Report, node: Mapping) -> bool:
-    """Whether to read on: a document of another language would only give problems that mislead."""
+def _right_version(report: Report, node: Mapping, origin: Origin) -> bool:
+    """Whether to read on: a document of another language would only give problems that mislead, and tell what
+    stands in it."""
     version = node.items.get("apiVersion")
     if version is None:
         report.add(node.line, "", "apiVersion is missing", f"write apiVersion: {API_VERSION}")
-        return True
+        return origin.source != FILE
     if isinstance(version, Scalar) and version.text == API_VERSION:
         return True
-    report.wrong_type(version, "apiVersion", API_VERSION)
+    if isinstance(version, Scalar) and not _VERSION.fullmatch(version.text):
+        report.add(version.line, "apiVersion", f"must be {API_VERSION}, not something else")
+    else:
+        report.wrong_type(version, "apiVersion", API_VERSION)
     return False
 
 
@@ -119,6 +137,10 @@ def _read_services(report: Report, services: Sequence, policy: Policy, origin: O
             service = read_service(report, item, f"services[{index}]", policy, place)
         # The tree takes twice the memory of the services: as it is read, its place becomes theirs.
         items[index] = _READ
-        if service is not None:
+        if service is None:
+            dismantle([item])
+        elif not room_for(report, service, index + 1):
+            break
+        else:
             found.append(service)
     return found

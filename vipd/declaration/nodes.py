@@ -8,10 +8,10 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-MAX_DEPTH = 32
-"""Deepest nesting that is read; declarations and Kubernetes manifests need a dozen levels."""
+from vipd.limits import YAML_DEPTH
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class Unreadable(Node):
     """Stands for a value whose problem is already reported; readers pass over it in silence."""
 
 
-def tree_of(value: object, line: int = 0, depth: int = MAX_DEPTH) -> Node:
+def tree_of(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
     """The same tree from decoded JSON, every node at `line`. Strings count as quoted.
 
     What lies deeper than `depth` is cut off: no declaration reaches there without a problem higher up.
@@ -64,6 +64,19 @@ def tree_of(value: object, line: int = 0, depth: int = MAX_DEPTH) -> Node:
     if isinstance(value, str):
         return Scalar(line, value, plain=False)
     return Scalar(line, _plain_text(value), plain=True)
+
+
+def dismantle(nodes: Iterable[Node]) -> None:
+    """Take trees apart that are not needed any more, node by node: millions of them freed at once would keep
+    every other thread waiting."""
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        items = node.items if isinstance(node, Sequence | Mapping) else ()
+        while items:
+            item = items.pop() if isinstance(items, list) else items.popitem()[1]
+            if not isinstance(item, Scalar):
+                left.append(item)
 
 
 def _plain_text(value: object) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from vipd.limits import ALL_PROBLEMS, PROBLEMS
 from vipd.model import Service
 from vipd.text import one_line
 
@@ -40,6 +41,8 @@ class Problem:
     hint: str = ""
     trace: str = field(default="", compare=False, repr=False)
     """The traceback of an internal error; logged with the problem, shown nowhere else."""
+    more: int = field(default=0, compare=False, repr=False)
+    """How many problems that were counted only it stands for."""
 
     def __post_init__(self) -> None:
         _clean(self, "file", "path", "what", "hint")
@@ -48,6 +51,69 @@ class Problem:
         place = f"{self.file}:{self.line}" if self.line else self.file
         text = ": ".join(part for part in (place, self.path, self.what) if part)
         return f"{text}; {self.hint}" if self.hint else text
+
+
+class ProblemList:
+    """The problems of one unit, each once: the first ones, and how many more there are."""
+
+    def __init__(self, problems: Iterable[Problem] = (), most: int = PROBLEMS) -> None:
+        self._kept: dict[Problem, None] = {}
+        self._most = most
+        self._more = 0
+        self.extend(problems)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._kept)
+
+    @property
+    def full(self) -> bool:
+        """Whether what is added from now on is counted only: its words need not be found."""
+        return len(self._kept) >= self._most
+
+    def add(self, problem: Problem) -> None:
+        """One more problem."""
+        if self.full and problem not in self._kept:
+            self._more += 1
+        else:
+            self._kept.setdefault(problem)
+
+    def count(self, number: int = 1) -> None:
+        """More problems, which are not kept."""
+        self._more += number
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        """More problems. One that stands for others that were counted counts for as many."""
+        for problem in problems:
+            if problem.more:
+                self._more += problem.more
+            else:
+                self.add(problem)
+
+    def by_line(self) -> tuple[Problem, ...]:
+        """All that are kept in line order, and at last one that tells how many more there are."""
+        found = sorted(self._kept, key=lambda problem: problem.line)
+        return (
+            (*found, more_problems(found[-1].file, found[-1].line, self._more))
+            if self._more
+            else tuple(found)
+        )
+
+
+def listed(problems: Iterable[object]) -> list[str]:
+    """The problems of all units as text, and how many more there are than one answer shows."""
+    all_of_them = list(problems)
+    found = [str(problem) for problem in all_of_them[:ALL_PROBLEMS]]
+    more = len(all_of_them) - len(found)
+    return [*found, f"and {more} more problems"] if more else found
+
+
+def more_problems(file: str, line: int, number: int) -> Problem:
+    """Stands for problems that are counted only."""
+    what = f"and {number} more problem{'s' if number > 1 else ''}"
+    return Problem(file, line, "", what, "mend those that are named first", more=number)
 
 
 PLEASE_REPORT = "please report it"
@@ -75,7 +141,7 @@ def unreadable(file: str, error: OSError) -> Problem:
     """A file that cannot be read, the same by `vipctl check` and by vipd."""
     if isinstance(error, IsADirectoryError):
         return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")
-    hint = "check the spelling" if isinstance(error, FileNotFoundError) else ""
+    hint = "check the spelling" if isinstance(error, FileNotFoundError) else getattr(error, "hint", "")
     return Problem(file, 0, "", f"cannot be read: {error.strerror or error}", hint)
 
 

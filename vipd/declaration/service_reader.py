@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeAlias
 
+from vipd import limits
 from vipd.checks import UNCHECKED
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.external_reader import (
@@ -46,8 +47,12 @@ from vipd.declaration.service_rules import (
     unique_addresses,
     unique_ports,
 )
+from vipd.declaration.service_size import fits, networks_of
 from vipd.health.targets import without_port
 from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
+
+_FEW = 10
+"""So many ports, with as many addresses and a tenth of the backends, are below every limit."""
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
@@ -101,7 +106,7 @@ def read_service(
     if "ports" not in written:
         report.add(node.line, path, "ports is missing", "every service needs ports")
     claimed = draft.claimed()
-    if not claimed or not draft.ports:
+    if not claimed or not draft.ports or not _fits(report, node.line, path, draft):
         return None
     _settle(report, draft, unique_addresses(report, claimed))
     service = _finish(report, draft, origin)
@@ -110,6 +115,21 @@ def read_service(
         places = [b for b in (*draft.backends, *draft.fallback) if b.value in unasked]
         check_backend_ports(report, places, service)
     return service
+
+
+def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
+    """Whether its parts are few enough to be brought together."""
+    few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW
+    if (
+        few
+        and _FEW * len(draft.backends) <= limits.BACKENDS
+        and not (draft.external or draft.load_balancer or draft.fallback)
+    ):
+        return True  # most services: nothing to count
+    externals = [*draft.external, *draft.load_balancer]
+    networks = networks_of(externals, draft.allow_from.value if draft.allow_from else ())
+    addresses = len(draft.addresses) + len(externals) + networks
+    return fits(report, line, path, draft.ports, [*draft.backends, *draft.fallback], addresses)
 
 
 def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:

@@ -12,6 +12,9 @@ from vipd.model import Backend, Family, Frontend, Protocol, Service, ServicePort
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 
+MOST_NAMED = 20
+"""More ports than these are not suggested."""
+
 VIP_REFUSALS = {
     "unspecified": "a service needs one definite address",
     "loopback": "loopback addresses never leave a host: choose an address of its own for the service",
@@ -162,11 +165,13 @@ def check_backends(
 
 
 def _check_port_names(report: Report, backends: Sequence[Placed[Backend]], names: Sequence[str]) -> None:
+    known = frozenset(names)
+    some = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
     for backend in backends:
         for name, _ in backend.value.ports:
-            if name not in names:
+            if name not in known:
                 what = f"the service has no port named {shown(name)}"
-                hint = f"its named ports: {', '.join(names)}" if names else "give its ports names"
+                hint = f"its named ports: {some}" if names else "give its ports names"
                 report.add(backend.line, f"{backend.path}.ports", what, hint)
 
 
@@ -244,7 +249,7 @@ def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], serv
 
 
 def _served(backend: Backend) -> str:
-    return ", ".join(name for name, _ in backend.ports) or "no port"
+    return ", ".join(name for name, _ in backend.ports[:MOST_NAMED]) or "no port"
 
 
 def check_weight_source(

@@ -2,34 +2,39 @@
 
 The tree is built from the parser's events: composing nodes with PyYAML takes ten times as long, and its
 constructors forget lines and guess types.
-Refused: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases. Pure.
+Refused: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases, and what is
+beyond `vipd.limits`. The parser gets the text in pieces, so that other threads have their turn. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
+from vipd import limits
 from vipd.declaration.ipv6_quotes import hint_for_line
-from vipd.declaration.nodes import MAX_DEPTH, Mapping, Node, Scalar, Sequence, Unreadable, null
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null
 from vipd.declaration.notation import shown
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Problem, ProblemList
 from vipd.text import joined_pairs
 
-MAX_ALIASED_NODES = 100_000
-"""Most nodes that all aliases of a file together may stand for: the end of "billion laughs"."""
-
+_LARGEST_JSON = 2**20
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # The characters that YAML allows in a stream (YAML 1.2, production 1); everything else is refused.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_PIECE = 65_536
+"""Characters that are looked through at once: some tenths of a millisecond in which no other thread runs."""
+
 _TABS = r"'\\t'|tab character|cannot start any token"
+
+OURS = frozenset({"vipd/v1", "v1", "discovery.k8s.io/v1"})
+"""The values of `apiVersion` by which a document shows that it is meant for vipd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,17 @@ class Tree:
     problems: tuple[Problem, ...] = ()
 
 
-def read_tree(text: str, path: str) -> Tree:
+def read_tree(text: str, path: str, quotes: bool = True) -> Tree:
     """Read every document of `text`; `path` names the file in problems. Never raises.
 
-    After a syntax error the documents before it are still returned.
+    After a syntax error the documents before it are still returned. Without `quotes`, problems repeat words
+    of the text only after an `apiVersion` that shows it to be a declaration.
     """
     text = _without_pairs(text)
-    forbidden = _FORBIDDEN.search(text)
-    if forbidden:
-        return Tree(problems=(_forbidden_character(text, forbidden.start(), path),))
-    builder = _Builder(path)
+    forbidden = _forbidden_in(text)
+    if forbidden is not None:
+        return Tree(problems=(_forbidden_character(text, forbidden, path),))
+    builder = _Builder(path, quotes)
     try:
         builder.build(text)
     except _StopReadingError as stop:
@@ -57,13 +63,21 @@ def read_tree(text: str, path: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         builder.problem(*_syntax_error(error))
     except (yaml.YAMLError, UnicodeError) as error:
-        builder.problem(0, f"this is not YAML: {' '.join(str(error).split())}")
-    problems = sorted(builder.problems, key=lambda problem: problem.line)
-    return Tree(tuple(builder.documents), _with_ipv6_hints(problems, text))
+        why = f": {' '.join(str(error).split())}" if builder.ours else ""
+        builder.problem(0, f"this is not YAML{why}")
+    problems = builder.problems.by_line()
+    if problems and builder.ours:
+        problems = _with_ipv6_hints(problems, text)
+    dismantle(builder.stack[:1])  # what a fault has left open
+    return Tree(tuple(builder.documents), problems)
 
 
 def _without_pairs(text: str) -> str:
-    """JSON with its surrogate pairs joined, which no reader of YAML does; any other text as it is."""
+    """JSON with its surrogate pairs joined, which no reader of YAML does; any other text as it is.
+
+    So is a large one: whether it is JSON takes long to see, and no other thread runs meanwhile."""
+    if len(text) > _LARGEST_JSON:
+        return text
     joined = joined_pairs(text) if text.lstrip()[:1] in ("{", "[") else text
     if joined is not text:
         try:
@@ -73,13 +87,34 @@ def _without_pairs(text: str) -> str:
     return joined
 
 
-def _with_ipv6_hints(problems: list[Problem], text: str) -> tuple[Problem, ...]:
+def _forbidden_in(text: str) -> int | None:
+    """Where the first character stands that YAML does not allow."""
+    for start in range(0, len(text), _PIECE):
+        found = _FORBIDDEN.search(text, start, start + _PIECE)
+        if found:
+            return found.start()
+    return None
+
+
+def _with_ipv6_hints(problems: tuple[Problem, ...], text: str) -> tuple[Problem, ...]:
     """The problems, those on a line with an IPv6 address that is no YAML with a hint at that."""
-    if not problems:
-        return ()
-    lines = text.splitlines()
-    hints = [hint_for_line(lines[p.line - 1]) if 0 < p.line <= len(lines) else "" for p in problems]
+    lines = _lines(text, {problem.line for problem in problems})
+    hints = [hint_for_line(lines.get(problem.line, "")) for problem in problems]
     return tuple(replace(p, hint=hint or p.hint) for p, hint in zip(problems, hints, strict=True))
+
+
+def _lines(text: str, numbers: set[int]) -> dict[int, str]:
+    """Some lines of a text, by their number."""
+    found: dict[int, str] = {}
+    last, start, number = max(numbers, default=0), 0, 0
+    while number < last and start <= len(text):
+        number += 1
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if number in numbers:
+            found[number] = text[start:end]
+        start = end + 1
+    return found
 
 
 class _StopReadingError(Exception):
@@ -107,7 +142,8 @@ class _Builder:
     """Events in, documents out. `stack` holds the open collections, `keys` the pending key of each."""
 
     path: str
-    problems: list[Problem] = field(default_factory=list)
+    quotes: bool = True
+    problems: ProblemList = field(default_factory=ProblemList)
     documents: list[Node] = field(default_factory=list)
     stack: list[Sequence | Mapping] = field(default_factory=list)
     keys: list[tuple[str, int] | None] = field(default_factory=list)
@@ -116,14 +152,33 @@ class _Builder:
     count: int = 0
     aliased: int = 0
 
+    @property
+    def ours(self) -> bool:
+        """Whether the text may be quoted: what a link leads to may be anybody's, and secret."""
+        return self.quotes or any(_is_ours(node) for node in (*self.documents, *self.stack[:1]))
+
     def problem(self, line: int, what: str, hint: str = "") -> None:
-        self.problems.append(Problem(self.path, line, "", what, hint))
+        self.problems.add(Problem(self.path, line, "", what, hint))
 
     def build(self, text: str) -> None:
+        """Read all of a text. Raises _StopReadingError and YAMLError."""
+        pieces = _Pieces(text, self)
+        try:
+            self._build(pieces)
+        except yaml.MarkedYAMLError:
+            if pieces.stop is None:
+                raise
+        if pieces.stop is not None:
+            dismantle(self.documents[-1:])
+            del self.documents[-1:]
+            raise pieces.stop
+
+    def _build(self, pieces: _Pieces) -> None:
         scalar, alias = yaml.ScalarEvent, yaml.AliasEvent
         starts = {yaml.MappingStartEvent: Mapping, yaml.SequenceStartEvent: Sequence}
         ends = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
-        for event in _events(text):
+        # `yaml.parse` would ask twice for each event. The last one ends the stream.
+        for event in iter(_LOADER(pieces).get_event, None):
             kind = type(event)
             if kind is scalar:
                 self.add(Scalar(event.start_mark.line + 1, event.value, not event.style), event)
@@ -159,13 +214,13 @@ class _Builder:
 
     def refuse_tag(self, line: int, event: Any) -> None:
         tag = shown(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
-        self.problem(line, f"the YAML tag {tag} is not accepted", "write the value without a tag")
+        what = f"the YAML tag {tag} is not accepted" if self.ours else "YAML tags are not accepted"
+        self.problem(line, what, "write the value without a tag")
 
     def open(self, node: Sequence | Mapping, event: Any) -> None:
-        if len(self.stack) >= MAX_DEPTH:
-            raise _StopReadingError(
-                node.line, f"nested more than {MAX_DEPTH} levels deep", "write it flatter"
-            )
+        if len(self.stack) >= limits.YAML_DEPTH:
+            what = f"nested more than {limits.YAML_DEPTH} levels deep"
+            raise _StopReadingError(node.line, what, "write it flatter")
         self.add(node, event)
         self.stack.append(node)
         self.keys.append(None)
@@ -208,36 +263,62 @@ class _Builder:
         if line < 0:
             return
         if text in parent.items:
-            self.problem(
-                line,
-                f"the key {shown(text)} stands twice in one mapping, first on line {parent.key_lines[text]}",
-                "remove one of them",
-            )
+            key_shown = f"the key {shown(text)}" if self.ours else "a key"
+            what = f"{key_shown} stands twice in one mapping, first on line {parent.key_lines[text]}"
+            self.problem(line, what, "remove one of them")
             return
         parent.items[text] = node
         parent.key_lines[text] = line
 
     def resolve(self, anchor: str, line: int) -> Node:
         size = self.anchors.sizes.get(anchor)
+        name = shown(anchor)[1:-1] if self.ours else ""
         if size is None and anchor in self.anchors.nodes:
-            raise _StopReadingError(line, f"the alias *{anchor} contains itself", "write the value out")
+            what = f"the alias *{name} contains itself" if name else "an alias contains itself"
+            raise _StopReadingError(line, what, "write the value out")
         if size is None:
-            self.problem(
-                line, f"the alias *{anchor} has no anchor &{anchor} before it", "write the value out"
-            )
+            what = f"the alias *{name} has no anchor &{name} before it" if name else "an alias has no anchor"
+            self.problem(line, what, "write the value out")
             return Unreadable(line)
         self.count += size
         self.aliased += size
-        if self.aliased > MAX_ALIASED_NODES:
-            raise _StopReadingError(
-                line, f"the aliases stand for more than {MAX_ALIASED_NODES} values", "write the values out"
-            )
+        if self.aliased > limits.YAML_ALIASED:
+            what = f"the aliases stand for more than {limits.YAML_ALIASED} values"
+            raise _StopReadingError(line, what, "write the values out")
         return self.anchors.nodes[anchor]
 
 
-def _events(text: str) -> Iterator[Any]:
-    """The parser's events, the last one ending the stream. `yaml.parse` would ask twice for each."""
-    return iter(_LOADER(text).get_event, None)
+class _Pieces:
+    """The text as the parser reads it, a piece at a time. At each piece the limits are looked at: `stop` is
+    why the text was cut off."""
+
+    def __init__(self, text: str, builder: _Builder) -> None:
+        self._data, self._builder = text.encode(), builder
+        self._at = self._value_at = self._values = 0
+        self.stop: _StopReadingError | None = None
+
+    def read(self, size: int) -> bytes:
+        """The next bytes; none at the end."""
+        values, limit = self._builder.count, limits.YAML_VALUE_BYTES
+        if values != self._values:
+            self._values, self._value_at = values, self._at
+        elif self._at - self._value_at > limit:
+            what = f"a value, or the comments before it, has more than {limit} bytes"
+            return self._cut(self._value_at, what, "nothing that vipd reads is as long")
+        if values > limits.YAML_VALUES:
+            what = f"the file has more than {limits.YAML_VALUES} values"
+            return self._cut(self._at, what, "divide it into several files")
+        start, self._at = self._at, self._at + size
+        return self._data[start : self._at]
+
+    def _cut(self, at: int, what: str, hint: str) -> bytes:
+        self.stop = self.stop or _StopReadingError(self._data.count(b"\n", 0, at) + 1, what, hint)
+        return b""
+
+
+def _is_ours(node: Node) -> bool:
+    version = node.items.get("apiVersion") if isinstance(node, Mapping) else None
+    return isinstance(version, Scalar) and version.text in OURS
 
 
 def _forbidden_character(text: str, position: int, path: str) -> Problem:
@@ -250,8 +331,7 @@ def _forbidden_character(text: str, position: int, path: str) -> Problem:
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str, str]:
-    mark = error.problem_mark or error.context_mark
-    line = mark.line + 1 if mark else 0
+    line = _line_of(error)
     what = f"YAML syntax: {error.problem or error.context}"
     if error.context and error.problem:
         began = error.context_mark
@@ -259,3 +339,8 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str, str]:
         what += f" ({error.context}{since})"
     hint = "indent with spaces, not tabs" if re.search(_TABS, what) else ""
     return line, what, hint
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark else 0

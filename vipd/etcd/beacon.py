@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from vipd.bounded_json import BeyondLimitsError, read_json
 from vipd.etcd import fields
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, MalformedAnswerError, RejectedError
+from vipd.limits import ETCD_NOTE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +42,14 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
     empty. Whatever cannot be read is 0 or empty."""
     counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
     try:
-        found = fields.message_of(json.loads(value), "the report")
+        found = fields.message_of(read_json(value, ETCD_NOTE_BYTES), "the report")
         counts = {name: fields.number(found, name) for name in counts}
         version = fields.text(found, "version")
     except MalformedAnswerError as error:
         fault = str(error)
-    except (ValueError, RecursionError):
+    except BeyondLimitsError as error:
+        fault = str(error)
+    except ValueError:
         fault = "it is not JSON"
     if len(version) > MOST_VERSION or not version.isprintable():
         version, fault = "", "version is no version"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from vipd import limits
 from vipd.etcd.connection import Connection
 from vipd.etcd.errors import RejectedError, TooLargeError, UnreachableError
 from vipd.etcd.fields import Message, inner, items, number, objects, text
@@ -35,9 +36,7 @@ PAGE = 500
 PAGE_BYTES = 2**20
 """Of values in one answer; where they are larger, the next one has fewer keys."""
 
-MOST_KEYS = 1_000_000
-"""In one listing."""
-
+_REMOVE = "remove keys below the prefix that are not needed"
 _NOT_FOUND = 5
 _A_LEASE = "a lease"
 
@@ -85,7 +84,7 @@ class EtcdClient:
         """
         header: Header | None = None
         kvs: list[KeyValue] = []
-        most = page
+        most, size = page, 0
         for keys in ranges:
             rest: KeyRange | None = keys
             while rest is not None:
@@ -100,7 +99,8 @@ class EtcdClient:
                 kvs += found.kvs
                 page = min(_page_after(found.kvs), most)
                 rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
-                self._bound(kvs)
+                size += sum(len(kv.key) + len(kv.value) for kv in found.kvs)
+                self._bound(len(kvs), size)
         return Listing(header or Header("", "", 0), tuple(kvs))
 
     async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> Found:
@@ -194,9 +194,12 @@ class EtcdClient:
         """Give up every connection."""
         await self.connection.close()
 
-    def _bound(self, kvs: Sequence[KeyValue]) -> None:
-        if len(kvs) > MOST_KEYS:
-            raise TooLargeError(f"{self.connection.endpoint} lists more than {MOST_KEYS} keys")
+    def _bound(self, keys: int, size: int) -> None:
+        what = f"{self.connection.endpoint} lists more than"
+        if keys > limits.ETCD_KEYS:
+            raise TooLargeError(f"{what} {limits.ETCD_KEYS} keys; hint: {_REMOVE}")
+        if size > limits.ETCD_BYTES:
+            raise TooLargeError(f"{what} {limits.ETCD_BYTES >> 20} MiB; hint: {_REMOVE}")
 
 
 def _page_after(kvs: Sequence[KeyValue]) -> int:

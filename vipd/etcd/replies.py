@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 
+from vipd.bounded_json import read_json
 from vipd.etcd.errors import (
     AuthFailedError,
     CommonNameError,
@@ -19,6 +19,7 @@ from vipd.etcd.errors import (
     VersionError,
 )
 from vipd.etcd.fields import Message
+from vipd.etcd.lines import MOST_BYTES
 
 OLDEST_VERSION = (3, 4)
 
@@ -39,8 +40,8 @@ GATEWAY_HINT = (
 def read_object(text: str) -> Message | None:
     """The JSON object that a text is; None when it is none, or one that is nested without end."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = read_json(text, MOST_BYTES)
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
+from vipd.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
+from vipd.limits import ETCD_NOTE_BYTES
 from vipd.model import Backend, Service
 from vipd.operations import spec_of
 from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
@@ -69,8 +71,8 @@ def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tup
     orders, faults = {}, []
     for key, value in sorted(values.items()):
         try:
-            order = from_json(json.loads(value))
-        except (MalformedError, ValueError, RecursionError) as error:
+            order = from_json(read_json(value, ETCD_NOTE_BYTES))
+        except (MalformedError, ValueError) as error:
             faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
         else:
             orders[order.subject] = order

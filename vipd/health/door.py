@@ -13,7 +13,7 @@ from random import random as any_part
 
 from vipd.descriptors import make_room
 from vipd.durations import CHECK_BOUNDS, Durations
-from vipd.health.faults import internal_error
+from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Memory, Remembered, SavedVerdicts, place_of
 from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
@@ -219,12 +219,12 @@ class Health:
         try:
             self._log.tell(((target, self._records[target]) for target in changed), now)
         except Exception as error:
-            internal_error("logging verdicts", error)
+            log_once(error, "logging verdicts")
         for listener in self.listeners:
             try:
                 listener(changed)
             except Exception as error:
-                internal_error("telling of verdicts", error)
+                log_once(error, "telling of verdicts")
 
     def _services_of(self, target: Target) -> list[str]:
         return [name for name, targets in self._followed.items() if target in targets]

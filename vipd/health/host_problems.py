@@ -12,7 +12,8 @@ from pathlib import Path
 
 from vipd import accounts
 from vipd.checks import Check, ExecProbe, HttpProbe
-from vipd.health.faults import internal_error
+from vipd.declaration.problems import PLEASE_REPORT
+from vipd.health.faults import log_once
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import one_line
 
@@ -25,8 +26,7 @@ def host_problems(check: Check) -> tuple[str, ...]:
     try:
         return _problems(check)
     except Exception as error:
-        told = one_line(internal_error("looking at a check", error).removesuffix("; please report it"))
-        return (f"the check cannot be looked at: {told}; hint: please report it",)
+        return (f"{one_line(log_once(error, 'looking at a check'))}; hint: {PLEASE_REPORT}",)
 
 
 def _problems(check: Check) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 
-from vipd.health.faults import internal_error
+from vipd.health.faults import log_once
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result
 from vipd.health.targets import Target
@@ -96,7 +96,7 @@ class Scheduler:
             try:
                 attempt.cancel()
             except Exception as error:
-                internal_error(f"ending a check of {target}", error)
+                log_once(error, f"ending a check of {target}")
         if job.running:
             self._ended(job)
 

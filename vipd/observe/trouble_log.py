@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from vipd.declaration.problems import Problem
 from vipd.in_parts import in_parts
+from vipd.limits import ALL_PROBLEMS
 from vipd.systemd.fields import ATTRIBUTE, Event, fields
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,11 @@ async def tell_problems(before: Problems, after: Problems) -> None:
     """Log which units have other problems than before, and which have none any more. The event loop gets its
     turns, however many they are."""
     changed = {unit: found for unit, found in after.items() if found and found != before.get(unit)}
+    if len(changed) > ALL_PROBLEMS:
+        log.error(
+            "%d more files and keys have problems; vipctl status names some", len(changed) - ALL_PROBLEMS
+        )
+        changed = dict(islice(changed.items(), ALL_PROBLEMS))
     async for part in in_parts(changed, AT_ONCE):
         for unit, problems in part.items():
             _tell_refused(unit, problems)

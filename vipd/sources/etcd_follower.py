@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from vipd import limits
 from vipd.declaration.problems import PLEASE_REPORT, internal_error, printable
 from vipd.etcd.client import EtcdClient, Listing
 from vipd.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
@@ -69,6 +70,8 @@ class Follower:
         self._ranges = layout.ranges()
         self._positions: dict[KeyRange, int] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._size = 0
+        """Bytes of all keys and values, at most."""
         self.fault = ""
         """Why etcd is not followed now; empty while it is."""
         self.endpoint = ""
@@ -208,6 +211,7 @@ class Follower:
                 first = printable(missed[0].key)
                 log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
             self._positions = dict.fromkeys(self._ranges, header.revision)
+            self._size = sum(len(kv.key) + len(kv.value) for kv in listing.kvs)
             self._apply(change)
         self.listed.set()
         self._contact(header)
@@ -249,9 +253,21 @@ class Follower:
             written = {key: event.kv for key, event in last.items() if not event.deleted}
             removed = frozenset(last.keys() - written.keys())
             revision = fresh[-1].kv.mod_revision
+            self._bound(written)
             change = Change(self._keys.cluster, revision, await self._meanings(written), removed)
             self._positions[changes.keys] = revision
             self._apply(change)
+
+    def _bound(self, written: dict[str, KeyValue]) -> None:
+        """Whether there is room for these: a listing then says what is wrong. Raises ListAnewError."""
+        fresh = sum(len(kv.key) + len(kv.value) for kv in written.values())
+        if self._size + fresh > limits.ETCD_BYTES:
+            # What was overwritten or removed since the last time is counted there, too.
+            kept = self._keys.kept.items()
+            self._size = sum(len(key) + len(each.value) for key, each in kept if key not in written)
+        self._size += fresh
+        if self._size > limits.ETCD_BYTES or len(self._keys.kept) > limits.ETCD_KEYS:
+            raise ListAnewError("the keys together are larger than what is followed")
 
     async def _meanings(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
         size = sum(len(kv.value) for kv in written.values())

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from vipd import limits
 from vipd.catalog import NOTHING, Unit
-from vipd.declaration.problems import Declaration, internal_problem
+from vipd.declaration.problems import Declaration, internal_problem, more_problems
 from vipd.model import Backend, Registered
 from vipd.sources.etcd_snapshot import Kept, Record, State, accepted_record, change_record
 from vipd.sources.etcd_values import Layout, place_of, read_registration, read_service_value
@@ -61,7 +62,12 @@ class EtcdKeys:
         self._layout, self._guard, self._note = layout, guard, note
         self._kept: dict[str, Kept] = {}
         self._units: dict[str, Unit] = {}
+        self._problems: dict[str, int] = {}
+        """How many problems of each key are kept."""
+        self._problems_in_all = 0
         self._registered: dict[str, dict[str, Backend]] = {}
+        self._regather: set[str] = set()
+        """Services whose registrations are others than before."""
         self._registrations: dict[str, tuple[Registered, ...]] = {}
         self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
         self._unjudged: set[str] = set()
@@ -90,7 +96,8 @@ class EtcdKeys:
 
     @property
     def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
-        """Registered backends by service, in order of their keys. What has not changed is the same object."""
+        """Registered backends by service, in order of their keys; of more than a service can have those that
+        were written first. What has not changed is the same object."""
         return MappingProxyType(self._registrations)
 
     def overrides(self) -> dict[str, str]:
@@ -124,6 +131,7 @@ class EtcdKeys:
             if kept.held:
                 self._guard.held.add(key)
                 self._hold(key, kept, Unit(accepted, accepted))
+        self._gather()
 
     def apply(self, change: Change, now: float) -> bool:
         """Take a change over; whether anything that is declared is different. `now`: a monotonic clock."""
@@ -134,6 +142,7 @@ class EtcdKeys:
         gone, held = self._judge(removed, now, change.foreign)
         for each in written:
             self._write(each)
+        self._gather()
         self.cluster, self.revision = change.cluster, change.revision
         if change.written or removed:
             self.last_change = change.revision
@@ -163,6 +172,7 @@ class EtcdKeys:
         held = self._guard.accept()
         for key in held:
             self._drop(key)
+        self._gather()
         self.set_back = False
         if held:
             self._note(change_record(self.cluster, self.revision, (), held))
@@ -232,6 +242,7 @@ class EtcdKeys:
     def _take(self, key: str, meaning: Meaning, accepted: Declaration) -> None:
         place = place_of(key)
         self._unjudged.discard(key)
+        meaning = self._with_fewer_problems(key, meaning)
         if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
             self._units[place] = Unit(meaning, accepted)
             if meaning is not accepted:
@@ -242,25 +253,48 @@ class EtcdKeys:
             self._units.pop(place, None)
             self._register(key, meaning)
 
+    def _with_fewer_problems(self, key: str, meaning: Meaning) -> Meaning:
+        """Of a key that is one of very many faulty ones, the first problem alone."""
+        self._problems_in_all -= self._problems.pop(key, 0)
+        if not isinstance(meaning, Declaration) or meaning.ok:
+            return meaning
+        number = len(meaning.problems)
+        if number > 1 and self._problems_in_all + number > limits.ALL_PROBLEMS:
+            first = meaning.problems[0]
+            more = more_problems(first.file, first.line, number - 1)
+            meaning, number = replace(meaning, problems=(first, more)), 2
+        self._problems[key] = number
+        self._problems_in_all += number
+        return meaning
+
     def _register(self, key: str, meaning: Meaning) -> None:
         if isinstance(meaning, tuple):
             service, backend = meaning
             self._registered.setdefault(service, {})[key] = backend
-            self._gather(service)
+            self._regather.add(service)
 
     def _drop(self, key: str) -> None:
         """Forget a key."""
         del self._kept[key]
         self._units.pop(place_of(key), None)
         self._unjudged.discard(key)
+        self._problems_in_all -= self._problems.pop(key, 0)
         service = key.removeprefix(self._layout.backends).rpartition("/")[0]
         if self._registered.get(service, {}).pop(key, None):
-            self._gather(service)
+            self._regather.add(service)
 
-    def _gather(self, service: str) -> None:
-        known = sorted(self._registered[service].items())
-        found = tuple(Registered(place_of(key), backend) for key, backend in known)
-        if found:
-            self._registrations[service] = found
-        else:
-            del self._registered[service], self._registrations[service]
+    def _gather(self) -> None:
+        """Make the lists of registered backends anew that are others than before, each once for all keys."""
+        for service in self._regather:
+            keys: Iterable[str] = self._registered[service]
+            if len(self._registered[service]) > limits.BACKENDS:
+                keys = sorted(keys, key=lambda key: self._kept[key].mod_revision)[: limits.BACKENDS]
+            if self._registered[service]:
+                backends = self._registered[service]
+                self._registrations[service] = tuple(
+                    Registered(place_of(key), backends[key]) for key in sorted(keys)
+                )
+            else:
+                del self._registered[service]
+                self._registrations.pop(service, None)
+        self._regather.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vipd import limits
 from vipd.body_pattern import plain_text
 from vipd.checks import HttpProbe, UdpProbe
 from vipd.declaration.backend_reader import read_backends
@@ -25,9 +26,6 @@ from vipd.etcd.messages import KeyRange
 from vipd.model import Backend, Origin, Service
 
 SOURCE = "etcd"
-
-MOST_TEXT = 2**20
-"""Characters of one value: some ten thousand backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,8 @@ def place_of(key: str) -> str:
 def read_service_value(key: str, name: str, text: str) -> Declaration:
     """What the value of a service's key declares: one service or problems, never both none. Never raises."""
     place = place_of(key)
-    if len(text) > MOST_TEXT:
-        return Declaration(problems=(_too_long(place, text),))
+    if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
+        return Declaration(problems=(too_long,))
     tree = read_tree(text, place)
     root = tree.documents[0] if tree.documents else None
     alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
@@ -85,11 +83,11 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     backend may have besides address and port: `{weight: 2}`.
     """
     report = Report(place_of(key))
-    if len(text) > MOST_TEXT:
-        return Declaration(problems=(_too_long(report.file, text),))
+    if too_long := _too_long(report.file, text, limits.ETCD_NOTE_BYTES):
+        return Declaration(problems=(too_long,))
     service, _, where = rest.rpartition("/")
     tree = read_tree(text, report.file)
-    report.problems += tree.problems
+    report.problems.extend(tree.problems)
     root: Node = tree.documents[0] if tree.documents else Mapping(1)
     try:
         base = parse_backend(where) if "@" not in where else None
@@ -105,12 +103,17 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         _refuse_work(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
-    return Declaration(problems=tuple(report.problems))
+    return Declaration(problems=report.problems.by_line())
 
 
-def _too_long(place: str, text: str) -> Problem:
-    what = f"the value has {len(text)} characters, of which {MOST_TEXT} are the most"
-    return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
+def _too_long(place: str, text: str, most: int) -> Problem | None:
+    size = len(text.encode(errors="surrogateescape"))
+    if size <= most:
+        return None
+    hint = "give the service fewer backends, or declare it in a file"
+    if most == limits.ETCD_NOTE_BYTES:
+        hint = "a backend needs some hundred bytes"
+    return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
 
 def _refuse_work(report: Report, backends: Sequence[Backend]) -> None:
@@ -131,8 +134,7 @@ def _read_alone(place: str, root: Mapping) -> Declaration:
     service = None
     with report.contained(root.line, READING_SERVICE):
         service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
-    problems = sorted(dict.fromkeys(report.problems), key=lambda problem: problem.line)
-    return Declaration((service,) if service else (), tuple(problems), tuple(report.notes))
+    return Declaration((service,) if service else (), report.problems.by_line(), report.notes())
 
 
 def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 
 import watchfiles
 
+from vipd import limits
 from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
@@ -32,10 +33,11 @@ from vipd.declaration.problems import (
     unreadable,
 )
 from vipd.durable import make_directory, read_regular, why, write_durably
+from vipd.followed_links import read_followed
+from vipd.sources.declaration_files import SUFFIXES, Signature, decoded, list_files, signature_of
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = {".yaml", ".yml", ".json"}
 WATCH_STEP_MILLISECONDS = 50
 WATCH_DEBOUNCE_MILLISECONDS = 300
 """At most this long a burst of saves is gathered; a single save is seen after one step."""
@@ -51,10 +53,6 @@ AGAIN_SECONDS = 10.0
 """A file whose reading ended in an internal error is read again so often, although nothing of it has
 changed."""
 
-LARGEST_BYTES = 64 * 1024 * 1024
-"""A file of declarations holds at most this much: three times the text of 100,000 services with five backends
-each (docs/scale.md)."""
-
 LARGE_TEXT = 200_000
 """Characters above which parsing is a load: some thousand services."""
 
@@ -62,7 +60,7 @@ LONGEST_NAME = 250
 """Of a copy, in bytes: while it is written it is longer by five, and must stay below 256."""
 _HASHED = "sha256-"
 
-Signature = tuple[int, ...]
+__all__ = ["SUFFIXES", "FileSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,7 @@ class FileSource:
         self._failed: dict[str, float] = {}
         """Files whose reading ended in an internal error, and when, on the monotonic clock."""
         self._scanning = threading.Lock()
+        self._bytes_left = limits.DIRECTORY_BYTES
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
         self._accepted: dict[str, _Read] = _load_kept(kept)
@@ -128,11 +127,10 @@ class FileSource:
         """Read the directory anew; whether anything is different. What has not changed is not read again."""
         with self._scanning:
             try:
-                paths = sorted(p for p in self._directory.iterdir() if _is_declaration(p))
-                self._faults = ()
+                paths, self._faults = list_files(self._directory, {*self._read, *self._accepted})
             except OSError as error:
                 return self._away(error)
-            before = self._read
+            before, self._bytes_left = self._read, limits.DIRECTORY_BYTES
             self._read = {printable(str(path)): self._look(path) for path in paths}
             self._signatures = {
                 path: self._signatures[path] for path in self._read if path in self._signatures
@@ -189,12 +187,13 @@ class FileSource:
         name = printable(str(path))
         known = self._read.get(name)
         try:
-            signature = _signature(path)
+            signature = signature_of(path)
+            self._take_room(signature.size)
             again = self._due(self._failed, name)
             same = self._signatures.get(name) == signature and not self._due(self._refused, name)
             if known is not None and same and not again:
                 return known
-            text = read_regular(path).decode("utf-8")
+            text = decoded(read_followed(path, limits.FILE_BYTES))
         except OSError as error:
             self._signatures.pop(name, None)
             return _unreadable(unreadable(name, error), known)
@@ -203,7 +202,7 @@ class FileSource:
         except Exception as error:
             self._signatures.pop(name, None)
             return _unreadable(internal_problem(error, "reading this file", name), known)
-        if time.time_ns() - signature[-1] > FRESH_NANOSECONDS:
+        if time.time_ns() - signature.changed > FRESH_NANOSECONDS:
             self._signatures[name] = signature
         else:
             self._signatures.pop(name, None)
@@ -212,6 +211,15 @@ class FileSource:
                 self._note(name, candidate.declaration)
                 return candidate
         return self._parse(text, name, known)
+
+    def _take_room(self, size: int) -> None:
+        """A file of this size is one of those whose text is kept. Raises OSError when they are too large
+        together; one that is too large by itself does not count."""
+        if size <= limits.FILE_BYTES:
+            if size > self._bytes_left:
+                most = limits.DIRECTORY_BYTES >> 20
+                raise OSError(0, f"with the files before it there are more than {most} MiB")
+            self._bytes_left -= size
 
     def _parse(self, text: str, path: str, known: _Read | None) -> _Read:
         """A file's text as a declaration. An exception that nobody expected is a problem of this file
@@ -267,18 +275,6 @@ def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
         return parse_declaration(text, path)
 
 
-def _is_declaration(path: Path) -> bool:
-    """Declarations by suffix; hidden names are editors' own files. A directory of such a name is a problem:
-    whoever made it believes that it is read."""
-    return path.suffix in SUFFIXES and not path.name.startswith(".")
-
-
-def _signature(path: Path) -> Signature:
-    """What changes when a file's content does; the time of its last change comes last."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 def _unreadable(problem: Problem, known: _Read | None) -> _Read:
     return _unless_known(_Read(None, Declaration(problems=(problem,))), known)
 
@@ -304,7 +300,7 @@ def _copied(path: str, text: str) -> bytes:
 
 def _read_copy(copy: Path) -> tuple[str, str]:
     """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
-    text = read_regular(copy).decode("utf-8")
+    text = decoded(read_regular(copy, limits.FILE_BYTES))
     if not copy.name.startswith(_HASHED):
         return unquote(copy.name, errors="strict"), text
     path, _, text = text.partition("\n")

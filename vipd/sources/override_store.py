@@ -11,8 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from vipd.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.durable import make_directory, read_regular, why, write_durably
+from vipd.durable import MOST_BYTES, make_directory, read_regular, why, write_durably
 from vipd.overrides import (
     MalformedError,
     Override,
@@ -65,7 +66,7 @@ class OverrideStore:
             items = _items(read_regular(self._path))
         except FileNotFoundError:
             items = []
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             items = []
             faults = [f"{self._path}: cannot be read: {why(error)}; no order of it is in force; {_HINT}"]
         for number, item in enumerate(items):
@@ -152,7 +153,7 @@ def _tell_ended(override: Override, pins_alone: bool) -> None:
 
 def _items(data: bytes) -> list[object]:
     """The stored orders; raises ValueError."""
-    document = json.loads(data)
+    document = read_json(data, MOST_BYTES)
     items = document.get("overrides") if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise ValueError("it must be a mapping with the list overrides")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vipd import limits
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
@@ -29,6 +30,9 @@ _HEAD = """\
 # Services added by vipctl. vipd writes this file; change it with vipctl.
 apiVersion: vipd/v1
 services:"""
+
+
+_HINT = "hint: declare some of them in files"
 
 
 class StoreError(RuntimeError):
@@ -87,8 +91,13 @@ class StoreSource:
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
+        _check_limits(len(services), sum(map(limits.size_of, services.values())))
         blocks = self._blocks_of(services.values())
         text = _file_text([block for _, block in blocks.values()]).encode()
+        if len(text) > limits.FILE_BYTES:
+            raise StoreError(
+                f"the store would have {len(text)} bytes: {limits.FILE_BYTES} are the most; {_HINT}"
+            )
         try:
             make_directory(self._path.parent)
             write_durably(self._path, text)
@@ -139,10 +148,20 @@ class StoreSource:
         """Nothing to keep: the file is the accepted version."""
 
 
+def _check_limits(services: int, size: int) -> None:
+    """What is stored must be one that is read again. Raises StoreError."""
+    if services > limits.SERVICES:
+        raise StoreError(f"the store would have {services} services: {limits.SERVICES} are the most; {_HINT}")
+    if size > limits.UNIT_ENDPOINTS:
+        raise StoreError(
+            f"the store would have {size} endpoints: {limits.UNIT_ENDPOINTS} are the most; {_HINT}"
+        )
+
+
 def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
     """A file's text and what it stores, or why it cannot be used. No file stores nothing."""
     try:
-        text = read_regular(path).decode("utf-8")
+        text = read_regular(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         return "", Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
@@ -165,7 +184,7 @@ def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
 
 
 def _blocks_in(text: str, services: Sequence[Service]) -> dict[str, tuple[Service, str]]:
-    """The text of each service in a file as vipd writes it, and that was read; nothing of any other file."""
+    """The text of each service in a file as vipd writes it, and that was read; nothing of others."""
     head = f"{_HEAD}\n"
     if not text.startswith(head) or _FOREIGN.search(text, len(head)):
         return {}

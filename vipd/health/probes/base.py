@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from vipd.health.faults import internal_error
+from vipd.declaration.problems import PLEASE_REPORT
+from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.result import Result
 from vipd.health.targets import Target
@@ -56,7 +57,7 @@ def failure(error: OSError | int, seconds: float = 0.0) -> Result:
 
 def unexpected(target: Target, error: Exception) -> Result:
     """What an exception that nobody expected means: trouble of this target alone."""
-    return Result.unasked(internal_error(f"check {target}", error))
+    return Result.unasked(f"{log_once(error, f'checking {target}')}; {PLEASE_REPORT}")
 
 
 @dataclass(slots=True)

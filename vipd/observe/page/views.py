@@ -12,6 +12,7 @@ from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting
 from vipd.api.messages import Json
 from vipd.api.views import time_text
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.problems import listed
 from vipd.model import Forwarding, Service
 from vipd.observe.metrics.snapshot import Connected
 from vipd.progress import healthy
@@ -98,7 +99,7 @@ def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], Standing]
 def _source_view(source: Source, reconciler: Reconciler) -> Json:
     units = source.units()
     problems = [*source.faults()]
-    problems += [str(p) for unit, found in reconciler.problems.items() if unit in units for p in found]
+    problems += listed(p for unit, found in reconciler.problems.items() if unit in units for p in found)
     return {
         "name": source.name,
         "connected": source.connected if isinstance(source, Connected) else True,

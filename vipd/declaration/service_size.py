@@ -1,0 +1,66 @@
+"""How large a service may be, and what is read together: asked before anything is multiplied out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vipd import limits
+from vipd.declaration.fields import Placed, Report
+from vipd.model import Backend, ExternalAddress, Service, ServicePort
+
+_DIVIDE = "divide it into several services"
+
+
+def fits(
+    report: Report,
+    line: int,
+    path: str,
+    ports: Sequence[Placed[ServicePort]],
+    backends: Sequence[Placed[Backend]],
+    addresses: int,
+) -> bool:
+    """Whether a service may have so many ports, backends (the fallback's among them) and addresses; reports
+    why not."""
+    kinds = ((len(ports), limits.PORTS, "ports"), (len(backends), limits.BACKENDS, "backends"))
+    for number, most, kind in kinds:
+        if number > most:
+            report.add(line, path, f"{number} {kind} are too many: {most} are the most", _DIVIDE)
+            return False
+    named = sum(len(backend.value.ports) for backend in backends)
+    products = (
+        (len(backends), "backends", "endpoints", limits.SERVICE_ENDPOINTS),
+        (addresses, "addresses and networks", "frontends", limits.SERVICE_ENDPOINTS),
+        (named, "ports named by backends", "combinations", limits.NAMED_REACHES),
+    )
+    for number, kind, made, most in products:
+        if len(ports) * number > most:
+            what = f"{len(ports)} ports and {number} {kind} make {len(ports) * number} {made}"
+            report.add(line, path, f"{what}: {most} are the most", _DIVIDE)
+            return False
+    return True
+
+
+def networks_of(externals: Iterable[Placed[ExternalAddress]], allowed: Sequence[str]) -> int:
+    """How many networks limit external addresses, those that hold for all of them counted for each."""
+    return sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)
+
+
+def networks_of_service(service: Service) -> int:
+    """The same of a service that is read already."""
+    return sum(
+        len(service.allow_from if e.allow_from is None else e.allow_from) for e in service.external_addresses
+    )
+
+
+def room_for(report: Report, service: Service, number: int) -> bool:
+    """Whether a service is not too much beside those that were read before, being the `number`-th; reports
+    that, and counts it."""
+    report.size += limits.size_of(service)
+    what = ""
+    if number > limits.SERVICES:
+        what = f"the document has more than {limits.SERVICES} services"
+    elif report.size > limits.UNIT_ENDPOINTS:
+        what = f"up to here the services have more than {limits.UNIT_ENDPOINTS} endpoints"
+    if what:
+        report.add(service.origin.line, "", what, "divide it into several files, or write fewer services")
+    return not what

@@ -1,0 +1,78 @@
+"""The files of a directory of declarations: which there are, whether one has changed, and its text."""
+
+from __future__ import annotations
+
+import os
+from codecs import getincrementaldecoder
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from vipd import limits
+from vipd.declaration.problems import printable
+
+SUFFIXES = {".yaml", ".yml", ".json"}
+
+PIECE = 2**20
+"""Bytes that are decoded at once."""
+
+
+class Signature(NamedTuple):
+    """What changes when a file's content does."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def list_files(directory: Path, before: Collection[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """The files to read, and what is wrong with their number. Those whose names were known `before` come
+    first. Raises OSError."""
+    known, others, more = list[Path](), list[Path](), 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = directory / entry.name
+            if not _is_declaration(path):
+                continue
+            if printable(str(path)) in before:
+                known.append(path)
+            elif len(others) <= limits.FILES:
+                others.append(path)
+            else:
+                more += 1
+    room = max(0, limits.FILES - len(known))
+    others.sort()
+    read, left_out = [*sorted(known), *others[:room]], others[room:]
+    if not left_out:
+        return read, ()
+    what = f"{len(left_out) + more} files are not read, such as {printable(left_out[0].name)}"
+    hint = "write several services into one file"
+    return read, (f"{directory}: {what}: {limits.FILES} are the most; hint: {hint}",)
+
+
+def _is_declaration(path: Path) -> bool:
+    """Declarations by suffix; hidden names are editors' own files. A directory of such a name is a problem:
+    whoever made it believes that it is read."""
+    return path.suffix in SUFFIXES and not path.name.startswith(".")
+
+
+def signature_of(path: Path) -> Signature:
+    """Of a file, or of what a link leads to. Raises OSError."""
+    found = path.stat()
+    return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def decoded(data: bytes) -> str:
+    """A file's text, decoded in pieces, between which other threads have their turn. Raises
+    UnicodeDecodeError."""
+    if len(data) <= PIECE or data.isascii():
+        return data.decode("utf-8")
+    decode = getincrementaldecoder("utf-8")().decode
+    try:
+        parts = [decode(data[start : start + PIECE]) for start in range(0, len(data), PIECE)]
+        return "".join((*parts, decode(b"", True)))
+    except UnicodeDecodeError:
+        data.decode("utf-8")  # whose error names the place in the whole
+        raise
