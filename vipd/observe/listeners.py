@@ -100,6 +100,7 @@ class Listeners:
             await server.shutdown(timeout=1.0)
 
     async def _match(self, server: web.Server) -> None:
+        """Open and close. A port that cannot be had is contained here: the others stay open."""
         wanted, faults = self._wanted, dict[Place, str]()
         for place in self._open.keys() - wanted.keys():
             self._open.pop(place).close()
