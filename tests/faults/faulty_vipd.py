@@ -18,9 +18,14 @@ from typing import Any
 
 import vipd
 from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from vipd import reconciler
 from vipd.__main__ import main
+from vipd.dataplane.iptables.watch import peace
+from vipd.supervisor import Pace
 
 TIMEOUT_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 1.0
+"""Between two tries of anything. In earnest they grow to a minute: see the tests in simulated time."""
 
 
 class UnexpectedError(Exception):
@@ -50,7 +55,7 @@ def fail(mode: str, seam: Seam) -> object:
         raise TimeoutError("injected by the test")
     if mode == "unexpected":
         raise UnexpectedError("injected by the test")
-    return seam.garbage() if mode == "garbage" else None
+    return seam.garbage() if mode == "garbage" else seam.nothing()
 
 
 def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[..., Any]:
@@ -88,11 +93,20 @@ def install(seam: Seam, control: Control) -> None:
                 setattr(module, name, wrapped)
 
 
+def hurry() -> None:
+    """Let no pause between two tries be long, so that what fails is found, and is over, soon."""
+    real = Pace.pause
+    Pace.pause = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
+    reconciler.LONGEST_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
+    peace.LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
+
+
 if __name__ == "__main__":
     for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     controlled = Control(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("faults"))
+    hurry()
     for one in (*FILES, *BESIDE, *DISK, *PROGRAMS):
         install(one, controlled)
     main()
