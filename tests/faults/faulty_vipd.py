@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import vipd
 from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
@@ -30,6 +30,13 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 class UnexpectedError(Exception):
     """What nobody expects."""
+
+
+class Switch(Protocol):
+    """Says which seams fail."""
+
+    def mode(self, seam: Seam) -> str:
+        """How a seam fails now; empty when it works."""
 
 
 class Control:
@@ -58,7 +65,7 @@ def fail(mode: str, seam: Seam) -> object:
     return seam.garbage() if mode == "garbage" else seam.nothing()
 
 
-def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[..., Any]:
+def faulty(seam: Seam, real: Callable[..., Any], control: Switch) -> Callable[..., Any]:
     """The function in whose place a seam is."""
 
     async def later(*arguments: object, **named: object) -> object:
@@ -76,16 +83,16 @@ def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[.
     return later if inspect.iscoroutinefunction(real) else at_once
 
 
-def install(seam: Seam, control: Control) -> None:
+def install(seam: Seam, control: Switch, calm: Callable[..., Any] | None = None) -> None:
     """Put a seam in the place of its target: wherever that is known by name, but of what another module
-    defines only there."""
+    defines only there. `calm` is called where it does not fail; None: the target itself."""
     module_name, _, path = seam.target.partition(":")
     owner: Any = importlib.import_module(module_name)
     *classes, name = path.split(".")
     for each in classes:
         owner = getattr(owner, each)
     real = getattr(owner, name)
-    wrapped = faulty(seam, real, control)
+    wrapped = faulty(seam, calm or real, control)
     setattr(owner, name, wrapped)
     if not classes and real.__module__ == module_name:
         for module in list(sys.modules.values()):

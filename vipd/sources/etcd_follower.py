@@ -129,6 +129,8 @@ class Follower:
             self.task.works()
             await asyncio.sleep(self._times.probe * self._random.uniform(0.8, 1.0))
             if clock() - listed >= self._times.list_again:
+                if self._keys.read_again():
+                    self._changed()
                 await self._list()
                 listed = clock()
 
