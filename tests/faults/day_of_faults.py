@@ -234,8 +234,13 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.daemon:watch_of": lambda *_: Watch(),
         "vipd.vip_routes:VipRoutes.look": _same,
         "vipd.local_sockets:LocalSockets.read": lambda _: (),
-        # Each look at what only this test replaces takes real time.
+        # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
         "vipd.upkeep:LOOK_AT_HOST_SECONDS": 60.0,
+        "vipd.upkeep:LOOK_AT_CONNTRACK_SECONDS": 60.0,
+        "vipd.health.door:SAVE_SECONDS": 60.0,
+        "vipd.observe.counters.door:EVERY_SECONDS": 60.0,
+        "vipd.observe.counters.traffic_counting:LOOK_SECONDS": 60.0,
+        "vipd.observe.listeners:RETRY_SECONDS": 60.0,
     }.items():
         replace(target, value)
 

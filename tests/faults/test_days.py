@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1000)]
 
 LINES_A_CHANGE = 8
 """A file is changed each hour: what the log says of services, rules and problems then."""
