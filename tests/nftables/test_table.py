@@ -306,7 +306,8 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
         settings = load_settings(flags={"state_dir": str(tmp_path)})
         table = FamilyTable(Family.IPV4, nft, settings, HostRecord(tmp_path), run, open_netlink)
         found = []
-        for version, able in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
+        for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
+            able = now
             await table._prepare(Nft(f"nftables v{version}"))
             found.append((table.table.options.affinity, table.table.options.random_fully))
         wanted = TableOptions.of(settings, Family.IPV4).random_fully
