@@ -238,6 +238,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.upkeep:LOOK_AT_HOST_SECONDS": 60.0,
         "vipd.upkeep:LOOK_AT_CONNTRACK_SECONDS": 60.0,
         "vipd.health.door:SAVE_SECONDS": 60.0,
+        "vipd.health.lag:BEAT_SECONDS": 60.0,
         "vipd.observe.counters.door:EVERY_SECONDS": 60.0,
         "vipd.observe.counters.traffic_counting:LOOK_SECONDS": 60.0,
         "vipd.observe.listeners:RETRY_SECONDS": 60.0,
@@ -289,7 +290,7 @@ async def day(directory: Path, control: Control) -> Json:
         loops = daemon._loops(parts, listeners, observers)
         work = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()]
         parts.reconciler.wake()
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
         found: Json = {"before": parts.reconciler.progress.state}
         found["warned_before"] = _warnings(parts, listeners, recorder)
         control.failing = True
