@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.samples import declared, service
 from vipd.admission import AddressPolicy, Admission
@@ -56,15 +57,22 @@ def test_with_another_policy_everything_is_looked_at_again() -> None:
     assert served(admission)
 
 
-def test_what_an_accepted_service_may_keep_a_new_version_of_its_file_may_not() -> None:
+def test_a_service_that_did_not_change_keeps_no_other_of_its_file_from_changing() -> None:
     admission, held = Admission(), service("web", "10.97.0.1")
     accepted = declared(held)
     ours = AddressPolicy(host_addresses=("10.97.0.1",))
     admitted(admission, {"a": Unit(accepted, accepted)}, ours)
     assert served(admission)
-    admitted(admission, {"a": Unit(declared(held, service("dns", "10.97.0.2")), accepted)}, ours)
-    assert not served(admission)
+    again = service("web", "10.97.0.1")
+    admitted(admission, {"a": Unit(declared(again, service("dns", "10.97.0.2")), accepted)}, ours)
+    assert served(admission), "the host took over its address after it was admitted"
+    changed = replace(again, backends=())
+    admitted(admission, {"a": Unit(declared(changed, service("dns", "10.97.0.2")), accepted)}, ours)
+    assert not served(admission), "who changes it sees that it cannot work"
     assert admission.units["a"].accepted is accepted
+    narrow = replace(ours, allowed=("10.96.0.0/16",))
+    admitted(admission, {"a": Unit(declared(again), accepted)}, narrow)
+    assert not served(admission), "the settings count for all"
 
 
 def test_what_was_refused_is_looked_at_until_the_host_is_mended() -> None:

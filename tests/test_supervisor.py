@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from itertools import pairwise
+from itertools import count, pairwise
+from random import Random
 
 import pytest
 
 from tests.simulated_time import simulate
-from vipd.supervisor import LONGEST_PAUSE_SECONDS, Supervisor, Work
+from vipd.supervisor import LONGEST_PAUSE_SECONDS, MOST_LOGGED, Loop, Pace, Supervisor, Task, Work
 
 DAY_SECONDS = 86_400.0
 
@@ -120,3 +121,48 @@ def test_work_that_returns_at_once_leaves_others_their_turn() -> None:
 async def _within(story: Coroutine[object, object, int]) -> int:
     async with asyncio.timeout(60):
         return await story
+
+
+def test_pauses_grow_to_a_limit_and_differ() -> None:
+    pace, random = Pace(first=1.0, longest=30.0, spread=0.5), Random(1)
+    for in_row, longest in ((1, 1), (2, 2), (5, 16), (6, 30), (100_000, 30)):
+        pauses = [pace.pause(in_row, random) for _ in range(100)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+def test_a_loop_may_have_a_pace_of_its_own_and_be_named_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    task, moments = Task(Pace(10.0, 10.0), named_elsewhere=True), list[float]()
+    supervisor = after(3600.0, lambda _: Loop(failing(OSError("etcd is away"), moments)(_), task))
+    assert {later - earlier for earlier, later in pairwise(moments)} == {10.0}
+    assert (task.fault, supervisor.warnings, len(caplog.records)) == ("etcd is away", (), 1)
+    assert supervisor.tasks["counting flows"] is task
+
+
+def test_a_loop_that_works_for_a_moment_each_time_is_neither_hurried_nor_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task, moments, faults = Task(named_elsewhere=True), list[float](), set[str]()
+
+    async def connected_for_a_moment() -> None:
+        moments.append(asyncio.get_running_loop().time())
+        task.works()
+        faults.add(task.fault)
+        await asyncio.sleep(0.01)
+        raise OSError("the answer makes no sense")
+
+    with caplog.at_level(logging.INFO):
+        after(DAY_SECONDS, lambda _: Loop(connected_for_a_moment, task))
+    assert faults == {""}
+    assert len(moments) < 1600
+    assert len(caplog.records) == 1
+
+
+def test_reasons_that_are_never_the_same_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = count()
+
+    async def always_another() -> None:
+        raise OSError(f"request {next(numbers)} failed")
+
+    supervisor = after(DAY_SECONDS, lambda _: always_another)
+    assert len(caplog.records) <= MOST_LOGGED + 24
+    assert f"request {next(numbers) - 1} failed" in supervisor.warnings[0], "status has the newest"

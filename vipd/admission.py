@@ -134,8 +134,9 @@ class _Admitted:
 def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     """A unit as far as it may serve.
 
-    A candidate must pass the whole policy. What was accepted once is held to the settings alone, and loses
-    what they forbid: a host may take over an address that is served already, as keepalived does.
+    A candidate must pass the whole policy. What was accepted once, and did not change, is held to the
+    settings alone, and loses what they forbid: a host may take over an address that is served already, as
+    keepalived does.
     """
     return _admitted(unit, policy, None).unit
 
@@ -151,7 +152,11 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
         candidate = accepted if same else admit(unit.candidate, lasting)
         known = passed.intersection(map(id, allowed))
     else:
-        candidate = admit(unit.candidate, policy, passed)
+        # A service that did not change is held to what it was admitted by: the host may have taken over its
+        # address since, which must not keep the others of its unit from changing.
+        serving = {service.name: service for service in allowed}
+        unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
+        candidate = admit(unit.candidate, policy, passed | unchanged)
         known = frozenset(map(id, unit.candidate.services)) if candidate is unit.candidate else frozenset()
     return _Admitted(unit, Unit(candidate, accepted), known, known.union(map(id, allowed)))
 

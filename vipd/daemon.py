@@ -63,17 +63,29 @@ from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
 from vipd.start import StartError, require_privileges, state_lock
-from vipd.supervisor import Supervisor, Work
+from vipd.supervisor import Loop, Pace, Supervisor, Task, Work
 from vipd.systemd.fields import Event, fields
 from vipd.systemd.notify import Notifier
 from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
-from vipd.upkeep import clean_flows, end_overrides, grow_shares, look_at_host, sweep, watch_files, watch_rules
+from vipd.upkeep import (
+    clean_flows,
+    end_overrides,
+    grow_shares,
+    look_at_host,
+    save_checkpoint,
+    sweep,
+    watch_files,
+    watch_rules,
+)
 
 if TYPE_CHECKING:
     from vipd.fleet.door import Fleet
     from vipd.fleet.orders import FleetOrders
 
 log = logging.getLogger(__name__)
+
+LOOK_AT_FILES = Pace(longest=5.0)
+"""Each try looks at all files, which is what is left where a directory cannot be watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +195,18 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
 def _loops(parts: Parts, listeners: Sequence[Listeners], observers: Observers) -> dict[str, Work]:
     """All that runs in the background, by the name that status and metrics have for it."""
     reconciler = parts.reconciler
-    keeper, swept, cleaned = _conntrack(parts), _after_step(parts), _after_step(parts)
+    keeper, swept, cleaned, saved = _conntrack(parts), *(_after_step(parts) for _ in range(3))
     switched = asyncio.Event()
     parts.dataplane.switched.append(switched.set)
     return {
         # Before the first write, so that nothing done to our rules goes unseen.
         "watching rules": lambda: _watch_rules(parts, switched),
         "reconciling": reconciler.run,
-        "watching files": lambda: watch_files(parts.files, reconciler),
+        "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(LOOK_AT_FILES)),
         "watching addresses": lambda: look_at_host(parts.surroundings, reconciler),
         "deleting old rules": lambda: sweep(reconciler, swept),
         "cleaning flows": lambda: clean_flows(keeper, cleaned),
+        "keeping the backends of flows": lambda: save_checkpoint(keeper, saved),
         **_timed(parts),
         "checking backends": parts.health.run,
         **parts.numbers.loops(),

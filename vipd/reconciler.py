@@ -162,8 +162,7 @@ class Reconciler:
         failed_in_row = 0
         while True:
             pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), LONGEST_RETRY_SECONDS)
-            if not await self._woken_within(pause if failed_in_row else self._pause()) and failed_in_row:
-                log.info("trying again after: %s", self.progress.fault)
+            await self._woken_within(pause if failed_in_row else self._pause())
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
     def _pause(self) -> float:
@@ -187,8 +186,8 @@ class Reconciler:
             yield part
             self.pulse.beat()
 
-    async def _woken_within(self, seconds: float) -> bool:
-        """Wait to be woken, for so long at most; whether it was. The waiting itself is a sign of life."""
+    async def _woken_within(self, seconds: float) -> None:
+        """Wait to be woken, for so long at most. The waiting itself is a sign of life."""
         while seconds > 0:
             self.pulse.beat()
             part = min(seconds, self.pulse.every)
@@ -196,9 +195,8 @@ class Reconciler:
                 # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the event.
                 async with asyncio.timeout(part):
                     await self._woken.wait()
-                return True
+                return
             seconds -= part
-        return False
 
     async def step(self) -> bool:
         """Sources -> catalog -> selection -> dataplane -> kernel, once. Returns whether all of it worked."""

@@ -184,6 +184,14 @@ async def _repair(
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
+async def save_checkpoint(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+    """Have on disk what flows are judged by, for the next process: when rules have changed, or after some
+    seconds. Raises OSError."""
+    await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    woken.clear()
+    await keeper.save()
+
+
 async def clean_flows(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
     """End the flows that must end: when rules have changed, and from time to time. Holds up nothing. Raises
     ConntrackError; it is due again then."""

@@ -272,7 +272,7 @@ def test_why_traffic_is_not_counted_is_said() -> None:
     assert "traffic_accounting" in why(Table(1, 2, accounting=True), wanted=False)
 
 
-def test_a_socket_that_fails_is_told_of_and_opened_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_socket_that_fails_is_told_of_and_opened_anew() -> None:
     async def story() -> None:
         world = Story([], ConntrackError("cannot hear", "of it"))
         await world.counting.refresh()
@@ -281,4 +281,3 @@ def test_a_socket_that_fails_is_told_of_and_opened_anew(caplog: pytest.LogCaptur
         assert uncounted.why == "cannot hear: of it"
 
     asyncio.run(story())
-    assert "traffic is not counted: cannot hear: of it" in caplog.text

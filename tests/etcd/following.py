@@ -97,5 +97,6 @@ async def following(
         for task in work:
             task.cancel()
         ended = await asyncio.gather(*work, return_exceptions=True)
+        source.close()
         await client.close()
         assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended

@@ -19,6 +19,7 @@ from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError
 from vipd.etcd.messages import KeyRange, KeyValue
 from vipd.etcd.settings import EtcdSettings
+from vipd.supervisor import Loop, Supervisor
 
 KEY = b"/vipd/v1/hosts/n1"
 REPORT = HostReport("n1", 7, 0, "0.1.0")
@@ -72,11 +73,13 @@ class Host:
 @asynccontextmanager
 async def at_work(etcd: Cluster) -> AsyncIterator[Host]:
     host = Host(etcd)
-    task = asyncio.create_task(host.beacon.run())
+    loop = Loop(host.beacon.run, host.beacon.task)
+    task = asyncio.create_task(Supervisor((EtcdError,)).run("reporting", loop))
     try:
         yield host
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await host.beacon.close()
         assert await host.client.get(KEY) is None, "it is taken back"
     finally:
         task.cancel()

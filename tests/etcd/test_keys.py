@@ -10,6 +10,7 @@ import pytest
 from tests.etcd.following import PREFIX, key, value
 from vipd.catalog import NOTHING, merge
 from vipd.model import Backend, Registered
+from vipd.sources import etcd_keys
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
 from vipd.sources.etcd_snapshot import Record, State, _replay
 from vipd.sources.etcd_values import Layout
@@ -157,3 +158,19 @@ def test_a_bad_registration_keeps_the_good_one() -> None:
         "s1": (Registered("etcd:/vipd/v1/backends/s1/10.0.0.1:80", Backend("10.0.0.1", 80, 2)),)
     }
     assert not keys.units[f"etcd:{name}"].candidate.ok
+
+
+@pytest.mark.parametrize("name", [SERVICES[1], REGISTRATIONS[0]])
+def test_what_ended_in_an_internal_error_is_read_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    text = value(1) if name in SERVICES else ""
+    with monkeypatch.context() as broken:
+        for reading in ("read_service_value", "read_registration"):
+            broken.setattr(etcd_keys, reading, lambda *_: [][1])
+        keys.apply(Change("c", 1, (Written(name, text, 1, read_value(LAYOUT, name, text)),)), 0.0)
+        assert not keys.read_again(), "it is broken still"
+    assert not keys.units[f"etcd:{name}"].candidate.ok
+    assert keys.read_again()
+    assert bool(keys.registrations) == (name in REGISTRATIONS)
+    assert all(unit.candidate.ok for unit in keys.units.values())
+    assert not keys.read_again(), "once is enough"

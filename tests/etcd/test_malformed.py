@@ -25,6 +25,7 @@ from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
 from vipd.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
 from vipd.etcd.settings import EtcdSettings
+from vipd.supervisor import Loop, Supervisor
 
 ALL = KeyRange.prefix(b"/t/")
 
@@ -305,7 +306,8 @@ def test_the_report_of_a_host_goes_on_after_a_broken_answer(etcd: Cluster, body:
             beacon = HostBeacon(
                 client, PREFIX, lambda: report, lambda: datetime(2030, 1, 2, tzinfo=UTC), 6, 0.05
             )
-            task = asyncio.create_task(beacon.run())
+            loop = Loop(beacon.run, beacon.task)
+            task = asyncio.create_task(Supervisor((EtcdError,)).run("reporting", loop))
             async with asyncio.timeout(60):
                 while not beacon.fault:  # noqa: ASYNC110 (there is no event)
                     await asyncio.sleep(0.01)

@@ -10,7 +10,6 @@ import pytest
 from vipd.etcd.endpoints import Endpoints
 from vipd.etcd.messages import KeyRange
 from vipd.etcd.settings import EtcdSettings
-from vipd.sources.etcd_follower import Times, pause_after
 
 GOOD = EtcdSettings(("https://10.0.0.1:2379", "http://[fd00::1]:2379"))
 
@@ -57,13 +56,6 @@ def test_a_prefix_holds_its_keys_and_no_others() -> None:
     assert not keys.holds(b"/a")
     assert not keys.holds(b"/a0")
     assert [str(keys), str(KeyRange(b"/a")), str(KeyRange(b"a", b"c"))] == ["/a/*", "/a", "[a, c)"]
-
-
-def test_pauses_grow_to_a_limit_and_differ() -> None:
-    times, random = Times(first_pause=1.0, longest_pause=30.0), Random(1)
-    for failures, longest in ((0, 1), (1, 2), (4, 16), (5, 30), (100_000, 30)):
-        pauses = [pause_after(failures, times, random) for _ in range(100)]
-        assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 @pytest.mark.parametrize(

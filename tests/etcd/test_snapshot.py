@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulated_time import simulate
 from vipd.sources import etcd_snapshot
 from vipd.sources.etcd_snapshot import Kept, Snapshot, State, accepted_record, change_record
+from vipd.supervisor import Loop, Supervisor
 
 PREFIX = "/vipd/v1/"
 
@@ -125,13 +127,40 @@ def test_another_prefix_or_nonsense_is_nothing(disk: Disk) -> None:
 def test_a_disk_that_takes_nothing_is_told_and_made_good(disk: Disk) -> None:
     disk.path.parent.write_text("in the way")
     disk.put(1, "a", Kept("first", 1))
-    disk.write()
-    assert "cannot be written" in disk.snapshot.fault
+    with pytest.raises(OSError, match=r"snapshot: cannot be written: .*hint"):
+        disk.write()
     disk.path.parent.unlink()
     disk.put(2, "b", Kept("second", 2))
     disk.write()
-    assert disk.snapshot.fault == ""
     assert set(disk.read().keys) == {"a", "b"}
+
+
+def test_a_disk_that_takes_nothing_for_a_day_is_said_once_and_tried_now_and_then(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor, tried = Supervisor(), 0
+
+    async def at_once(function: Callable[..., object], *arguments: object) -> object:
+        nonlocal tried
+        tried += 1
+        return function(*arguments)
+
+    async def day() -> None:
+        running = asyncio.create_task(supervisor.run("keeping", Loop(disk.snapshot.run, disk.snapshot.task)))
+        disk.put(1, "a", Kept("first", 1))
+        await asyncio.sleep(86_400.0)
+        assert "cannot be written" in disk.snapshot.task.fault
+        disk.path.parent.unlink()
+        await asyncio.sleep(etcd_snapshot.AGAIN_SECONDS + 2.0)
+        running.cancel()
+
+    disk.path.parent.write_text("in the way")
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    simulate(day())
+    assert len(caplog.records) == 1
+    assert 1000 < tried < 5000
+    assert disk.snapshot.task.fault == ""
+    assert disk.read() == disk.state
 
 
 def test_the_rest_is_written_at_the_end(disk: Disk) -> None:
@@ -142,6 +171,7 @@ def test_the_rest_is_written_at_the_end(disk: Disk) -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        disk.snapshot.close()
 
     asyncio.run(scene(lambda: disk.put(1, "a", Kept("first", 1))))
     assert set(disk.read().keys) == {"a"}
@@ -178,6 +208,7 @@ def test_stopped_in_the_midst_of_a_write_it_still_writes_all(
             disk.put(3, "c", Kept("third", 3))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        disk.snapshot.close()
 
     monkeypatch.setattr(asyncio, "to_thread", never)
     asyncio.run(scene())

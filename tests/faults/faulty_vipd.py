@@ -14,17 +14,29 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import vipd
 from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from vipd import reconciler
 from vipd.__main__ import main
+from vipd.dataplane.iptables.watch import peace
+from vipd.supervisor import Pace
 
 TIMEOUT_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 1.0
+"""Between two tries of anything. In earnest they grow to a minute: see the tests in simulated time."""
 
 
 class UnexpectedError(Exception):
     """What nobody expects."""
+
+
+class Switch(Protocol):
+    """Says which seams fail."""
+
+    def mode(self, seam: Seam) -> str:
+        """How a seam fails now; empty when it works."""
 
 
 class Control:
@@ -50,10 +62,10 @@ def fail(mode: str, seam: Seam) -> object:
         raise TimeoutError("injected by the test")
     if mode == "unexpected":
         raise UnexpectedError("injected by the test")
-    return seam.garbage() if mode == "garbage" else None
+    return seam.garbage() if mode == "garbage" else seam.nothing()
 
 
-def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[..., Any]:
+def faulty(seam: Seam, real: Callable[..., Any], control: Switch) -> Callable[..., Any]:
     """The function in whose place a seam is."""
 
     async def later(*arguments: object, **named: object) -> object:
@@ -71,16 +83,16 @@ def faulty(seam: Seam, real: Callable[..., Any], control: Control) -> Callable[.
     return later if inspect.iscoroutinefunction(real) else at_once
 
 
-def install(seam: Seam, control: Control) -> None:
+def install(seam: Seam, control: Switch, calm: Callable[..., Any] | None = None) -> None:
     """Put a seam in the place of its target: wherever that is known by name, but of what another module
-    defines only there."""
+    defines only there. `calm` is called where it does not fail; None: the target itself."""
     module_name, _, path = seam.target.partition(":")
     owner: Any = importlib.import_module(module_name)
     *classes, name = path.split(".")
     for each in classes:
         owner = getattr(owner, each)
     real = getattr(owner, name)
-    wrapped = faulty(seam, real, control)
+    wrapped = faulty(seam, calm or real, control)
     setattr(owner, name, wrapped)
     if not classes and real.__module__ == module_name:
         for module in list(sys.modules.values()):
@@ -88,11 +100,20 @@ def install(seam: Seam, control: Control) -> None:
                 setattr(module, name, wrapped)
 
 
+def hurry() -> None:
+    """Let no pause between two tries be long, so that what fails is found, and is over, soon."""
+    real = Pace.pause
+    Pace.pause = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
+    reconciler.LONGEST_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
+    peace.LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
+
+
 if __name__ == "__main__":
     for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     controlled = Control(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("faults"))
+    hurry()
     for one in (*FILES, *BESIDE, *DISK, *PROGRAMS):
         install(one, controlled)
     main()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from vipd.process import Finished
+
 MODES = ("oserror", "timeout", "garbage", "nothing", "unexpected")
 """It raises OSError; it times out; it returns garbage, or nothing (None); it raises what nobody expects."""
 
@@ -28,6 +30,7 @@ class Seam:
     culprit: str
     """A regular expression, found in status while it fails."""
     garbage: Callable[[], object] = lambda: GARBAGE_TEXT
+    nothing: Callable[[], object] = lambda: None
     quiet: frozenset[str] = frozenset()
     """Modes in which nothing needs to be said: what comes then means something, or is nobody's loss."""
 
@@ -170,16 +173,20 @@ DISK = (
 PROGRAMS = (
     Seam(
         "programs that write rules",
-        "vipd.process:_start",
+        "vipd.process:run",
         (
             "vipd.process",
             "vipd.rule_programs",
             "vipd.dataplane.programs",
             "vipd.dataplane.iptables.tools",
             "vipd.dataplane.nftables.tools",
+            "vipd.dataplane.nftables.reading",
+            "vipd.dataplane.forward_accept.driver",
+            "vipd.dataplane.forward_accept.reading",
         ),
-        "injected by the test|hangs",
-        quiet=RETURNS,
+        "injected by the test|hangs|failed|cannot be run",
+        garbage=lambda: Finished(1, GARBAGE_TEXT, GARBAGE_TEXT),
+        nothing=lambda: Finished(-9, "", ""),
     ),
 )
 """No rule can be written then."""
@@ -221,13 +228,9 @@ ELSEWHERE = {
     "tests/health/test_healthz.py": ("vipd.api.healthz",),
     "tests/page/test_server.py": ("vipd.observe.page.board", "vipd.observe.page.server"),
     "tests/systemd/test_journal.py": ("vipd.systemd.journal",),
-    "tests/test_decoders.py": ("vipd.dataplane.nftables.reading",),
-    "tests/dataplane/test_forward_accept.py": (
-        "vipd.dataplane.forward_accept.driver",
-        "vipd.dataplane.forward_accept.reading",
-    ),
 }
-"""Modules whose meeting with the outside is made to fail by other tests, by the file of those."""
+"""Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the
+daemon, rather than is asked by it; what it does once, before it runs; and etcd, which few daemons have."""
 
 NO_SEAM = {
     "vipd.api.client": "part of vipctl",

@@ -17,13 +17,19 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.disturbance import Disturbance
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.reading import open_netlink
 from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.nftables.render import render
 from vipd.dataplane.nftables.surroundings import dropping_chains, warnings
+from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
+from vipd.dataplane.programs import Programs
+from vipd.host_record import HostRecord
 from vipd.model import Affinity, ExternalAddress, Family, Service
 from vipd.process import Finished, Runner
+from vipd.settings import load_settings
 
 pytestmark = pytest.mark.root
 
@@ -285,3 +291,26 @@ def seen(inside: Inside, deed: Callable[[], object]) -> Disturbance:
 
     listening = inside.make(open_socket)
     return asyncio.run(watched())
+
+
+def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
+    able = False
+
+    async def run(argv: Sequence[str], text: str) -> Finished:
+        lacks = not able and any(word in text for word in ("probe-affinity", "probe-random-ports"))
+        return Finished(int(lacks), "", "Error: syntax error" if lacks else "")
+
+    async def story() -> None:
+        nonlocal able
+        nft = Programs(("nft",), lambda: find_nft(run))
+        settings = load_settings(flags={"state_dir": str(tmp_path)})
+        table = FamilyTable(Family.IPV4, nft, settings, HostRecord(tmp_path), run, open_netlink)
+        found = []
+        for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
+            able = now
+            await table._prepare(Nft(f"nftables v{version}"))
+            found.append((table.table.options.affinity, table.table.options.random_fully))
+        wanted = TableOptions.of(settings, Family.IPV4).random_fully
+        assert found == [(False, False), (False, False), (True, wanted)], "the same one is not asked again"
+
+    asyncio.run(story())

@@ -124,9 +124,10 @@ def _snapshot(path: Path) -> list[str]:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        snapshot.close()
 
     asyncio.run(live())
-    return [snapshot.fault]
+    return []
 
 
 def _events(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ from tests.samples import HEAD, block
 from tests.sources.room import GOOD, OTHER, Room, link_swap
 from vipd.catalog import merge
 from vipd.sources.files import FileSource
+from vipd.supervisor import Supervisor
 
 SEEN_WITHIN_SECONDS = 60.0
 
@@ -46,7 +47,7 @@ async def watching(room: Room) -> AsyncIterator[Watching]:
     """The watcher at work; a moment is given to it to begin."""
     watch = Watching(room)
     room.step()
-    task = asyncio.create_task(watch.follow())
+    task = asyncio.create_task(Supervisor().run("watching files", watch.follow))
     await asyncio.sleep(0.15)
     try:
         yield watch
@@ -191,7 +192,7 @@ def test_a_save_between_the_first_scan_and_the_watch_is_seen(room: Room) -> None
         room.step()
         room.save("a.yaml", GOOD)
         watch = Watching(room)
-        task = asyncio.create_task(watch.follow())
+        task = asyncio.create_task(Supervisor().run("watching files", watch.follow))
         try:
             await watch.see("dns")
         finally:

@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from math import inf
 
 from vipd.bounded_json import BeyondLimitsError, read_json
 from vipd.etcd import fields
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, MalformedAnswerError, RejectedError
 from vipd.limits import ETCD_NOTE_BYTES
+from vipd.supervisor import Pace, Task
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
 
 
 class HostBeacon:
-    """Publishes a report under a lease, so that it goes when the host does.
+    """Publishes a report under a lease, so that it goes when the host does: by `close`, or soon by itself.
 
     Written only when the report is different, at most once in `gather` seconds, or when it is gone. In
     between the lease is renewed, which costs the store no write.
@@ -76,26 +78,25 @@ class HostBeacon:
         self._ttl, self._gather = ttl, gather
         self._lease = 0
         self._told: HostReport | None = None
-        self.fault = ""
+        self.task = Task(Pace(min(gather, ttl / 3), ttl / 3, spread=0.5), named_elsewhere=True)
+        """How it is run, and how that goes."""
+
+    @property
+    def fault(self) -> str:
         """Why the report cannot be published; empty while it is."""
+        return self.task.fault and f"this host's report cannot be published: {self.task.fault}"
 
     async def run(self) -> None:
-        """Publish for ever; when cancelled, take the report back."""
+        """Publish until that fails. Raises EtcdError; run it again then, with `task`."""
         clock = asyncio.get_running_loop().time
-        renewed = clock()
-        try:
-            while True:
-                try:
-                    if not self._lease or self.fault or clock() - renewed >= self._ttl / 3:
-                        renewed = clock()
-                        await self._renew()
-                    await self._tell()
-                    self.fault = ""
-                except EtcdError as error:
-                    self._failed(error)
-                await asyncio.sleep(min(self._gather, self._ttl / 3))
-        finally:
-            await self._take_back()
+        renewed = -inf
+        while True:
+            if not self._lease or clock() - renewed >= self._ttl / 3:
+                renewed = clock()
+                await self._renew()
+            await self._tell()
+            self.task.works()
+            await asyncio.sleep(min(self._gather, self._ttl / 3))
 
     async def _renew(self) -> None:
         """Keep the lease; a new one when it is no more, as after a long absence or with another store."""
@@ -121,7 +122,8 @@ class HostBeacon:
     def _key(self, report: HostReport) -> bytes:
         return f"{self._prefix}hosts/{report.name}".encode()
 
-    async def _take_back(self) -> None:
+    async def close(self) -> None:
+        """Take the report back. Waits a moment at most."""
         lease, self._lease = self._lease, 0
         if lease:
             try:
@@ -130,9 +132,3 @@ class HostBeacon:
             except (EtcdError, TimeoutError) as error:
                 why = str(error) or "no answer"
                 log.info("the report of this host stays for up to %d s: %s", self._ttl, why)
-
-    def _failed(self, error: EtcdError) -> None:
-        fault = f"this host's report cannot be published: {error}"
-        if fault != self.fault:
-            log.warning("%s", fault)
-        self.fault = fault

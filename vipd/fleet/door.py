@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from random import Random
@@ -22,6 +22,7 @@ from vipd.reconciler import Reconciler
 from vipd.registrations import Registrations
 from vipd.settings import Settings
 from vipd.sources.etcd import EtcdSource
+from vipd.supervisor import Loop, Work
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Fleet:
         """Registered backends as they stand in etcd; services join those that their host's policy admits."""
         return self.source.registrations
 
-    def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Callable[[], Awaitable[None]]]:
+    def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
         """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
         self._beacon = HostBeacon(
             self._client,
@@ -77,10 +78,15 @@ class Fleet:
             gather=self._report_interval,
         )
         loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
-        return {**loops, "reporting to etcd": self._beacon.run} if report else loops
+        if report:
+            loops["reporting to etcd"] = Loop(self._beacon.run, self._beacon.task)
+        return loops
 
     async def close(self) -> None:
-        """Close every connection to etcd."""
+        """Take the report back, bring to disk what is known, and close every connection to etcd."""
+        if self._beacon is not None:
+            await self._beacon.close()
+        self.source.close()
         await self._client.close()
 
     async def first_word(self) -> None:

@@ -134,6 +134,8 @@ class Health:
             what = f"{scheduler.running} checks at once are all there is room for, others run"
             hint = "raise LimitNOFILE of the unit, or use longer intervals"
             told.append(f"{what} {scheduler.late:.0f} s late; hint: {hint}")
+        if self._saved.fault:
+            told.append(f"verdicts cannot be saved: {self._saved.fault}")
         return tuple(told)
 
     async def run(self) -> None:

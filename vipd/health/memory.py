@@ -155,7 +155,9 @@ class SavedVerdicts:
     def __init__(self, path: Path | None, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._path, self._clock, self._wall = path, clock, wall
         self._saved_at = clock()
-        self._fault = ""
+        self.fault = ""
+        """Why verdicts cannot be saved; empty while they can. Contained here: a loop that ended with it would
+        end all checks."""
         self._one_at_a_time = threading.Lock()
         self.stale = False
         """Verdicts have changed since the last save."""
@@ -180,8 +182,8 @@ class SavedVerdicts:
             with self._one_at_a_time:
                 save(self._path, encode(known, self._clock(), self._wall()))
         except OSError as error:
-            if str(error) != self._fault:
+            if str(error) != self.fault:
                 log.warning("verdicts cannot be saved: %s", error)
-            self.stale, self._fault = True, str(error)
+            self.stale, self.fault = True, str(error)
             return
-        self._saved_at, self._fault = self._clock(), ""
+        self._saved_at, self.fault = self._clock(), ""

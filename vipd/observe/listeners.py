@@ -94,6 +94,7 @@ class Listeners:
             self.connections.end_all()
 
     def _match(self, server: web.Server) -> None:
+        """Open and close. A port that cannot be had is contained here: the others stay open."""
         wanted, faults = self._wanted, dict[Place, str]()
         for place in self._open.keys() - wanted.keys():
             self.connections.leave(self._open.pop(place))

@@ -7,7 +7,7 @@ What is known stands on disk too, and serves at once after a start, whether etcd
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from vipd.sources.etcd_keys import EtcdKeys
 from vipd.sources.etcd_snapshot import Snapshot, State
 from vipd.sources.etcd_values import Layout
 from vipd.sources.removal_guard import RemovalGuard
+from vipd.supervisor import Loop, Work
 
 SNAPSHOT = Path("etcd") / "snapshot"
 
@@ -50,7 +51,7 @@ class EtcdState:
 
 
 class EtcdSource:
-    """The services in etcd. `load` first, then `run` beside the daemon."""
+    """The services in etcd. `load` first, then its loops beside the daemon, and `close` after them."""
 
     name = "etcd"
     writes = False
@@ -79,9 +80,16 @@ class EtcdSource:
         """Take over what an earlier run has known."""
         self._keys.restore(self._snapshot.load())
 
-    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """What follows etcd and keeps what it says on disk, for ever."""
-        return {"keeping etcd's keys": self._snapshot.run, "following etcd": self._follower.run}
+    def loops(self) -> dict[str, Work]:
+        """What follows etcd and keeps what it says on disk. Their failures are among `faults`."""
+        return {
+            "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.task),
+            "following etcd": Loop(self._follower.run, self._follower.task),
+        }
+
+    def close(self) -> None:
+        """Bring to disk what is not there yet. Blocks."""
+        self._snapshot.close()
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields whenever the units or the registrations are different. For one reader."""
@@ -106,8 +114,9 @@ class EtcdSource:
 
     def faults(self) -> tuple[str, ...]:
         """Set while etcd cannot be followed, removals are held, or the disk takes nothing."""
-        lost = self._follower.fault and f"{self._follower.fault}; the last known services go on serving"
-        return tuple(filter(None, (lost, self._held(), self._snapshot.fault)))
+        fault = self._follower.task.fault
+        lost = fault and f"{fault}; the last known services go on serving"
+        return tuple(filter(None, (lost, self._held(), self._snapshot.task.fault)))
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep these versions to go back to."""
@@ -141,7 +150,7 @@ class EtcdSource:
     @property
     def connected(self) -> bool:
         """Whether etcd is followed now, as far as is known."""
-        return bool(self._follower.endpoint) and not self._follower.fault
+        return bool(self._follower.endpoint) and not self._follower.task.fault
 
     @property
     def applied_revision(self) -> int:
@@ -171,7 +180,7 @@ class EtcdSource:
             len(self._keys.kept),
             tuple(map(printable, sorted(self._keys.rejected))),
             tuple(map(printable, sorted(self._keys.held))),
-            self._follower.fault,
+            self._follower.task.fault,
         )
 
     def _held(self) -> str:

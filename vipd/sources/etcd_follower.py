@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from vipd import limits
-from vipd.declaration.problems import PLEASE_REPORT, internal_error, printable
+from vipd.declaration.problems import printable
 from vipd.etcd.client import EtcdClient, Listing
 from vipd.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
 from vipd.etcd.messages import Found, Header, KeyRange, KeyValue
@@ -23,6 +23,7 @@ from vipd.etcd.watch import Changes, Watch
 from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
 from vipd.sources.etcd_snapshot import Kept
 from vipd.sources.etcd_values import Layout
+from vipd.supervisor import Pace, Task
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,6 @@ class Times:
     list_again: float = 600.0
     first_pause: float = 0.2
     longest_pause: float = 30.0
-
-
-def pause_after(failures: int, times: Times, random: Random) -> float:
-    """Seconds until the next try, after so many in a row without contact; a fleet does not come at once."""
-    longest = min(times.first_pause * 2.0 ** min(failures, 20), times.longest_pause)
-    return longest * random.uniform(0.5, 1.0)
 
 
 class ListAnewError(EtcdError):
@@ -72,8 +67,8 @@ class Follower:
         self._one_at_a_time = asyncio.Lock()
         self._size = 0
         """Bytes of all keys and values, at most."""
-        self.fault = ""
-        """Why etcd is not followed now; empty while it is."""
+        self.task = Task(Pace(times.first_pause, times.longest_pause, spread=0.5), named_elsewhere=True)
+        """How it is run, and how that goes: its fault is the source's."""
         self.endpoint = ""
         """The member that is watched; empty while none is."""
         self.last_contact: float | None = None
@@ -89,29 +84,19 @@ class Follower:
         return max(self._positions.values(), default=0)
 
     async def run(self) -> None:
-        """Follow for ever; after a failure again, with growing pauses."""
-        failures = 0
-        while True:
-            contact = self.last_contact
-            try:
-                await self._follow()
-            except (CompactedError, ListAnewError) as error:
-                log.warning("listing etcd anew: %s", error)
-                self._positions.clear()
-            except MalformedAnswerError as error:
-                # Another member may do better; what this one cannot tell, a list passes over.
-                self._client.connection.failed(self.endpoint)
-                self._positions.clear()
-                self._lost(error)
-            except EtcdError as error:
-                self._lost(error)
-            except Exception as error:
-                self.fault = f"{internal_error(error, 'following etcd')}; {PLEASE_REPORT}"
-                raise
-            finally:
-                self.endpoint = ""
-            failures = 0 if self.last_contact != contact else failures + 1
-            await asyncio.sleep(pause_after(failures, self._times, self._random))
+        """Follow until that fails. Raises EtcdError; run it again then, with `task`."""
+        try:
+            await self._follow()
+        except (CompactedError, ListAnewError):
+            self._positions.clear()
+            raise
+        except MalformedAnswerError:
+            # Another member may do better; what this one cannot tell, a list passes over.
+            self._client.connection.failed(self.endpoint)
+            self._positions.clear()
+            raise
+        finally:
+            self.endpoint = ""
 
     async def _follow(self) -> None:
         """List if need be, watch until something fails. Raises EtcdError."""
@@ -145,11 +130,11 @@ class Follower:
         listed = clock()
         while True:
             await self._probe(watches)
-            if self.fault:
-                log.info("etcd is followed again, at %s", self.endpoint)
-            self.fault = ""
+            self.task.works()
             await asyncio.sleep(self._times.probe * self._random.uniform(0.8, 1.0))
             if clock() - listed >= self._times.list_again:
+                if self._keys.read_again():
+                    self._changed()
                 await self._list()
                 listed = clock()
 
@@ -287,12 +272,6 @@ class Follower:
     def _contact(self, header: Header) -> None:
         self.store_revision = header.revision
         self.last_contact = asyncio.get_running_loop().time()
-
-    def _lost(self, error: EtcdError) -> None:
-        fault = str(error)
-        if fault != self.fault:
-            log.warning("%s; the last known services go on serving", fault)
-        self.fault = fault
 
 
 def _text(key: bytes) -> str:

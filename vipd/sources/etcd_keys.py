@@ -52,6 +52,10 @@ def read_value(layout: Layout, key: str, value: str) -> Meaning:
     return None
 
 
+def _internal(declaration: Declaration) -> bool:
+    return any(problem.trace for problem in declaration.problems)
+
+
 class EtcdKeys:
     """Every followed key, the unit of each service, and the registered backends.
 
@@ -166,6 +170,24 @@ class EtcdKeys:
         self.rejected = frozenset(self._unjudged)
         if taken:
             self._note(accepted_record(taken))
+
+    def read_again(self) -> bool:
+        """Read the values anew whose reading ended in an exception that nobody expected; whether one of them
+        says something now."""
+        broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}
+        keys = [key for key in self._kept if place_of(key) in broken] if broken else []
+        changed = False
+        for key in keys:
+            kept, unit = self._kept[key], self._units[place_of(key)]
+            meaning = read_value(self._layout, key, kept.value)
+            if isinstance(meaning, Declaration) and _internal(meaning):
+                continue
+            if isinstance(meaning, tuple):
+                self._kept[key] = replace(kept, accepted=kept.value)
+                self._note(accepted_record([key]))
+            self._take(key, meaning, unit.accepted)
+            changed = True
+        return changed
 
     def accept_removal(self) -> int:
         """Let go of every held key; how many there were."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
+from vipd.supervisor import Pace, Task
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class _Work:
 
 
 class Snapshot:
-    """The file. `load` first; then changes are noted, and `run` brings them to disk."""
+    """The file. `load` first; then changes are noted, `run` brings them to disk, and `close` what is left."""
 
     def __init__(self, path: Path, prefix: str, state: Callable[[], State]) -> None:
         self._path, self._prefix, self._state = path, prefix, state
@@ -85,8 +86,10 @@ class Snapshot:
         self._made = self._done = 0
         self._writing = threading.Lock()
         self._rewrite = True  # the first write of a process: whatever lies behind an unsound line goes
-        self.fault = ""
-        """Why it cannot be written; empty while it can."""
+        self._underway = False
+        """Whether a write has begun of which is not known how it ended."""
+        self.task = Task(Pace(AGAIN_SECONDS, AGAIN_SECONDS), named_elsewhere=True)
+        """How it is run, and how that goes: its fault is why the file cannot be written."""
 
     def load(self) -> State:
         """What the file holds; nothing when there is none, or when it is of another prefix.
@@ -129,32 +132,33 @@ class Snapshot:
         self._noted.set()
 
     async def run(self) -> None:
-        """Write what is noted, for ever; when cancelled, the rest at once."""
-        underway = False
-        if self._made and (self._lines or self._rewrite):  # as after a failure that nobody expected
+        """Write what is noted, for ever. Raises OSError, and writes the whole state when it is run again."""
+        if self._lines or self._underway:
             self._noted.set()
-        try:
-            while True:
-                await self._noted.wait()
-                await asyncio.sleep(GATHER_SECONDS)
-                self._noted.clear()
-                work = self._work()
-                underway = True
-                await asyncio.to_thread(self._do, work)
-                underway = False
-                if self.fault:
-                    await asyncio.sleep(AGAIN_SECONDS)
-                    self._noted.set()
-        finally:
-            if self._lines or underway:
-                # Whether a thread has begun its work is not known here: the whole state is right either way.
-                self._rewrite = self._rewrite or underway
+        while True:
+            await self._noted.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._noted.clear()
+            work = self._work()
+            self._underway = True
+            await asyncio.to_thread(self._do, work)
+            self._underway = False
+            self.task.works()
+
+    def close(self) -> None:
+        """Write the rest. Blocks; a failure is logged."""
+        if self._lines or self._underway:
+            try:
                 self._do(self._work())
+            except OSError as error:
+                log.warning("%s", error)
 
     def _work(self) -> _Work:
         """What to write: lines, or the whole state in their place."""
         self._made += 1
         lines, self._lines = self._lines, []
+        # Whether a thread has done what was begun is not known here: the whole state is right either way.
+        self._rewrite = self._rewrite or self._underway
         if not self._rewrite and self._grown <= max(LEAST_GROWTH, self._size):
             return _Work(self._made, b"".join(lines), None)
         state = self._state()
@@ -171,16 +175,10 @@ class Snapshot:
                     self._append(work.lines)
                 else:
                     self._write(work.state)
-                self.fault, self._rewrite = "", False
+                self._rewrite = False
             except OSError as error:
-                self._failed(error)
-
-    def _failed(self, error: OSError) -> None:
-        self._rewrite = True
-        fault = f"{self._path}: cannot be written: {error.strerror}; hint: services outlive no restart"
-        if fault != self.fault:
-            log.error("%s", fault)
-        self.fault = fault
+                what = f"{self._path}: cannot be written: {error.strerror or error}"
+                raise OSError(f"{what}; hint: services outlive no restart") from None
 
     def _append(self, data: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -6,7 +6,6 @@ version, also over a restart: a copy stands in `state_dir/accepted`. A file that
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -159,7 +158,8 @@ class FileSource:
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when a scan is worth it. Watches the directory, never a file: a save that renames over a
-        file would end a watch on it (measured, ecosystem.md 0.7)."""
+        file would end a watch on it (measured, ecosystem.md 0.7). Raises OSError where it cannot be
+        watched, after having yielded once."""
         while True:
             watched = _nearest_directory(self._directory)
             identity = _identity(watched)
@@ -179,8 +179,7 @@ class FileSource:
                     if _nearest_directory(self._directory) != watched or _identity(watched) != identity:
                         break
             except OSError as error:
-                log.warning("%s cannot be watched: %s; looking every few seconds", watched, error)
-                await asyncio.sleep(LOOK_ANYWAY_MILLISECONDS / 1000)
+                raise OSError(f"{watched} cannot be watched: {error}; looking every few seconds") from None
 
     def _look(self, path: Path) -> _Read:
         """A file as it is now, parsed again only when its text differs."""

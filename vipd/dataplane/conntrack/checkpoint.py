@@ -36,7 +36,6 @@ class Checkpoint:
         self._path = state_dir / FILE_NAME
         self._written = b""
         """Digest of what is on disk."""
-        self._failed = False
 
     def read(self) -> Former:
         """What was written last, as the backends of each destination; nothing if there is no such file, or
@@ -52,7 +51,7 @@ class Checkpoint:
             return {}
 
     def write(self, targets: Mapping[Destination, Target]) -> None:
-        """Replace the file, if it says anything else. A failure is logged, the first of several in a row."""
+        """Replace the file, if it says anything else. Raises OSError."""
         data = json.dumps(_content(targets), separators=(",", ":")).encode()
         digest = blake2b(data).digest()
         if digest == self._written:
@@ -60,11 +59,8 @@ class Checkpoint:
         try:
             write_durably(self._path, data)
         except OSError as error:
-            if not self._failed:
-                log.warning("%s: cannot be written: %s", self._path, error.strerror)
-            self._failed = True
-            return
-        self._written, self._failed = digest, False
+            raise OSError(f"{self._path}: cannot be written: {error.strerror or error}") from None
+        self._written = digest
 
 
 def _content(targets: Mapping[Destination, Target]) -> list[object]:

@@ -129,7 +129,7 @@ class ConntrackKeeper:
 
     async def clean(self) -> Cleaned:
         """End what must end. Raises ConntrackError, and is due again then, as after being cancelled."""
-        await self._use_checkpoint()
+        await self._read_checkpoint()
         began, self._changed = self._clock(), False
         try:
             cleaned = await clean(self.wanted, self._connect)
@@ -142,16 +142,23 @@ class ConntrackKeeper:
             self._forget(began)
         return cleaned
 
-    async def _use_checkpoint(self) -> None:
-        """Learn from what the last process wrote, once; then write what is so now, if that is new."""
-        if self._checkpoint is None:
+    async def save(self) -> None:
+        """Write to the checkpoint what is so now, if that is new and the checkpoint has been read. Raises
+        OSError; that is no reason not to clean."""
+        if self._checkpoint is None or self._saved or not self._restored:
             return
-        if not self._restored:
+        self._saved = True
+        try:
+            await asyncio.to_thread(self._checkpoint.write, self._targets.copy())
+        except BaseException:
+            self._saved = False
+            raise
+
+    async def _read_checkpoint(self) -> None:
+        """Learn from what the last process wrote, once."""
+        if self._checkpoint is not None and not self._restored:
             self._restore(await asyncio.to_thread(self._checkpoint.read))
             self._restored = True
-        if not self._saved:
-            self._saved = True
-            await asyncio.to_thread(self._checkpoint.write, self._targets.copy())
 
     def _add(self, key: ForwardingKey, target: Target) -> None:
         for place in self._places[key]:

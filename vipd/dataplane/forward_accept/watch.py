@@ -47,14 +47,19 @@ class ForwardPoll:
 
     async def run(self, report: Callable[[Disturbance], None]) -> None:
         """Report that something differs, until cancelled."""
+        fault = ""
         chains = frozenset((family, ChainId("legacy filter", FORWARD)) for family in Family)
         while True:
             await asyncio.sleep(self._interval)
             try:
                 differs = await self._accepts.differs()
             except ApplyError as error:
-                log.warning("chains that may drop forwarded packets cannot be read: %s", error)
+                # Not raised: the watch of everything else would end with it.
+                if str(error) != fault:
+                    log.warning("chains that may drop forwarded packets cannot be read: %s", error)
+                fault = str(error)
                 continue
+            fault = ""
             if differs:
                 report(Disturbance(frozenset(Family), chains, frozenset({Deed.RULES_DIFFER})))
 

@@ -71,6 +71,8 @@ class FamilyTable:
         """Chains and holders that somebody may have changed."""
         self._doubted = False
         self._abilities: Abilities | None = None
+        self._probed: Nft | None = None
+        """The program by which they were found out."""
         self._recorded = False
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
 
@@ -259,13 +261,14 @@ class FamilyTable:
                 why = error.strerror or str(error)
                 raise ApplyError(what, why, "mend state_dir; nothing was written") from None
             self._recorded = True
-        if self._abilities is None:
-            self._abilities = able = await probe(nft, self.table.options, self._run)
-            options = self.table.options
+        if self._probed != nft:
+            wanted = TableOptions.of(self._settings, self._family)
+            self._abilities = able = await probe(nft, wanted, self._run)
+            self._probed = nft
             options = replace(
-                options,
+                self.table.options,
                 affinity=able.affinity,
-                random_fully=options.random_fully and able.random_fully,
+                random_fully=wanted.random_fully and able.random_fully,
                 ping=able.ping,
                 counts=able.counts,
             )

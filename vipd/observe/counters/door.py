@@ -80,8 +80,11 @@ class Counting:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._take(0.0)
         except (TimeoutError, ApplyError, OSError):
-            log.warning("the last flows are not counted: the kernel does not answer")
-        await self._write()
+            log.warning("the last flows are not counted: the kernel or the disk does not answer")
+        try:
+            await self._write()
+        except OSError as error:
+            log.warning("%s", error)
 
     async def _take(self, least_pause: float) -> None:
         """Take counts unless that was done a moment ago. Raises ApplyError and OSError."""
@@ -107,7 +110,8 @@ class Counting:
         self.ledger.age(known, time.time())
 
     async def _write(self) -> None:
-        """Write if there is anything new. After a reading that failed the ledger lacks what it had found."""
+        """Write if there is anything new. After a reading that failed the ledger lacks what it had found.
+        Raises OSError."""
         if not self.ledger.changed or self._failed:
             return
         self.ledger.changed = False
@@ -117,9 +121,10 @@ class Counting:
         try:
             await asyncio.to_thread(book.write, self._path, value)
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._path, error)
             self.ledger.changed = True
-        self._writing = time.monotonic() - began
+            raise OSError(f"{self._path} cannot be written: {why(error)}") from None
+        finally:
+            self._writing = time.monotonic() - began
 
     def _read(self) -> book.Page:
         try:

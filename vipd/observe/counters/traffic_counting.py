@@ -57,7 +57,7 @@ class TrafficCounting:
         self._wanted, self._listen = wanted, listen
         self._lost = 0
         self._read_at = self._told_at = float("-inf")
-        self._fault = self._said = ""
+        self._fault = ""
         table.told, table.read = ledger.end, ledger.read
 
     def uncounted(self, table: Table) -> Uncounted | None:
@@ -65,7 +65,7 @@ class TrafficCounting:
         return self._reason(table) or (Uncounted(self._fault, "") if self._fault else None)
 
     async def run(self) -> None:
-        """Count for ever."""
+        """Count for ever. Raises ConntrackError when the kernel does not tell of flows that end."""
         try:
             while True:
                 if self.uncounted(self._table.table()):
@@ -84,9 +84,10 @@ class TrafficCounting:
             await self._table.stop_hearing()
 
     async def refresh(self) -> None:
-        """Take what the kernel has told of."""
-        self._start()
-        await self._take()
+        """Take what the kernel has told of. A failure is for `run` to report."""
+        with contextlib.suppress(ConntrackError):
+            self._start()
+            await self._take()
 
     async def close(self) -> None:
         """Read open flows a last time, if that is quick."""
@@ -110,20 +111,24 @@ class TrafficCounting:
         try:
             self._table.ended, self._lost, self._fault = self._listen(), 0, ""
         except ConntrackError as error:
-            self._fail(error)
+            self._fault = str(error)
+            raise
 
     async def _take(self) -> None:
         try:
             await self._table.take_ended()
         except ConntrackError as error:
-            self._fail(error)  # `run` stops listening: nobody else may, for it waits for this very socket
-        self._note_losses()
+            self._fault = str(error)  # `run` stops listening: nobody else may, for it waits for this socket
+            raise
+        finally:
+            self._note_losses()
 
     async def _read(self) -> None:
         self._read_at = time.monotonic()
         try:
             await self._table.sums(anew=True)
         except ConntrackError as error:
+            # Not raised: the ends of flows go on being heard, and only the open ones are older for a while.
             log.debug("open flows cannot be read: %s; trying again", error)
         self._note_losses()
 
@@ -137,12 +142,6 @@ class TrafficCounting:
         if now - self._told_at >= TELL_EVERY_SECONDS:
             self._told_at = now
             log.warning("the kernel could not tell of the end of %d flows: traffic is a lower bound", lost)
-
-    def _fail(self, error: ConntrackError) -> None:
-        self._fault = str(error)
-        if self._fault != self._said:
-            self._said = self._fault
-            log.warning("traffic is not counted: %s", error)
 
 
 async def _readable(listening: EndedFlows) -> None:

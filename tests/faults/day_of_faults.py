@@ -1,0 +1,368 @@
+"""The daemon's real loops through a day in simulated time in which seams fail from the first second to the
+last: `python -m tests.faults.day_of_faults DIRECTORY MODE SEAM...`. Prints what it found as JSON.
+
+What takes real time is replaced: threads run at once, the kernel is a dictionary, programs and sockets answer
+at once. Meant to run in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import logging
+import pkgutil
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import vipd
+from tests.fake_dataplane import FakeDataplane
+from tests.faults.faulty_vipd import install
+from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from tests.simulated_time import SimulatedLoop
+from vipd import daemon
+from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.dataplane.conntrack.cleaner import Cleaned
+from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.opening import FlowCounters
+from vipd.dataplane.programs import finish
+from vipd.health.result import Result
+from vipd.observe.counters.traffic import Table
+from vipd.observe.events.log_handler import recording
+from vipd.observe.observers import Observers
+from vipd.process import Finished
+from vipd.settings import load_settings
+from vipd.systemd.notify import Notifier
+from vipd.systemd.reporter import Reporter
+
+HALF_A_DAY_SECONDS = 43_200.0
+HOUR_SECONDS = 3600.0
+RECOVERY_SECONDS = 200.0
+"""The longest pause between two tries is 60 s, and what is found may wait for another try."""
+MIDNIGHT = 1_800_000_000.0
+DECLARED = """\
+apiVersion: vipd/v1
+services:
+  - name: watched
+    address: 10.96.7.1
+    ports: [80/tcp]
+    backends: [10.244.0.{number}]
+    traffic_policy: {{external: local}}
+    health_port: 31000
+  - name: asked
+    address: 10.96.7.2
+    ports: [8080/tcp]
+    backends: [10.244.0.11]
+    check: {{type: http, path: /{number}, interval: 60s, timeout: 1s}}
+"""
+ASKED = """\
+apiVersion: vipd/v1
+services:
+  - name: run
+    address: 10.96.7.3
+    ports: [80/tcp]
+    backends: [10.244.0.11]
+    check: {{type: exec, command: [/bin/true, x{number}], user: nobody, interval: 60m}}
+"""
+
+Json = dict[str, Any]
+
+
+class Kernel(FakeDataplane):
+    """A kernel that is written by a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switched: list[Callable[[], None]] = []
+        self.run: Any = None
+
+    async def apply(self, plan: DataplanePlan) -> None:
+        """Have the program write, then know what it wrote."""
+        finished = await finish(["nft", "-f", "-"], "rules", self.run)
+        if finished.code:
+            raise ApplyError("nft failed", finished.errors or f"exit code {finished.code}")
+        await super().apply(plan)
+        self.events.clear()
+        self.updates.clear()
+
+
+class Counters:
+    """Of a kernel in which nothing happens; their reading passes the seam."""
+
+    seconds = 0.0
+
+    async def take(self) -> object:
+        """No new flows."""
+        return await FlowCounters.take(self)  # type: ignore[arg-type]
+
+    def memory(self) -> object:
+        """Nothing."""
+        return {}
+
+    def remember(self, memory: object) -> None:
+        """Nothing."""
+
+
+class Watch:
+    """Hears nothing, for ever."""
+
+    async def __aenter__(self) -> Watch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """It holds nothing."""
+
+    async def __anext__(self) -> object:
+        return await Disturbances.__anext__(self)  # type: ignore[arg-type]  # the seam is in its place
+
+
+class InlineThread:
+    """Does its work when it is started."""
+
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self.start = target
+
+
+async def at_once(function: Callable[..., Any], *arguments: object, **named: object) -> object:
+    """`asyncio.to_thread` on the event loop itself, whose time must not pass meanwhile."""
+    await asyncio.sleep(0)
+    return function(*arguments, **named)
+
+
+async def saves(*_: object, **__: object) -> AsyncIterator[object]:
+    """What the watch of a directory yields where no event comes."""
+    while True:
+        await asyncio.sleep(60.0)
+        yield set()
+
+
+async def _forever(*_: object) -> object:
+    return await asyncio.Event().wait()
+
+
+async def _finished(*_: object, **__: object) -> Finished:
+    return Finished(0, "", "")
+
+
+async def _cleaned(*_: object, **__: object) -> Cleaned:
+    return Cleaned(0, {}, 0.0)
+
+
+async def _counted(*_: object) -> dict[object, int]:
+    return {}
+
+
+async def _addresses() -> frozenset[str]:
+    return frozenset({"10.10.0.1"})
+
+
+async def _answered(_: object) -> Result:
+    return Result.answered(0.001)
+
+
+async def _no_routes(*_: object) -> tuple[str, ...]:
+    return ()
+
+
+async def _same(*_: object) -> bool:
+    return False
+
+
+CALM: dict[str, Callable[..., object]] = {
+    "addresses of this host": _addresses,
+    "neighbours and sockets of this host": lambda *_: {},
+    "routes": _no_routes,
+    "checks of this host": _same,
+    "connection tracking": _cleaned,
+    "counters of rules": _counted,
+    "table of flows": lambda *_: Table(1, 2, accounting=False, events=False),
+    "watch of rules": _forever,
+    "name service": lambda *_: (),
+    "health checks": _answered,
+    "programs that write rules": _finished,
+}
+"""What a seam does that does not fail, where the real thing takes real time."""
+
+
+class Control:
+    """Which seams fail now."""
+
+    def __init__(self, mode: str, names: Iterable[str]) -> None:
+        self._mode, self._names = mode, frozenset(names)
+        self.failing = False
+
+    def mode(self, seam: Seam) -> str:
+        """How a seam fails now; empty when it works."""
+        return self._mode if self.failing and seam.name in self._names else ""
+
+
+class Lines(logging.Handler):
+    """Counts what is logged at the level of the daemon's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a line."""
+        self.lines.append(f"{record.created - MIDNIGHT:.0f} {record.name}: {record.getMessage()}")
+
+
+def prepare(control: Control, loop: SimulatedLoop) -> None:
+    """Put seams and what is calm in their places, and one clock in the place of all."""
+    for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    for seam in (*FILES, *BESIDE, *DISK, *PROGRAMS):
+        install(seam, control, CALM.get(seam.name))
+    for target, value in {
+        "time:monotonic": loop.time,
+        "time:time": lambda: MIDNIGHT + loop.time(),
+        "time:time_ns": lambda: int((MIDNIGHT + loop.time()) * 1e9),
+        "asyncio:to_thread": at_once,
+        "watchfiles:awatch": saves,
+        "vipd.health.prerequisites:threading": _Threading,
+        "vipd.daemon:HostDataplanes": lambda settings, record, runner: runner,
+        "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
+        "vipd.daemon:FlowCounters": lambda _: Counters(),
+        "vipd.daemon:watch_of": lambda *_: Watch(),
+        "vipd.vip_routes:VipRoutes.look": _same,
+        "vipd.local_sockets:LocalSockets.read": lambda _: (),
+        # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
+        "vipd.upkeep:LOOK_AT_HOST_SECONDS": 60.0,
+        "vipd.upkeep:LOOK_AT_CONNTRACK_SECONDS": 60.0,
+        "vipd.health.door:SAVE_SECONDS": 60.0,
+        "vipd.health.lag:BEAT_SECONDS": 60.0,
+        "vipd.observe.counters.door:EVERY_SECONDS": 60.0,
+        "vipd.observe.counters.traffic_counting:LOOK_SECONDS": 60.0,
+        "vipd.observe.listeners:RETRY_SECONDS": 60.0,
+    }.items():
+        replace(target, value)
+
+
+def replace(target: str, value: object) -> None:
+    """Put something in the place of `module:name` or `module:Class.name`."""
+    module, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    setattr(owner, name, value)
+
+
+class _Threading:
+    Thread, Lock = InlineThread, threading.RLock  # it is started under the lock
+
+
+async def _kernel(name: str, opening: Any) -> Kernel:
+    kernel = Kernel()
+    kernel.run = opening
+    return kernel
+
+
+async def day(directory: Path, control: Control) -> Json:
+    """Wire a daemon, let seams fail for a day, and see how it is then and afterwards."""
+    for name in ("services.d", "state"):
+        (directory / name).mkdir()
+    settings = load_settings(
+        flags={
+            "services_dir": str(directory / "services.d"),
+            "state_dir": str(directory / "state"),
+            "dataplane": "nftables",
+            "manage_sysctls": False,
+        }
+    )
+    lines = Lines()
+    logging.getLogger("vipd").addHandler(lines)
+    logging.getLogger("vipd").setLevel(logging.INFO)
+    _declare(directory, 1)
+    with recording(settings.state_dir) as recorder:
+        parts = await daemon.wire(settings)
+        reporter = Reporter(Notifier(), parts.reconciler)
+        observers = Observers(daemon._observed(parts, recorder))
+        listeners = (*daemon._health(parts), *observers.listeners)
+        loops = daemon._loops(parts, listeners, observers)
+        work = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()]
+        parts.reconciler.wake()
+        await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
+        found: Json = {"before": parts.reconciler.progress.state}
+        found["warned_before"] = _warnings(parts, listeners, recorder)
+        control.failing = True
+        lines.lines.clear()
+        await _half(directory, 2)
+        noon = _traced(), len(lines.lines)
+        await _half(directory, 20)
+        found |= {"grown": _traced() - noon[0], "lines": len(lines.lines), "lines_by_noon": noon[1]}
+        found |= {"some": lines.lines[:100], "files": sum(1 for _ in settings.state_dir.rglob("*"))}
+        found["bytes"] = sum(p.stat().st_size for p in settings.state_dir.rglob("*") if p.is_file())
+        found["alive"] = not any(task.done() for task in work)
+        found["events"] = len(recorder.read())
+        found["warned"] = _warnings(parts, listeners, recorder)
+        control.failing = False
+        _declare(directory, 99)
+        await asyncio.sleep(RECOVERY_SECONDS)
+        found["after"] = parts.reconciler.progress.state
+        kernel = cast("Kernel", parts.dataplane).kernel
+        found["serves"] = sorted(str(e) for f in kernel.values() for e in f.endpoints)
+        found["still_warned"] = _warnings(parts, listeners, recorder)
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+        del reporter
+    return found
+
+
+async def _half(directory: Path, first: int) -> None:
+    """Half a day in which somebody changes a file each hour."""
+    for hour in range(12):
+        await asyncio.sleep(HALF_A_DAY_SECONDS / 12)
+        _declare(directory, first + hour)
+
+
+def _declare(directory: Path, number: int) -> None:
+    (directory / "services.d" / "watched.yaml").write_text(DECLARED.format(number=number))
+    (directory / "services.d" / "asked.yaml").write_text(ASKED.format(number=number))
+
+
+def _warnings(parts: Any, listeners: Any, recorder: Any) -> list[str]:
+    """What status warns of, and the problems."""
+    return [
+        *(warning for each in listeners for warning in each.warnings),
+        *parts.health.warnings(),
+        *recorder.warnings,
+        *parts.surroundings.faults(),
+        *parts.supervisor.warnings,
+        *parts.reconciler.containment.warnings,
+        *parts.reconciler.progress.warnings,
+        *(str(problem) for found in parts.reconciler.problems.values() for problem in found),
+        *(fault for source in parts.sources for fault in source.faults()),
+        *parts.reconciler.progress.quarantined.values(),
+        *filter(None, [parts.reconciler.progress.fault]),
+    ]
+
+
+def _traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def main() -> None:
+    """Run a day as the command line says."""
+    directory, mode, *names = sys.argv[1:]
+    loop, control = SimulatedLoop(), Control(mode, names)
+    real = time.perf_counter()
+    prepare(control, loop)
+    tracemalloc.start()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        found = runner.run(day(Path(directory), control))
+    print(json.dumps({**found, "took": time.perf_counter() - real}))
+
+
+if __name__ == "__main__":
+    main()
