@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from vipd.durable import make_directory, read_regular, why, write_durably
+from vipd.durable import make_directory, read_own, why, write_durably
 from vipd.overrides import (
     MalformedError,
     Override,
@@ -61,7 +61,7 @@ class OverrideStore:
         """Read the file. No file holds no orders."""
         self._overrides, faults = {}, []
         try:
-            items = _items(read_regular(self._path))
+            items = _items(read_own(self._path))
         except FileNotFoundError:
             items = []
         except (OSError, ValueError, RecursionError) as error:

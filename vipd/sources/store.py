@@ -13,7 +13,7 @@ from pathlib import Path
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.durable import make_directory, read_regular, why, write_aside, write_durably
+from vipd.durable import make_directory, read_own, why, write_aside, write_durably
 from vipd.model import Service
 
 UNIT = "cli"
@@ -115,7 +115,7 @@ class StoreSource:
 def _read(path: Path) -> tuple[Declaration, tuple[str, ...]]:
     """What a file stores, or why it cannot be used. No file stores nothing."""
     try:
-        text = read_regular(path).decode("utf-8")
+        text = read_own(path).decode("utf-8")
     except FileNotFoundError:
         return Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
