@@ -121,7 +121,7 @@ def make_directory(path: Path) -> None:
     """Make a directory of vipd's own where it is not there. Raises OSError, whose text says so when it was
     removed while vipd ran: a unit of systemd cannot make it again, and the system's words would mislead."""
     try:
-        os.close(_walk(path, make=True))
+        os.close(open_directory(path, make=0o750))
     except OSError as error:
         if path.exists():
             raise
@@ -138,7 +138,7 @@ def sync_directory(path: Path) -> None:
 @contextlib.contextmanager
 def _inside(path: Path) -> Iterator[int]:
     """A descriptor of a directory, for names in it. Raises OSError."""
-    descriptor = _walk(path)
+    descriptor = open_directory(path)
     try:
         yield descriptor
     finally:
@@ -156,14 +156,15 @@ def _readable(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _walk(path: Path, make: bool = False) -> int:
-    """A descriptor of a directory, reached step by step; `make`: what is missing of it. Raises OSError."""
+def open_directory(path: Path, make: int | None = None) -> int:
+    """A descriptor of a directory, by which to reach what is in it; one that is missing is
+    made with the mode `make`. Raises OSError."""
     ahead, links = list(reversed(path.absolute().parts)), 0
     here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while ahead:
             name = ahead.pop()
-            inner = _step(here, name, (0o777 if ahead else 0o750) if make else None)
+            inner = _step(here, name, 0o777 if ahead and make else make)
             if isinstance(inner, str):
                 ahead += reversed(Path(inner).parts)
                 links += 1
