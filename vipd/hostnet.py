@@ -13,6 +13,7 @@ from time import monotonic
 from vipd.admission import AddressPolicy
 from vipd.checks import Check
 from vipd.claim_warnings import Claim, Claims, warnings_of
+from vipd.health.host_problems import host_problems
 from vipd.health.prerequisites import Prerequisites, Problems
 from vipd.host_checks import HostChecks
 from vipd.host_facts import NO_FACTS
@@ -55,7 +56,7 @@ class HostNet:
         self._policy: SelectionPolicy | None = None
         self._needs = HostNeeds()
         self._routes = VipRoutes(settings.vip_device, record)
-        self._prerequisites = Prerequisites()
+        self._prerequisites = Prerequisites(self.check_problem)
         self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
         self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
         self._admitted_by = NO_FACTS
@@ -94,6 +95,10 @@ class HostNet:
             balances_of(self._checks.dataplane()),
             host=self._facts.without_addresses() if compatible else self._facts,
         )
+
+    def check_problem(self, check: Check) -> Problems:
+        """What this host lacks for a check. It waits: call it in a thread."""
+        return host_problems(check, self._settings.check_users)
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
         """What this host lacks for checks; one that it does not answer about soon has that as its problem."""

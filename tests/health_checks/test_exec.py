@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import PATIENCE, answer, run, target
-from vipd import accounts
+from vipd.accounts import CheckUsers
 from vipd.checks import ExecProbe
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
@@ -38,12 +38,12 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture(autouse=True)
 def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run programs as their own user, which a daemon never does."""
-    monkeypatch.setattr(accounts, "privileged", lambda _: "")
+    monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
 
 def probe(*command: str, user: str = ME, timeout: float = 60.0) -> Result:
     async def ask() -> Result:
-        with ExecProber(asyncio.get_running_loop()) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
 
     return run(ask())
@@ -101,6 +101,27 @@ def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Pa
     assert own == {"VIPD_ADDRESS=127.0.0.1", "VIPD_PORT=8080", "VIPD_PROTOCOL=tcp"}
     names = {line.partition("=")[0] for line in lines - own}
     assert names <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_", "/"}
+
+
+def test_no_descriptor_of_the_daemon_is_open_in_it(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        said = probe("/bin/sh", "-c", "cd /proc/$$/fd && readlink 0 2>&1 && echo *").reason
+        listed = probe("/bin/sh", "-c", "cd /proc/$$/fd && echo *").reason
+        os.close(reading)
+        os.close(writing)
+    assert said.endswith("; /dev/null")
+    assert set(listed.rpartition("; ")[2].split()) <= {"0", "1", "2", "3", "10"}, (
+        "from 3 on: of the shell itself"
+    )
+
+
+def test_it_begins_in_the_root_directory_in_a_session_of_its_own(program: Program) -> None:
+    said = probe("/bin/sh", "-c", "echo $(pwd) $(umask) $(cut -d' ' -f6 /proc/$$/stat) $$").reason
+    where, mask, session, pid = said.rpartition("; ")[2].split()
+    assert (where, mask, session) == ("/", "0077", pid)
 
 
 def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path: Path) -> None:
@@ -202,7 +223,7 @@ def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:
     command = program("sleep 0.4")
 
     async def ask() -> tuple[list[Result], float]:
-        with ExecProber(asyncio.get_running_loop(), at_once=2) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=2) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             began = time.monotonic()
             results = await asyncio.gather(*(answer(prober, asked) for _ in range(4)))
@@ -220,7 +241,7 @@ def test_a_cancelled_program_is_killed_and_one_in_the_queue_never_starts(
 
     async def ask() -> list[Result]:
         told: list[Result] = []
-        with ExecProber(asyncio.get_running_loop(), at_once=1) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=1) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             attempts = [prober.start(asked, told.append) for _ in range(2)]
             await asyncio.to_thread(wait_for_text, tmp_path / "pids")

@@ -234,7 +234,9 @@ CHECK = {
         "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
     ),
     "user": Key(
-        "a user's name", "`nobody`", "exec: who runs it. Never root, nor the user that vipd runs as."
+        "a user's name",
+        "`vipd-check`, or `nobody` where there is no such user",
+        "exec: who runs it. Never root, nor who may change what vipd does.",
     ),
 }
 

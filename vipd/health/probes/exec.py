@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TypedDict, cast
 
-from vipd import accounts
+from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.checks import ExecProbe
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
@@ -38,8 +39,10 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4  # 
 class ExecProber:
     """Runs programs, so many at once; others wait for their turn. Use it as a context manager."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int = PROGRAMS_AT_ONCE) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, users: CheckUsers, at_once: int = PROGRAMS_AT_ONCE
+    ) -> None:
+        self._loop, self._users = loop, users
         self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[_Run] = set()
 
@@ -53,7 +56,7 @@ class ExecProber:
 
     def start(self, target: Target, done: Done) -> Attempt:
         """Ask once; the timeout begins when the program does."""
-        run = _Run(target)
+        run = _Run(target, self._users)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
         except RuntimeError as error:
@@ -75,8 +78,8 @@ class ExecProber:
 class _Run:
     """One run of a program. `to_end` belongs to a thread of the pool, `cancel` to the loop's."""
 
-    def __init__(self, target: Target) -> None:
-        self._target, self._probe = target, cast("ExecProbe", target.probe)
+    def __init__(self, target: Target, users: CheckUsers) -> None:
+        self._target, self._probe, self._users = target, cast("ExecProbe", target.probe), users
         self.cancelled = threading.Event()
         self._lock = threading.Lock()
         self._group: int | None = None
@@ -98,7 +101,7 @@ class _Run:
             _give_up_privileges()
             with self._started() as process:
                 told = self._watch(process, began + self._target.timing.timeout)
-        except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
+        except (OSError, subprocess.SubprocessError, UserRefusedError, KeyError, ValueError) as error:
             return Result.unasked(trouble(self._probe, error))
         if told is None:
             return Result.timeout(self._target.timing.timeout)
@@ -107,6 +110,7 @@ class _Run:
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The program running; afterwards it is dead and reaped, with all of its group."""
+        # Asked again: since the declaration was looked at, the account may have become another one.
         process = subprocess.Popen(
             self._probe.command,
             stdin=subprocess.DEVNULL,
@@ -116,7 +120,7 @@ class _Run:
             env=environment(self._target),
             start_new_session=True,
             umask=0o077,
-            **_identity(self._probe.user),
+            **_identity(self._users.account(self._probe.user)),
         )
         with self._lock:
             self._group = process.pid
@@ -176,19 +180,15 @@ def environment(target: Target) -> dict[str, str]:
 def trouble(probe: ExecProbe, error: Exception) -> str:
     """Why a program could not be started: what; hint."""
     if isinstance(error, KeyError):
-        return f"there is no user {probe.user}"
+        return f"there is no user {probe.user or CHECK_USER}"
     if isinstance(error, UserRefusedError):
         return str(error)
     program = probe.command[0] if probe.command else "no program"
     # Refused: the change of user, or the program itself, if that user may not run it.
     if isinstance(error, PermissionError) and error.errno == errno.EPERM:
-        return f"vipd may not become {probe.user}; hint: it needs CAP_SETUID and CAP_SETGID"
+        return f"vipd may not become {probe.user or CHECK_USER}; hint: it needs CAP_SETUID and CAP_SETGID"
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{program}: {(why or str(error)).lower()}"
-
-
-class UserRefusedError(subprocess.SubprocessError):
-    """A user that no program of a check may run as: who, why; hint."""
 
 
 class _Identity(TypedDict, total=False):
@@ -199,12 +199,7 @@ class _Identity(TypedDict, total=False):
     extra_groups: tuple[int, ...]
 
 
-def _identity(user: str) -> _Identity:
-    """Raises KeyError for an unknown user, OSError for one that cannot be looked up, UserRefusedError."""
-    entry = accounts.users.get(user)
-    # Asked again: since the declaration was looked at, the number of that user may be another one.
-    if why := accounts.privileged(entry.pw_uid):
-        raise UserRefusedError(f"user {user}: {why}; hint: use nobody")
+def _identity(entry: pwd.struct_passwd) -> _Identity:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
 
 
