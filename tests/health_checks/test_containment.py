@@ -274,7 +274,7 @@ def test_no_garbage_of_a_udp_server_goes_wrong(probe: Probe) -> None:
 
 @pytest.mark.parametrize("number", [9, 31, 34, 40, 64])
 def test_a_program_that_any_signal_kills(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vipd.accounts.privileged", lambda _: "")
+    monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
     async def ask() -> Result:
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import getpass
 import os
 import pwd
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from tests.health_checks.servers import PATIENCE, answer, run, target
 from vipd.accounts import CheckUsers
 from vipd.checks import ExecProbe
+from vipd.health.probes import exec as exec_module
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
 
@@ -190,7 +193,7 @@ def test_a_malformed_command_is_trouble_alone(command: tuple[str, ...]) -> None:
 
 def test_a_daemon_that_may_not_change_user_says_so() -> None:
     told = trouble(ExecProbe(command=("/bin/true",), user="nobody"), PermissionError(1, "Not permitted"))
-    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID and CAP_SETGID"
+    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID, CAP_SETGID and CAP_KILL"
 
 
 @pytest.mark.root
@@ -217,6 +220,41 @@ def test_no_program_gains_or_inherits_a_privilege() -> None:
     # Only the threads that start them gave something up.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     assert "NoNewPrivs:\t0" in status
+
+
+def test_a_program_that_vipd_may_not_end_holds_up_nobody(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user of its own without CAP_KILL it may not signal the processes of another one."""
+    command, killpg = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300"), os.killpg
+    pids = tmp_path / "pids"
+
+    def not_permitted(group: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", not_permitted)
+    monkeypatch.setattr(exec_module, "KILLED_SECONDS", 0.2)
+    monkeypatch.setattr(exec_module, "PROGRAMS_AT_ONCE", 2)
+
+    async def ask() -> list[Result]:
+        found: list[Result] = []
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
+            asked = target(80, ExecProbe(command=(command,), user=ME), 0.3)
+            found += [await answer(prober, asked) for _ in range(3)]
+            attempt = prober.start(asked, found.append)
+            began = time.monotonic()
+            attempt.cancel()
+            assert time.monotonic() - began < PATIENCE / 2
+            for pid in pids.read_text().split():
+                killpg(int(pid), signal.SIGKILL)
+            left = prober._left._running
+            await asyncio.to_thread(lambda: [process.wait() for process in left])
+        return found
+
+    results = run(ask())
+    assert [result.good for result in results] == [None] * 3
+    assert " cannot be ended; hint: give vipd" in results[0].reason
+    assert "2 programs that should have ended run on" in results[2].reason
 
 
 def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:

@@ -71,7 +71,7 @@ def _user_problems(user: str, users: CheckUsers) -> tuple[str, ...]:
     except UserRefusedError as error:
         return (str(error),)
     if os.geteuid() != 0 and not _may_change_user():
-        hint = "add the drop-in exec-checks.conf of the package, which gives CAP_SETUID and CAP_SETGID"
+        hint = "add the drop-in exec-checks.conf of the package, which gives the rights for it"
         return (f"user {user or CHECK_USER}: vipd may not become another user; hint: {hint}",)
     return ()
 

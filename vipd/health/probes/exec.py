@@ -29,6 +29,9 @@ from vipd.health.result import Result, one_line
 from vipd.health.targets import Target
 
 PROGRAMS_AT_ONCE = 32
+KILLED_SECONDS = 5.0
+"""How long to wait for the end of what was killed: without CAP_KILL nothing of another user's is."""
+_MAY_KILL = "hint: give vipd CAP_KILL, as exec-checks.conf does"
 MOST_OUTPUT = 64 * 1024
 """What a program says beyond is thrown away."""
 
@@ -42,7 +45,7 @@ class ExecProber:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, users: CheckUsers, at_once: int = PROGRAMS_AT_ONCE
     ) -> None:
-        self._loop, self._users = loop, users
+        self._loop, self._users, self._left = loop, users, _Left()
         self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[_Run] = set()
 
@@ -56,7 +59,7 @@ class ExecProber:
 
     def start(self, target: Target, done: Done) -> Attempt:
         """Ask once; the timeout begins when the program does."""
-        run = _Run(target, self._users)
+        run = _Run(target, self._users, self._left)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
         except RuntimeError as error:
@@ -75,11 +78,34 @@ class ExecProber:
         return run
 
 
+class _Left:
+    """Programs that run on, since vipd may not end them. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        """One more."""
+        with self._lock:
+            self._running.append(process)
+
+    def require_few(self) -> None:
+        """Raises NotEndedError while there are so many that there should not be another."""
+        with self._lock:
+            self._running = [process for process in self._running if process.poll() is None]
+            if len(self._running) >= PROGRAMS_AT_ONCE:
+                raise NotEndedError(
+                    f"{len(self._running)} programs that should have ended run on; {_MAY_KILL}"
+                )
+
+
 class _Run:
     """One run of a program. `to_end` belongs to a thread of the pool, `cancel` to the loop's."""
 
-    def __init__(self, target: Target, users: CheckUsers) -> None:
-        self._target, self._probe, self._users = target, cast("ExecProbe", target.probe), users
+    def __init__(self, target: Target, users: CheckUsers, left: _Left) -> None:
+        self._target, self._probe = target, cast("ExecProbe", target.probe)
+        self._users, self._left = users, left
         self.cancelled = threading.Event()
         self._lock = threading.Lock()
         self._group: int | None = None
@@ -98,6 +124,7 @@ class _Run:
             return Result.unasked("it has no command")
         began = time.monotonic()
         try:
+            self._left.require_few()
             _give_up_privileges()
             with self._started() as process:
                 told = self._watch(process, began + self._target.timing.timeout)
@@ -130,11 +157,17 @@ class _Run:
             yield process
         finally:
             self._kill()
+            ended = _ends_within(process, KILLED_SECONDS)
             with self._lock:
-                process.wait()
+                # From here on the number may be that of another group.
                 self._group = None
+                if ended:
+                    process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+            if not ended:
+                self._left.add(process)
+                raise NotEndedError(f"{self._probe.command[0]} cannot be ended; {_MAY_KILL}")
 
     def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """What the program says first, once it has ended; None when its time is up.
@@ -181,14 +214,19 @@ def trouble(probe: ExecProbe, error: Exception) -> str:
     """Why a program could not be started: what; hint."""
     if isinstance(error, KeyError):
         return f"there is no user {probe.user or CHECK_USER}"
-    if isinstance(error, UserRefusedError):
+    if isinstance(error, UserRefusedError | NotEndedError):
         return str(error)
     program = probe.command[0] if probe.command else "no program"
     # Refused: the change of user, or the program itself, if that user may not run it.
     if isinstance(error, PermissionError) and error.errno == errno.EPERM:
-        return f"vipd may not become {probe.user or CHECK_USER}; hint: it needs CAP_SETUID and CAP_SETGID"
+        hint = "it needs CAP_SETUID, CAP_SETGID and CAP_KILL"
+        return f"vipd may not become {probe.user or CHECK_USER}; hint: {hint}"
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{program}: {(why or str(error)).lower()}"
+
+
+class NotEndedError(subprocess.SubprocessError):
+    """A program that runs on: which, why; hint."""
 
 
 class _Identity(TypedDict, total=False):
@@ -201,6 +239,17 @@ class _Identity(TypedDict, total=False):
 
 def _identity(entry: pwd.struct_passwd) -> _Identity:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a process ends in time. It is not reaped."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _read(output: int) -> bytes | None:
