@@ -26,8 +26,19 @@ _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file that a user named; links to it are followed. Raises OSError, also for a
     directory, a pipe, which would block, or a file of more than `most` bytes."""
+    return _content(open_regular(path), most)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a regular file that a user named; links to it are followed. Raises OSError."""
     _require_regular(path.stat())  # before it is opened: to open a device may do something
-    return _content(os.open(path, os.O_RDONLY | _SAFELY), most)
+    descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    try:
+        _require_regular(os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_own(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -255,7 +266,6 @@ def _content(descriptor: int, most: int) -> bytes:
     """All that an open file holds; it is closed."""
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        _require_regular(found)
         data = file.read(most + 1) if found.st_size <= most else b""
         if max(found.st_size, len(data)) > most:
             raise OSError(
