@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 
 from vipd.catalog import Unit
-from vipd.checks import Check, ExecProbe, asks_host
+from vipd.checks import Check, ExecProbe, HttpProbe, asks_host
 from vipd.declaration.problems import Declaration, Problem, internal_problem
 from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Balance, Service, family_of
@@ -41,6 +41,8 @@ class AddressPolicy:
     """Sources whose services may have checks that run programs."""
     balances: frozenset[Balance] = frozenset(Balance)
     """Those that the dataplane can do."""
+    ca_sources: tuple[str, ...] = ("file", "cli")
+    """Sources whose services may name files of this host: who writes to etcd has no business with those."""
     check_problems: CheckProblems = field(default=_no_problems, compare=False)
     """What this host lacks for a check."""
     host: HostFacts = NO_FACTS
@@ -147,7 +149,12 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
 
 def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _Admitted:
     passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
-    lasting = AddressPolicy(policy.allowed, exec_sources=policy.exec_sources, balances=policy.balances)
+    lasting = AddressPolicy(
+        policy.allowed,
+        exec_sources=policy.exec_sources,
+        balances=policy.balances,
+        ca_sources=(*policy.ca_sources, "etcd"),  # what serves since before there was that rule, serves on
+    )
     services = unit.accepted.services
     allowed = tuple([s for s in services if id(s) in lasted or _lasts(s, lasting)])
     same = len(allowed) == len(services)
@@ -301,18 +308,25 @@ def _checks_of(service: Service) -> Iterable[Check]:
     return dict.fromkeys((service.check, *own))
 
 
-def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> bool:
-    return isinstance(check.probe, ExecProbe) and service.origin.source not in policy.exec_sources
+def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
+    """Why a service of that source may not have a check, and a hint."""
+    source = service.origin.source
+    if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
+        hint = "use another type of check, or see exec_checks in vipd's settings"
+        return "checks that run programs are not allowed here", hint
+    if isinstance(check.probe, HttpProbe) and check.probe.ca and source not in policy.ca_sources:
+        hint = "leave it out, for the certificates that the host trusts, or declare the service in a file"
+        return f"ca names a file of this host, which a service in {source} may not", hint
+    return None
 
 
 def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
     """A problem for each check that must not run here, or cannot."""
     origin = service.origin
     for check in _checks_of(service):
-        if _forbidden(check, service, policy):
-            what = f"{service.name}: checks that run programs are not allowed here"
-            hint = "use another type of check, or see exec_checks in vipd's settings"
-            yield Problem(origin.path or origin.source, origin.line, "", what, hint)
+        if forbidden := _forbidden(check, service, policy):
+            what, hint = forbidden
+            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
             continue
         for problem in policy.check_problems(check):
             what, _, hint = problem.partition("; hint: ")

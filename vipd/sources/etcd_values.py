@@ -102,7 +102,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
         backends = read_backends(report, _with_place(report, root, base), "")
-        _refuse_patterns(report, [backend.value for backend in backends])
+        _refuse_checks(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=tuple(report.problems))
@@ -113,14 +113,17 @@ def _too_long(place: str, text: str) -> Problem:
     return Problem(place, 0, "", what, "give the service fewer backends, or declare it in a file")
 
 
-def _refuse_patterns(report: Report, backends: Sequence[Backend]) -> None:
-    """Who may register a backend may not have every host work on its patterns."""
+def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may not have every host work on its patterns, or open a file."""
     for backend in backends:
         probe = backend.check.probe if backend.check else None
         if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
             what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
             hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
             report.add(1, "check.body", what, hint)
+        if isinstance(probe, HttpProbe) and probe.ca:
+            what = "ca names a file of this host, which a registered backend may not"
+            report.add(1, "check.ca", what, "leave it out, for the certificates that the host trusts")
 
 
 def _read_alone(place: str, root: Mapping) -> Declaration:
