@@ -65,11 +65,13 @@ def another(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_another_daemon_is_named_where_there_is_one(tmp_path: Path) -> None:
     with state_lock(settings(tmp_path)):
-        assert f"another vipd runs on {tmp_path / 'state'} (pid {os.getpid()};" in str(refused(tmp_path))
+        assert f"another vipd runs on {tmp_path / 'state'} (pid {os.getpid()}); hint: systemctl" in str(
+            refused(tmp_path)
+        )
     with another(tmp_path) as process:
         told = str(refused(tmp_path))
         assert f"another vipd writes the chains {PREFIX}-*" in told
-        assert f"(pid {process.pid}; " in told
+        assert f"(pid {process.pid}); hint: stop it" in told
         process.send_signal(signal.SIGKILL)
         process.wait()
     with state_lock(settings(tmp_path)):

@@ -69,7 +69,8 @@ def state_lock(settings: Settings) -> Iterator[None]:
         what = f"{path}: {error.strerror}{hint}"
         raise StartError(what, number=error.errno or 0) from None
     try:
-        _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}")
+        hint = "hint: systemctl status vipd"
+        _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}", hint)
         with _namespace_lock(settings.chain_prefix):
             yield
     finally:
@@ -122,7 +123,7 @@ def _own_lock(path: Path, another: str) -> int | None:
             hint = "" if "hint: " in what else f"; hint: it is vipd's own; rm {path}, if no vipd runs"
             raise StartError(f"{what}{hint}", number=error.errno or 0) from None
         try:
-            _take_lock(descriptor, path, another)
+            _take_lock(descriptor, path, another, "hint: stop it, or use another chain_prefix")
         except StartError:
             os.close(descriptor)
             raise
@@ -141,13 +142,13 @@ def _require_closed(directory: Path, mode: int) -> None:
         os.close(descriptor)
 
 
-def _take_lock(descriptor: int, path: Path, another: str) -> None:
-    """Lock a file and leave our pid in it, by which cleanup knows that we run. Raises StartError."""
+def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
+    """Lock a file and leave our pid in it, by which cleanup knows that we run. Raises StartError, where it is
+    held with what that means and a hint."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        told = f"{another} (pid {_holder(descriptor)}; {path})"
-        raise StartError(f"{told}; hint: stop it, or use another state_dir and chain_prefix") from None
+        raise StartError(f"{another} (pid {_holder(descriptor)}); {hint}") from None
     except OSError as error:
         what = f"{path} cannot be locked: {error.strerror or error}"
         hint = f"{path.parent} must be on a file system of this host that knows locks"

@@ -216,7 +216,12 @@ CHECK = {
         "text, or a regular expression", "any body", "http, https: found in the answer's first 64 KiB."
     ),
     "verify": Key("`true` or `false`", "`true`", "https: whether the certificate must be valid."),
-    "ca": Key("a file's path", "the host's", "https: certificates to trust."),
+    "ca": Key(
+        "a file's path",
+        "the host's",
+        "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where nothing names "
+        "files of hosts.",
+    ),
     "server_name": Key("a host name", "`host`, else the address", "https: name sent (SNI) and verified."),
     "send": Key("text, or `hex:` and digits", "", "udp: the datagram. Required."),
     "expect": Key(
