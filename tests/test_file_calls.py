@@ -126,7 +126,7 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
 
         beside = asyncio.create_task(others())
         where = tmp_path / "password"
-        settings = EtcdSettings(("https://127.0.0.1:9",), user="me", password_file=where, timeout=1.0)
+        settings = EtcdSettings(("https://127.0.0.1:9",), ca=where, user="me", password_file=where)
         connection = Connection(settings, Random(1))
         with pytest.raises(TLSError, match="its file system hangs"):
             await connection._open()

@@ -230,7 +230,7 @@ class Connection:
         The old one is closed with all its streams: they come again with the new certificate.
         """
         try:
-            files, context = await file_calls.run((self, "TLS"), self._tls)
+            files, context = await self._tls()
         except TimeoutError as error:
             if self._session is not None:
                 return self._session
@@ -250,11 +250,16 @@ class Connection:
             await old.close()
         return self._session
 
-    def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
-        """The TLS files as they are now, and what they make. Called in a thread."""
-        files = signatures(self._settings)
-        known = self._context if files == self._files else None
-        return files, known or tls_context(self._settings)
+    async def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
+        """The TLS files as they are now, and what they make. Raises TLSError, TimeoutError."""
+
+        def read() -> tuple[Signatures, ssl.SSLContext]:
+            files = signatures(self._settings)
+            known = self._context if self._session is not None and files == self._files else None
+            return files, known or tls_context(self._settings)
+
+        named = (self._settings.ca, self._settings.cert, self._settings.key)
+        return read() if named == (None, None, None) else await file_calls.run((self, "TLS"), read)
 
     async def _password(self) -> str:
         path = self._settings.password_file
