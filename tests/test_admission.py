@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.admission import AddressPolicy, admit, admit_service
+from vipd.admission import AddressPolicy, admit, admit_service, admit_unit, questions
+from vipd.catalog import Unit
+from vipd.checks import Check, HttpProbe
 from vipd.declaration.problems import Declaration, Note, Problem
 from vipd.limits import PROBLEMS
-from vipd.model import ExternalAddress, Origin, Protocol, Service, ServicePort
+from vipd.model import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
 
 PORTS = (ServicePort(53, Protocol.UDP),)
 
@@ -115,3 +117,41 @@ def test_ten_thousand_services_and_a_thousand_networks_take_a_moment() -> None:
     assert problems[-1].what == f"and {9_000 - PROBLEMS} more problems"
     # A fiftieth of this CPU time is usual; a walk over every network for every address would take minutes.
     assert time.thread_time() - began < 10
+
+
+def with_check(check: Check, source: str, of_backend: bool = False) -> Service:
+    found = replace(service("10.96.0.10"), origin=Origin(source, "", 4))
+    if of_backend:
+        return replace(found, backends=(Backend("10.1.0.1", check=check),))
+    return replace(found, check=check)
+
+
+@pytest.mark.parametrize("of_backend", [False, True])
+def test_what_stands_in_etcd_names_no_file_of_this_host(of_backend: bool) -> None:
+    """Who may write to etcd learns nothing of what a host has on its disk, and has nothing opened there."""
+    check = Check(HttpProbe(tls=True, ca="/etc/shadow"))
+    asked = list[Check]()
+
+    def ask(check: Check) -> tuple[str, ...]:
+        asked.extend([check] if check.probe else [])
+        return ()
+
+    policy = AddressPolicy(check_problems=ask)
+    for source in ("file", "cli"):
+        assert admit_service(with_check(check, source, of_backend), policy) == ()
+    assert len(asked) == 2
+    (problem,) = admit_service(with_check(check, "etcd", of_backend), policy)
+    assert "dns: ca names a file of this host, which a service in etcd may not; leave it out" in str(problem)
+    assert len(asked) == 2, "the file is not looked at"
+    assert list(questions(with_check(check, "etcd", of_backend), policy)) == []
+    assert admit_service(with_check(Check(HttpProbe(tls=True)), "etcd", of_backend), policy) == ()
+
+
+def test_a_service_in_etcd_that_serves_since_before_that_rule_serves_on() -> None:
+    found = with_check(Check(HttpProbe(tls=True, ca="/etc/ssl/own.pem")), "etcd")
+    accepted = Declaration((found,))
+    assert admit_unit(Unit(accepted, accepted), AddressPolicy()).accepted.services == (found,)
+    changed = Declaration((replace(found),))
+    unit = admit_unit(Unit(changed, accepted), AddressPolicy())
+    assert not unit.candidate.ok
+    assert unit.accepted.services == (found,)

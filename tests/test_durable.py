@@ -21,18 +21,18 @@ def test_content_is_synced_before_the_rename_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
 
     def told_fsync(descriptor: int) -> None:
         events.append("directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "content")  # noqa: PTH112
         fsync(descriptor)
 
-    def told_replace(self: Path, target: Path) -> Path:
+    def told_replace(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
         events.append("rename")
-        return replace(self, target)
+        replace(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "fsync", told_fsync)
-    monkeypatch.setattr(Path, "replace", told_replace)
+    monkeypatch.setattr(os, "replace", told_replace)
     write_durably(tmp_path / "x", b"data")
     assert events == ["content", "rename", "directory"]
 

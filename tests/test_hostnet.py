@@ -182,14 +182,14 @@ def test_the_record_keeps_tables_prefixes_and_settings_apart(record: HostRecord)
     record.rules("VIPD", ["ipv4 nat"])
     record.rules("VIPD", ["ipv4 nat", "ipv4 filter"])
     record.rules("LB", [])
-    record.sysctl("a/b", "0", "1")
-    record.sysctl("a/b", "7", "1")
+    record.sysctl(IPV4, "0", "1")
+    record.sysctl(IPV4, "0", "1")
     record.device("vipd0", "made")
     record.device("vipd0", "up")
     changes = record.read()
     assert changes.tables == ["ipv4 nat", "ipv4 filter"]
     assert changes.prefixes == ["VIPD", "LB"]
-    assert changes.sysctls == {"a/b": {"was": "0", "set": "1"}}
+    assert changes.sysctls == {IPV4: {"was": "0", "set": "1"}}
     assert changes.devices == {"vipd0": "made"}
     record.forget_device("vipd0")
     record.forget_device("vipd0")
@@ -236,7 +236,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None
     record = HostRecord(tmp_path)
     changes: tuple[Callable[[], None], ...] = (
         lambda: record.rules("VIPD", ["ipv4 nat"]),
-        lambda: record.sysctl("net/a", "0", "1"),
+        lambda: record.sysctl(IPV4, "0", "1"),
         record.clear,
     )
     for change in changes:

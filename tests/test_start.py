@@ -4,47 +4,152 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from vipd import start
 from vipd.settings import Settings
-from vipd.start import StartError, state_lock
+from vipd.start import StartError, namespace_locks, state_lock
 
 PREFIX = "STARTT"
+NOBODY = 65534
 
 
-def settings(tmp_path: Path) -> Settings:
-    return Settings(state_dir=tmp_path / "state", chain_prefix=PREFIX)
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for /run/vipd."""
+    monkeypatch.setattr(start, "RUNTIME_DIR", tmp_path / "run")
+    return tmp_path / "run"
 
 
-def refused(tmp_path: Path) -> StartError:
-    with pytest.raises(StartError) as raised, state_lock(settings(tmp_path)):
+def settings(tmp_path: Path, state: str = "state") -> Settings:
+    return Settings(state_dir=tmp_path / state, chain_prefix=PREFIX)
+
+
+def refused(tmp_path: Path, state: str = "state") -> StartError:
+    with pytest.raises(StartError) as raised, state_lock(settings(tmp_path, state)):
         pass
     return raised.value
 
 
+@contextmanager
+def another(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a state directory of its own, started by some words."""
+    program = f"""if True:
+        import sys, time
+        from pathlib import Path
+        from vipd import start
+        from vipd.settings import Settings
+        start.RUNTIME_DIR = Path({str(tmp_path / "run")!r})
+        with start.state_lock(Settings(state_dir={str(tmp_path / "other")!r}, chain_prefix={PREFIX!r})):
+            print("held", flush=True)
+            time.sleep(600)
+    """
+    argv = [*before, sys.executable, "-c", program]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
 def test_another_daemon_is_named_where_there_is_one(tmp_path: Path) -> None:
     with state_lock(settings(tmp_path)):
-        assert "another vipd runs on" in str(refused(tmp_path))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
-        held.bind(f"\0vipd/{PREFIX}")
-        assert f"another vipd writes the chains {PREFIX}-*" in str(refused(tmp_path))
+        assert f"another vipd runs on {tmp_path / 'state'} (pid {os.getpid()}); hint: systemctl" in str(
+            refused(tmp_path)
+        )
+    with another(tmp_path) as process:
+        told = str(refused(tmp_path))
+        assert f"another vipd writes the chains {PREFIX}-*" in told
+        assert f"(pid {process.pid}); hint: stop it" in told
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     with state_lock(settings(tmp_path)):
         pass
 
 
-def test_other_errors_of_binding_are_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(socket.socket):
-        def bind(self, _: object) -> None:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+def test_no_local_user_can_hold_what_vipd_needs(tmp_path: Path, runtime: Path) -> None:
+    """Abstract sockets belong to everybody, and so do files that others can open."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        held.bind(f"\0vipd/{PREFIX}")
+        with state_lock(settings(tmp_path)):
+            locks = [*runtime.iterdir(), tmp_path / "state/lock"]
+            assert len(locks) == 2
+            assert {path.stat().st_mode & 0o777 for path in locks} == {0o600}
+            assert runtime.stat().st_mode & 0o777 == 0o755, "the API's socket is there, too"
 
-    monkeypatch.setattr("vipd.start.socket.socket", Full)
-    error = refused(tmp_path)
-    assert "another vipd" not in str(error)
-    assert "Cannot allocate memory" in str(error)
-    assert error.number == errno.ENOMEM
+
+def test_a_lock_of_an_older_version_is_closed_to_its_group(tmp_path: Path) -> None:
+    path = tmp_path / "state/lock"
+    path.parent.mkdir()
+    path.touch(0o640)
+    with state_lock(settings(tmp_path)):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.root
+def test_each_network_namespace_has_its_own(tmp_path: Path, runtime: Path) -> None:
+    with another(tmp_path, "unshare", "--net"), state_lock(settings(tmp_path)):
+        assert len(list(runtime.iterdir())) == 2
+        assert list(namespace_locks(runtime, Path("/proc"))) == [PREFIX]
+    assert len(list(runtime.iterdir())) == 1, "the one that was killed is left"
+
+
+def test_an_end_at_the_same_moment_leaves_no_two_holders(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was removed between its opening and its locking."""
+    flock, removed = fcntl.flock, list[Path]()
+
+    def late(descriptor: int, operation: int) -> None:
+        if runtime.exists() and not removed and (found := list(runtime.iterdir())):
+            removed.extend(found)
+            found[0].unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with state_lock(settings(tmp_path)):
+        assert removed == list(runtime.iterdir())
+        monkeypatch.undo()
+        monkeypatch.setattr(start, "RUNTIME_DIR", runtime)
+        assert "another vipd writes" in str(refused(tmp_path, "other"))
+
+
+def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path, runtime: Path) -> None:
+    for path in (runtime, tmp_path / "state"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o1777)
+        told = str(refused(tmp_path))
+        assert f"everybody may write to {path}; hint: chmod o-w {path}" in told
+        assert told.count("hint:") == 1
+        path.chmod(0o755)
+
+
+@pytest.mark.root
+def test_without_a_directory_that_it_can_write_to_vipd_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plain user with CAP_NET_ADMIN, in a namespace of its own, say."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        with state_lock(settings(tmp_path)):
+            assert "a second vipd in this network namespace would not be noticed" in caplog.text
+    finally:
+        os.seteuid(0)
 
 
 def test_other_errors_of_locking_are_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +160,7 @@ def test_other_errors_of_locking_are_what_they_are(tmp_path: Path, monkeypatch: 
         patched.setattr(fcntl, "flock", no_locks)
         error = refused(tmp_path)
     assert "another vipd" not in str(error)
-    assert "lock cannot be locked: No locks available; hint: state_dir must be" in str(error)
+    assert f"lock cannot be locked: No locks available; hint: {tmp_path / 'state'} must be" in str(error)
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -6,6 +6,7 @@ the event loop.
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -13,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 PATIENCE_SECONDS = 3.0
@@ -106,10 +109,68 @@ groups: Lookup[str, int] = Lookup(lambda name: grp.getgrnam(name).gr_gid)
 """Numbers of groups by name."""
 
 
-def privileged(uid: int) -> str:
-    """Why no program of others may run as this user: it is root, or vipd's own, which may change services."""
-    if uid == 0:
-        return "checks never run as root"
-    if uid == os.geteuid():
-        return "vipd itself runs as this user, whom its API lets change services"
-    return ""
+memberships: Lookup[str, frozenset[int]] = Lookup(
+    lambda name: frozenset(os.getgrouplist(name, pwd.getpwnam(name).pw_gid))
+)
+"""Numbers of all groups of a user, the primary one among them."""
+
+CHECK_USER, FORMER_CHECK_USER = "vipd-check", "nobody"
+"""Who runs programs of checks that name no user: the first where there is one, as the package makes it."""
+
+
+class UserRefusedError(Exception):
+    """A user that no program of a check may run as: who, why; hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckUsers:
+    """Who may run programs of checks: nobody who could change what vipd does."""
+
+    admin_group: str = ""
+    """Whose members may change services over the API."""
+    state_dir: Path | None = None
+    """Whose owner is the daemon's own user, also where root has started this one by hand."""
+
+    def account(self, name: str) -> pwd.struct_passwd:
+        """The account of a user, or the one for checks that name none (empty). Waits: not for the loop.
+
+        Raises KeyError when there is none, OSError when it cannot be looked up, UserRefusedError.
+        """
+        found = users.get(name) if name else _usual()
+        if why := self._privileged(found):
+            raise UserRefusedError(f"user {found.pw_name}: {why}; hint: {_hint()}")
+        return found
+
+    def _privileged(self, user: pwd.struct_passwd) -> str:
+        """Why no program of others may run as this user. Raises KeyError, OSError."""
+        if user.pw_uid == 0:
+            return "checks never run as root"
+        if user.pw_uid == os.geteuid():
+            return "vipd itself runs as this user, whom its API lets change services"
+        # Of a check's program they are dropped; but what belongs to that user may get them back.
+        numbers = memberships.get(user.pw_name)
+        if 0 in numbers | {user.pw_gid}:
+            return "it is in root's group"
+        if self._admins() in numbers | {user.pw_gid}:
+            return f"it is in the group {self.admin_group}, which the API lets change services"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if self.state_dir and self.state_dir.stat().st_uid == user.pw_uid:
+                return f"it owns {self.state_dir}, where vipd keeps what it does"
+        return ""
+
+    def _admins(self) -> int | None:
+        with contextlib.suppress(KeyError):
+            return groups.get(self.admin_group) if self.admin_group else None
+        return None
+
+
+def _usual() -> pwd.struct_passwd:
+    with contextlib.suppress(KeyError):
+        return users.get(CHECK_USER)
+    return users.get(FORMER_CHECK_USER)
+
+
+def _hint() -> str:
+    with contextlib.suppress(KeyError, OSError):
+        return f"leave user out, for {users.get(CHECK_USER).pw_name}"
+    return f"adduser --system --group --no-create-home {CHECK_USER}, and leave user out"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from vipd.catalog import Unit
-from vipd.checks import UNCHECKED, Check, ExecProbe, asks_host
+from vipd.checks import UNCHECKED, Check, ExecProbe, HttpProbe, asks_host
 from vipd.claim_limits import (
     CLI,
     ETCD,
@@ -51,6 +51,8 @@ class AddressPolicy:
     """Sources whose services may have checks that run programs."""
     balances: frozenset[Balance] = frozenset(Balance)
     """Those that the dataplane can do."""
+    ca_sources: tuple[str, ...] = ("file", "cli")
+    """Sources whose services may name files of this host: who writes to etcd has no business with those."""
     check_problems: CheckProblems = field(default=_no_problems, compare=False)
     """What this host lacks for a check."""
     host: HostFacts = NO_FACTS
@@ -78,8 +80,17 @@ class AddressPolicy:
         return address in self._own
 
     def lasting(self) -> AddressPolicy:
-        """As far as what was accepted once is held to it: what the settings say, and nothing of the host."""
-        return replace(self, host_addresses=(), check_problems=_no_problems, host=NO_FACTS)
+        """As far as what was accepted once is held to it: what the settings say, and nothing of the host.
+
+        A file that a service in etcd names since before that was refused stays.
+        """
+        return replace(
+            self,
+            host_addresses=(),
+            ca_sources=(*self.ca_sources, ETCD),
+            check_problems=_no_problems,
+            host=NO_FACTS,
+        )
 
 
 def admit(
@@ -330,21 +341,24 @@ def _checks_of(service: Service) -> Iterable[Check]:
     return dict.fromkeys((service.check, *own))
 
 
-def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> bool:
-    return isinstance(check.probe, ExecProbe) and service.origin.source not in policy.exec_sources
+def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
+    """Why a service of that source may not have a check, and a hint."""
+    source = service.origin.source
+    if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
+        hint = "use another type of check, or see exec_checks in vipd's settings"
+        return "checks that run programs are not allowed here", hint
+    if isinstance(check.probe, HttpProbe) and check.probe.ca and source not in policy.ca_sources:
+        hint = "leave it out, for the certificates that the host trusts, or declare the service in a file"
+        return f"ca names a file of this host, which a service in {source} may not", hint
+    return check_refusal(check, source)
 
 
 def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
     """A problem for each check that must not run here, or cannot."""
     origin = service.origin
     for check in _checks_of(service):
-        if _forbidden(check, service, policy):
-            what = f"{service.name}: checks that run programs are not allowed here"
-            hint = "use another type of check, or see exec_checks in vipd's settings"
-            yield Problem(origin.path or origin.source, origin.line, "", what, hint)
-            continue
-        if (refusal := check_refusal(check, origin.source)) is not None:
-            what, hint = refusal
+        if forbidden := _forbidden(check, service, policy):
+            what, hint = forbidden
             yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
             continue
         for problem in policy.check_problems(check):

@@ -108,7 +108,8 @@ class ExecProbe:
     port: int | None = None
     command: tuple[str, ...] = ()
     """The program's absolute path and its arguments."""
-    user: str = "nobody"
+    user: str = ""
+    """Who runs it; empty: the user that is there for that (vipd/accounts.py)."""
 
 
 Probe: TypeAlias = TcpProbe | HttpProbe | UdpProbe | DnsProbe | ExecProbe

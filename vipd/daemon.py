@@ -41,7 +41,6 @@ from vipd.dataplane.opening import (
 from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.fitness import Fitness
 from vipd.health.door import Health
-from vipd.health.host_problems import host_problems
 from vipd.health.targets import Target
 from vipd.host_record import HostRecord
 from vipd.hostnet import HostNet
@@ -127,7 +126,7 @@ def check(settings: Settings) -> int:
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     surroundings.served_by(lambda: dataplane)
     asyncio.run(surroundings.look())
-    policy = replace(surroundings.claims(), check_problems=host_problems)
+    policy = replace(surroundings.claims(), check_problems=surroundings.check_problem)
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
@@ -241,7 +240,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     overrides.load()
     for fault in overrides.faults():
         log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
-    health = Health(settings.state_dir / "health.json")
+    health = Health(settings.state_dir / "health.json", users=settings.check_users)
     fleet = await _fleet(settings)
     fitness = Fitness((overrides, *((fleet.orders,) if fleet else ())), health, health.clock)
     declaring = (files, store, *((fleet.source,) if fleet else ()))

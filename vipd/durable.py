@@ -1,36 +1,97 @@
-"""Files that survive a crash at any moment: written aside, synced, renamed over, and the directory synced."""
+"""vipd's own files: they survive a crash at any moment, and what others have put in their place harms nobody.
+
+Files are written aside, synced, renamed over, and the directory synced. Root's tools (`vipctl cleanup`,
+`vipd --once`) work in directories that belong to the daemon's user, who may put there what it likes. So each
+file is reached from `/` by descriptors: a symbolic link counts only where nobody but root or ourselves can
+make one, only regular files are opened, never one that must be waited for, and what is new is new.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 256 * 2**20
 """Of any file that is read."""
 MOST_ASIDE = 9
 """Copies of one file that are kept aside."""
+_MOST_LINKS = 40
+_SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file. Raises OSError, also for a directory, a pipe, which would block, or a
-    file of more than `most` bytes."""
-    return read_open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), most)
+    """The content of a regular file that a user named; links to it are followed. Raises OSError, also for a
+    directory, a pipe, which would block, or a file of more than `most` bytes."""
+    return read_open(open_regular(path), most)
 
 
 def read_open(descriptor: int, most: int) -> bytes:
-    """The same of an open file, which is closed then."""
+    """The content of an open file, which is closed. Raises OSError for one that is not regular, or has more
+    than `most` bytes."""
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(0, "is a directory")
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(0, "is not a regular file")
+        _require_regular(found)
         data = file.read(most + 1) if found.st_size <= most else b""
         if max(found.st_size, len(data)) > most:
             size = f"{most >> 20} MiB" if most >= 2**20 else f"{most} bytes"
             raise OSError(0, f"is larger than {size}")
         return data
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a regular file that a user named; links to it are followed. Raises OSError."""
+    _require_regular(path.stat())  # before it is opened: to open a device may do something
+    descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    try:
+        _require_regular(os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_own(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file of vipd's own. Raises OSError, also for a link."""
+    return read_open(open_own(path, os.O_RDONLY), most)
+
+
+def open_own(path: Path, flags: int, mode: int = 0o640) -> int:
+    """A descriptor of a file of vipd's own, which is regular, and no link. Raises OSError.
+
+    What root makes in the directory of another user belongs to that user.
+    """
+    with _inside(path.parent) as directory:
+        descriptor = os.open(path.name, flags | os.O_NOFOLLOW | _SAFELY, mode, dir_fd=directory)
+        try:
+            _require_own(os.fstat(descriptor), os.fstat(directory))
+            if flags & os.O_CREAT:
+                _hand_over(descriptor, directory)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def remove_own(path: Path) -> None:
+    """Remove a file of vipd's own, or a link in its place, if there is one. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), _inside(path.parent) as directory:
+        os.unlink(path.name, dir_fd=directory)
+
+
+def names_in(path: Path) -> list[str]:
+    """The names in a directory of vipd's own, sorted. Raises OSError."""
+    with _readable(path) as directory:
+        return sorted(os.listdir(directory))  # noqa: PTH208 (a descriptor, not a path)
+
+
+def rename_own(path: Path, name: str) -> None:
+    """Give a file of vipd's own another name in its directory, which is replaced there. Raises OSError."""
+    with _inside(path.parent) as directory:
+        os.replace(path.name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def keep_aside(path: Path, stays: bool = False) -> str:
@@ -40,19 +101,13 @@ def keep_aside(path: Path, stays: bool = False) -> str:
     What became of it, in words; never raises.
     """
     names = [f"{path.name}.unreadable", *(f"{path.name}.unreadable-{n}" for n in range(2, MOST_ASIDE + 1))]
-    for name in names:
-        aside = path.with_name(name)
-        try:
-            if os.path.lexists(aside):
-                if not (stays and aside.samefile(path)):
-                    continue
-            elif stays:
-                aside.hardlink_to(path)
-            else:
-                path.rename(aside)
-        except OSError as error:
-            return f"it cannot be kept aside: {why(error)}"
-        return f"it is kept as {aside}"
+    try:
+        with _inside(path.parent) as directory:
+            for name in names:
+                if _kept_as(name, path.name, directory, stays):
+                    return f"it is kept as {path.with_name(name)}"
+    except OSError as error:
+        return f"it cannot be kept aside: {why(error)}"
     return f"it is not kept aside, as there are {MOST_ASIDE} such files already"
 
 
@@ -72,23 +127,25 @@ def write_durably(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 def write_aside(path: Path, data: bytes, mode: int = 0o640, sync: bool = False) -> None:
     """Replace a file in one step, of which a power cut may bring the old content back. Raises OSError."""
-    aside = path.with_name(f".{path.name}.new")
-    # A pipe in its place would block.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(aside, flags, mode)
-    with open(descriptor, "wb", closefd=True) as file:  # noqa: PTH123 (a descriptor, not a path)
-        file.write(data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    aside.replace(path)
+    aside = f".{path.name}.new"
+    with _inside(path.parent) as directory:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFELY
+        with open(os.open(aside, flags, mode, dir_fd=directory), "wb") as file:  # noqa: PTH123
+            _hand_over(file.fileno(), directory)
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def make_directory(path: Path) -> None:
     """Make a directory of vipd's own where it is not there. Raises OSError, whose text says so when it was
     removed while vipd ran: a unit of systemd cannot make it again, and the system's words would mislead."""
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+        os.close(open_directory(path, make=0o750))
     except OSError as error:
         if path.exists():
             raise
@@ -98,8 +155,121 @@ def make_directory(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make renames and removals in a directory last through a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _readable(path) as directory:
+        os.fsync(directory)
+
+
+@contextlib.contextmanager
+def _inside(path: Path) -> Iterator[int]:
+    """A descriptor of a directory, for names in it. Raises OSError."""
+    descriptor = open_directory(path)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[int]:
+    """A descriptor that can be read and synced. Raises OSError."""
+    with _inside(path) as directory:
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_directory(path: Path, make: int | None = None) -> int:
+    """A descriptor of a directory, by which to reach what is in it; one that is missing is
+    made with the mode `make`. Raises OSError."""
+    ahead, links = list(reversed(path.absolute().parts)), 0
+    here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while ahead:
+            name = ahead.pop()
+            inner = _step(here, name, 0o777 if ahead and make else make)
+            if isinstance(inner, str):
+                ahead += reversed(Path(inner).parts)
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                continue
+            os.close(here)
+            here = inner
+        if not stat.S_ISDIR(os.fstat(here).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    except OSError:
+        os.close(here)
+        raise
+    return here
+
+
+def _step(here: int, name: str, mode: int | None) -> int | str:
+    """A descriptor of what has a name in a directory, or where a link there leads. What is missing is made
+    with a `mode`. Raises OSError, also for a link that neither root nor we ourselves have made."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        inner = os.open(name, flags, dir_fd=here)
+    except FileNotFoundError:
+        if mode is None:
+            raise
+        _make(here, name, mode)
+        inner = os.open(name, flags, dir_fd=here)
+    found = os.fstat(inner)
+    if not stat.S_ISLNK(found.st_mode):
+        return inner
+    try:
+        if not {found.st_uid, os.fstat(here).st_uid} <= _trusted():
+            raise OSError(errno.ELOOP, f"{name} is a symbolic link of another user, and is not followed")
+        return os.readlink("", dir_fd=inner)
+    finally:
+        os.close(inner)
+
+
+def _trusted() -> set[int]:
+    """Users who may lead us elsewhere. In a user namespace the owner of `/` is the true root."""
+    return {0, os.geteuid(), os.lstat("/").st_uid}
+
+
+def _make(here: int, name: str, mode: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=here)
+    made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    try:
+        _hand_over(made, here)
+    finally:
+        os.close(made)
+
+
+def _hand_over(descriptor: int, directory: int) -> None:
+    """Let what root has made in a directory of another user belong to that one, who is to work with it."""
+    found, owner = os.fstat(descriptor), os.fstat(directory)
+    if os.geteuid() == 0 == found.st_uid and owner.st_uid != 0:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _kept_as(name: str, own: str, directory: int, stays: bool) -> bool:
+    """Whether a file has another name in its directory now, or had it already. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return stays and os.path.samestat(found, os.stat(own, dir_fd=directory, follow_symlinks=False))
+    if stays:
+        os.link(own, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    else:
+        os.rename(own, name, src_dir_fd=directory, dst_dir_fd=directory)
+    return True
+
+
+def _require_own(found: os.stat_result, directory: os.stat_result) -> None:
+    """Raises OSError for what is no regular file, or a second name of a file of another user."""
+    _require_regular(found)
+    if found.st_nlink > 1 and found.st_uid != directory.st_uid:
+        raise OSError(errno.EMLINK, "is a hard link to a file of another user")
+
+
+def _require_regular(found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(0, "is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, "is not a regular file")

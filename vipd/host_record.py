@@ -1,19 +1,35 @@
-"""What vipd has done to this host, on disk before it is done, so that cleanup can undo it after any crash."""
+"""What vipd has done to this host, on disk before it is done, so that cleanup can undo it after any crash.
+
+Root undoes what stands there, and the daemon's user can write there: a record counts only as far as it names
+what vipd may have done.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
-from vipd.durable import make_directory, write_durably
+from vipd.durable import make_directory, names_in, read_own, remove_own, rename_own, write_durably
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "host-changes.json"
 REQUIRED = ("sysctls", "tables", "prefixes")
+MOST_BYTES = 2**20
+IP_FORWARD = "net/ipv4/ip_forward"
+IPV6_FORWARDING = "net/ipv6/conf/all/forwarding"
+BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+SYSCTLS = frozenset((IP_FORWARD, IPV6_FORWARDING, BE_LIBERAL))
+"""Every kernel setting that vipd ever changes, always from 0 to 1."""
+_CHANGE = {"was": "0", "set": "1"}
+_TABLE = re.compile(r"ipv[46] (raw|mangle|nat|filter|security)")
+_PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,6}")
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
+_DEVICE_STATES = ("made", "up", "down")
 ASIDE = "damaged-"
 """What the names of damaged records end in, before a number."""
 
@@ -51,8 +67,10 @@ class HostRecord:
         """What is wrong with the record: what cleanup has to put back may not be known."""
         what = "what vipd has changed on this host is not known to vipctl cleanup"
         found = [
-            f"{path}: a damaged record was kept aside: {what}; hint: look at it, then delete it"
-            for path in sorted(self._path.parent.glob(f"{FILE_NAME}.{ASIDE}*"))
+            f"{self._path.with_name(name)}: a damaged record was kept aside: {what}; hint: look at it, then "
+            "delete it"
+            for name in self._names()
+            if name.startswith(f"{FILE_NAME}.{ASIDE}")
         ]
         try:
             self._load()
@@ -61,7 +79,9 @@ class HostRecord:
         return tuple(found)
 
     def sysctl(self, name: str, was: str, now: str) -> None:
-        """A kernel setting is about to be changed. The first value seen is the one to go back to."""
+        """A kernel setting, one of `SYSCTLS`, is about to be changed from 0 to 1."""
+        if name not in SYSCTLS or {"was": was, "set": now} != _CHANGE:
+            raise ValueError(f"{name}: a change from {was} to {now} would not be undone")
         changes = self._to_change()
         if name not in changes.sysctls:
             changes.sysctls[name] = {"was": was, "set": now}
@@ -117,12 +137,12 @@ class HostRecord:
     def clear(self) -> None:
         """Everything has been undone. A record that cannot be understood is kept aside. Raises OSError."""
         self._to_change()
-        self._path.unlink(missing_ok=True)
+        remove_own(self._path)
 
     def _load(self) -> Changes:
         """Raises OSError when the record cannot be read, and ValueError when it is not understood."""
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = read_own(self._path, MOST_BYTES).decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
             return Changes()
         return _parsed(text)
@@ -134,7 +154,7 @@ class HostRecord:
             return self._load()
         except ValueError as error:
             aside = self._free_name()
-            self._path.rename(aside)
+            rename_own(self._path, aside.name)
             why = "what vipd has changed on this host before is not known to vipctl cleanup"
             log.error("%s: %s; kept aside as %s: %s", self._path, _reason(error), aside, why)
             return Changes()
@@ -143,8 +163,15 @@ class HostRecord:
             raise OSError(error.errno, text) from None
 
     def _free_name(self) -> Path:
-        names = (f"{FILE_NAME}.{ASIDE}{number}" for number in count(1))
-        return next(path for path in map(self._path.with_name, names) if not path.exists())
+        names, taken = (f"{FILE_NAME}.{ASIDE}{number}" for number in count(1)), set(self._names())
+        return self._path.with_name(next(name for name in names if name not in taken))
+
+    def _names(self) -> list[str]:
+        """What is in the state directory; nothing where that cannot be read."""
+        try:
+            return names_in(self._path.parent)
+        except OSError:
+            return []
 
     def _write(self, changes: Changes) -> None:
         make_directory(self._path.parent)
@@ -153,7 +180,10 @@ class HostRecord:
 
 def _parsed(text: str) -> Changes:
     """Raises ValueError."""
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
         raise ValueError("it is no record")
     # A record of an earlier version has neither devices nor accepts.
@@ -161,8 +191,6 @@ def _parsed(text: str) -> Changes:
     changes = Changes(found["sysctls"], found["tables"], found["prefixes"], *later)
     sound = (
         _is_mapping(changes.sysctls, dict)
-        and all({"was", "set"} <= each.keys() for each in changes.sysctls.values())
-        and all(_is_mapping(each, str) for each in changes.sysctls.values())
         and _is_texts(changes.tables)
         and _is_texts(changes.prefixes)
         and _is_mapping(changes.devices, str)
@@ -170,7 +198,22 @@ def _parsed(text: str) -> Changes:
     )
     if not sound:
         raise ValueError("it is no record")
+    if alien := _alien(changes):
+        raise ValueError(f"it names {alien[:60]!r}, which vipd never does")
     return changes
+
+
+def _alien(changes: Changes) -> str:
+    """Something that vipd has not written; empty when there is none."""
+    found = [name for name, change in changes.sysctls.items() if name not in SYSCTLS or change != _CHANGE]
+    found += [table for table in changes.tables if not _TABLE.fullmatch(table)]
+    found += [prefix for prefix in changes.prefixes if not _PREFIX.fullmatch(prefix)]
+    found += [
+        name
+        for name, state in changes.devices.items()
+        if not _DEVICE.fullmatch(name) or state not in _DEVICE_STATES
+    ]
+    return next(iter(found), "")
 
 
 def _is_mapping(found: object, kind: type) -> bool:

@@ -13,12 +13,13 @@ from time import monotonic
 from vipd.admission import AddressPolicy
 from vipd.checks import Check
 from vipd.claim_warnings import Claim, Claims, warnings_of
+from vipd.health.host_problems import host_problems
 from vipd.health.prerequisites import Prerequisites, Problems
 from vipd.host_checks import HostChecks
 from vipd.host_facts import NO_FACTS
 from vipd.host_needs import HostNeeds
 from vipd.host_reader import HostReader
-from vipd.host_record import HostRecord
+from vipd.host_record import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostRecord
 from vipd.model import Family, Forwarding, ForwardingKey, Service
 from vipd.selection import SelectionPolicy
 from vipd.settings import Settings, balances_of
@@ -30,12 +31,12 @@ READ_SECONDS = 5.0
 """The kernel tells all addresses in milliseconds."""
 SYSCTLS = Path("/proc/sys")
 FORWARDING = {
-    Family.IPV4: "net/ipv4/ip_forward",
+    Family.IPV4: IP_FORWARD,
     # Turning this on makes the kernel ignore router advertisements on interfaces with accept_ra=1.
-    Family.IPV6: "net/ipv6/conf/all/forwarding",
+    Family.IPV6: IPV6_FORWARDING,
 }
 IPV6_DISABLED = "net/ipv6/conf/all/disable_ipv6"
-LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+LIBERAL = BE_LIBERAL
 """Without it a packet outside of the TCP window counts as INVALID and is not translated, so that somebody
 resets the connection (contract 7.6). kube-proxy drops every INVALID packet that is forwarded, also other
 people's; this mends the flows instead, also those that end on this host."""
@@ -55,7 +56,7 @@ class HostNet:
         self._policy: SelectionPolicy | None = None
         self._needs = HostNeeds()
         self._routes = VipRoutes(settings.vip_device, record)
-        self._prerequisites = Prerequisites()
+        self._prerequisites = Prerequisites(self.check_problem)
         self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
         self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
         self._admitted_by = NO_FACTS
@@ -96,6 +97,10 @@ class HostNet:
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
         )
+
+    def check_problem(self, check: Check) -> Problems:
+        """What this host lacks for a check. It waits: call it in a thread."""
+        return host_problems(check, self._settings.check_users)
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
         """What this host lacks for checks; one that it does not answer about soon has that as its problem."""

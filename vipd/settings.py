@@ -29,6 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from vipd.accounts import CheckUsers
 from vipd.claim_limits import ANY_PORT, ETCD, KUBERNETES_PORTS, BySource, SourceName
 from vipd.declaration.nodes import Node
 from vipd.declaration.notation import MAX_PORT, parse_frontend
@@ -334,6 +335,11 @@ class Settings(BaseSettings):
     def exec_sources(self) -> tuple[str, ...]:
         """Kinds of sources whose services may have checks that run programs."""
         return {"off": (), "files": ("file",), "anywhere": ("file", "cli", "etcd")}[self.exec_checks]
+
+    @property
+    def check_users(self) -> CheckUsers:
+        """Who may run programs of checks."""
+        return CheckUsers(self.admin_group, self.state_dir)
 
     @property
     def answers_on_localhost(self) -> bool:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
-import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from vipd.durable import names_in, open_directory, open_own, remove_own
 from vipd.settings import Settings
+
+log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 EXIT_NOT_PERMITTED = 77
 """EX_NOPERM of sysexits.h: a restart would not help."""
 LOCK = "lock"
+LOCK_MODE = 0o600
+"""Who can open a lock file can hold the lock."""
+RUNTIME_DIR = Path("/run/vipd")
+"""Of the lock files of network namespaces: the same for all daemons, whatever their settings."""
+_LONGEST_PID = 20
 CAP_NET_ADMIN = 12
 """Its bit (linux/capability.h)."""
 
@@ -48,51 +57,112 @@ def may_change_rules(status: Path = Path("/proc/self/status")) -> bool:
 
 @contextlib.contextmanager
 def state_lock(settings: Settings) -> Iterator[None]:
-    """Hold the state directory: two daemons on one would undo each other. Raises StartError."""
+    """Hold the state directory, and the chain prefix in this network namespace: two daemons on one of them
+    would undo each other. Raises StartError."""
     path = settings.state_dir / LOCK
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        _require_closed(path.parent, 0o750)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        os.fchmod(descriptor, LOCK_MODE)  # older versions let the group read it, and so hold it
     except OSError as error:
-        what = f"{path}: {error.strerror}; hint: run as root, or set state_dir"
+        hint = "" if "hint: " in str(error.strerror) else "; hint: run as root, or set state_dir"
+        what = f"{path}: {error.strerror}{hint}"
         raise StartError(what, number=error.errno or 0) from None
     try:
-        _take_lock(descriptor, settings)
-        with _namespace_lock(settings):
+        hint = "hint: systemctl status vipd"
+        _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}", hint)
+        with _namespace_lock(settings.chain_prefix):
             yield
     finally:
         os.close(descriptor)
 
 
+def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
+    """The locks of chain prefixes in this network namespace, held or not, by prefix. Raises OSError."""
+    start, end = _lock_name(proc, "\0").split("\0")
+    return {
+        name[len(start) : -len(end)]: directory / name
+        for name in names_in(directory)
+        if name.startswith(start) and name.endswith(end)
+    }
+
+
+def _lock_name(proc: Path, prefix: str) -> str:
+    return f"netns-{(proc / 'self/ns/net').stat().st_ino}-{prefix}.lock"
+
+
 @contextlib.contextmanager
-def _namespace_lock(settings: Settings) -> Iterator[None]:
-    """Hold the chain prefix in this network namespace, whatever the state directory: abstract sockets belong
-    to a network namespace (unix(7)), and the kernel lets go of them when their process ends."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
-        try:
-            held.bind(f"\0vipd/{settings.chain_prefix}")
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                what = f"another vipd writes the chains {settings.chain_prefix}-* in this network namespace"
-                raise StartError(f"{what}; hint: stop it, or use another chain_prefix") from None
-            what = f"the chains {settings.chain_prefix}-* cannot be locked in this network namespace"
-            raise StartError(f"{what}: {error.strerror or error}", number=error.errno or 0) from None
+def _namespace_lock(prefix: str) -> Iterator[None]:
+    """Hold the chain prefix in this network namespace, whatever the state directory."""
+    what = f"another vipd writes the chains {prefix}-* in this network namespace"
+    path = RUNTIME_DIR / _lock_name(Path("/proc"), prefix)
+    descriptor = _own_lock(path, what)
+    try:
         yield
+    finally:
+        if descriptor is not None:
+            # While it is held: whoever has opened it meanwhile sees that it has no name any more.
+            with contextlib.suppress(OSError):
+                remove_own(path)
+            os.close(descriptor)
 
 
-def _take_lock(descriptor: int, settings: Settings) -> None:
-    """Lock the file and leave our pid in it, by which cleanup knows that we run."""
+def _own_lock(path: Path, another: str) -> int | None:
+    """A descriptor that holds a lock file; None where a user without rights cannot make one. Raises
+    StartError."""
+    while True:
+        try:
+            _require_closed(path.parent, 0o755)
+            descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        except OSError as error:
+            if isinstance(error, PermissionError) and os.geteuid() != 0 and not path.exists():
+                told = "a second vipd in this network namespace would not be noticed"
+                log.warning("%s cannot be made (%s): %s", path, error.strerror, told)
+                return None
+            what = f"{path}: {error.strerror}"
+            hint = "" if "hint: " in what else f"; hint: it is vipd's own; rm {path}, if no vipd runs"
+            raise StartError(f"{what}{hint}", number=error.errno or 0) from None
+        try:
+            _take_lock(descriptor, path, another, "hint: stop it, or use another chain_prefix")
+        except StartError:
+            os.close(descriptor)
+            raise
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # its holder has ended just now
+
+
+def _require_closed(directory: Path, mode: int) -> None:
+    """Make a directory where it is not there. Raises OSError, also if everybody may write to it."""
+    descriptor = open_directory(directory, make=mode)
+    try:
+        if os.fstat(descriptor).st_mode & stat.S_IWOTH:
+            raise OSError(0, f"everybody may write to {directory}; hint: chmod o-w {directory}")
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
+    """Lock a file and leave our pid in it, by which cleanup knows that we run. Raises StartError, where it is
+    held with what that means and a hint."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise StartError(f"another vipd runs on {settings.state_dir}; hint: systemctl status vipd") from None
+        raise StartError(f"{another} (pid {_holder(descriptor)}); {hint}") from None
     except OSError as error:
-        what = f"{settings.state_dir / LOCK} cannot be locked: {error.strerror or error}"
-        hint = "state_dir must be on a file system of this host that knows locks"
+        what = f"{path} cannot be locked: {error.strerror or error}"
+        hint = f"{path.parent} must be on a file system of this host that knows locks"
         raise StartError(f"{what}; hint: {hint}", number=error.errno or 0) from None
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
     except OSError as error:
-        what = f"{settings.state_dir / LOCK} cannot be written: {error.strerror or error}"
-        raise StartError(f"{what}; hint: df {settings.state_dir}", number=error.errno or 0) from None
+        what = f"{path} cannot be written: {error.strerror or error}"
+        raise StartError(f"{what}; hint: df {path.parent}", number=error.errno or 0) from None
+
+
+def _holder(descriptor: int) -> str:
+    """The pid that a lock file names."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(int(os.pread(descriptor, _LONGEST_PID, 0)))
+    return "not known"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, well
+from tests.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, hold, well
 from vipd.dataplane.nftables.reading import BaseChain
 from vipd.model import Family
 from vipd.observe.doctor import diagnosis
@@ -59,7 +59,7 @@ SAID = {
     '[{"dst": "10.244.0.11", "dev": "eth1"}]\n',
 }
 FILES = {
-    "proc/net/unix": "Num       RefCount Protocol Flags Type St Inode Path\n0: 2 0 1 1 1 5 @vipd/VIPD\n",
+    "proc/self/ns/net": "",
     "proc/net/tcp": "  sl  local_address rem_address   st\n",
     "proc/net/udp": "  sl  local_address rem_address   st\n",
     "proc/net/stat/nf_conntrack": "entries  insert_failed drop early_drop\n02 00 00 00\n",
@@ -163,6 +163,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    hold(tmp_path, "VIPD")
     (tmp_path / "state").mkdir(mode=0o750)
     (tmp_path / "services").mkdir()
     monkeypatch.setattr(host, "ask", lambda socket: (ANSWERS, [VIEW], ""))
@@ -244,7 +245,7 @@ def test_rules_that_nobody_can_show(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 OF_FILE: dict[str, set[str]] = {
-    "proc/net/unix": {"other-vipd"},
+    "proc/locks": {"other-vipd"},
     "proc/net/tcp": {"local-backend", "node-port-taken"},
     "proc/net/stat/nf_conntrack": {"conntrack-drops", "conntrack-races"},
     "proc/net/netstat": set(),
@@ -314,7 +315,7 @@ def test_without_the_kernels_lists_nothing_is_said_of_daemons(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether one is at work is not known, and so not that none is."""
-    (root / "proc/net/unix").write_text("")
+    (root / "proc/locks").write_text("")
     monkeypatch.setattr(host, "ask", lambda socket: ({}, [], "no such file"))
     found = asked(root)
     assert "daemon-running" in ids(found, Severity.UNCHECKED)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.facts import judged, well
+from tests.doctor.facts import hold, judged, well
 from vipd.model import Family, Protocol
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.looking.daemon import held_prefixes
@@ -109,8 +109,12 @@ def test_who_listens_where() -> None:
 
 
 def test_vipds_that_are_at_work(tmp_path: Path) -> None:
-    rows = "Num\n0: 2 0 1 1 1 5 @vipd/VIPD\n0: 2 0 1 1 1 6 /run/vipd/VIPD\n0: 2 0 1 1 1 7 @vipd/B2\n"
-    put(tmp_path, {"proc/net/unix": rows})
+    put(tmp_path, {"proc/self/ns/net": "", "proc/locks": ""})
+    assert held_prefixes(tmp_path) == frozenset()
+    hold(tmp_path, "VIPD", "B2")
+    crashed = next(tmp_path.glob("run/vipd/*-B2.lock"))
+    crashed.with_name(crashed.name.replace("B2", "B3")).touch()
+    put(tmp_path, {"run/vipd/netns-1-B4.lock": "", "run/vipd/vipd.sock": ""})
     assert held_prefixes(tmp_path) == {"VIPD", "B2"}
 
 

@@ -17,7 +17,6 @@ from tests.etcd.following import FAST, following, key, value
 from tests.etcd.members import Cluster, cluster, etcdctl
 from vipd.etcd import transport_faults
 from vipd.etcd.client import EtcdClient
-from vipd.etcd.connection import tls_context
 from vipd.etcd.errors import (
     AuthFailedError,
     CommonNameError,
@@ -29,6 +28,7 @@ from vipd.etcd.errors import (
 )
 from vipd.etcd.messages import KeyRange
 from vipd.etcd.settings import EtcdSettings
+from vipd.etcd.tls_files import tls_context
 from vipd.etcd.transport_faults import diagnose
 
 ROOT = ("--user", "root:rootpw")

@@ -67,6 +67,14 @@ def test_a_registration_is_read_as_it_was_written() -> None:
         registration(LAYOUT, "", parse_backend("10.244.0.5"))
 
 
+def test_a_registration_names_no_file_of_this_host() -> None:
+    key, rest = f"{LAYOUT.backends}shop/10.0.0.1:443", "shop/10.0.0.1:443"
+    assert isinstance(read_registration(key, rest, "check: https"), tuple)
+    refused = read_registration(key, rest, "check: {type: https, ca: /etc/shadow}")
+    assert not isinstance(refused, tuple)
+    assert "ca names a file of this host" in str(refused.problems[0])
+
+
 def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> None:
     key = order_key(LAYOUT, DRAIN.subject).removeprefix(LAYOUT.overrides)
     values = {

@@ -12,6 +12,7 @@ import pytest
 
 from tests.health_checks.servers import answer, ask_once, run, target, tcp_server, udp_server
 from tests.health_checks.test_door import FAST, Backend, backend, becomes, running, until
+from vipd.accounts import CheckUsers
 from vipd.checks import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
 from vipd.health import door, faults
 from vipd.health.door import Health
@@ -273,10 +274,10 @@ def test_no_garbage_of_a_udp_server_goes_wrong(probe: Probe) -> None:
 
 @pytest.mark.parametrize("number", [9, 31, 34, 40, 64])
 def test_a_program_that_any_signal_kills(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vipd.accounts.privileged", lambda _: "")
+    monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
     async def ask() -> Result:
-        with ExecProber(asyncio.get_running_loop()) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             command = ("/bin/sh", "-c", f"kill -{number} $$")
             asked = target(1, ExecProbe(command=command, user=getpass.getuser()))
             return await answer(prober, asked)

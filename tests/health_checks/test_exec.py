@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import getpass
 import os
 import pwd
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import PATIENCE, answer, run, target
-from vipd import accounts
+from vipd.accounts import CheckUsers
 from vipd.checks import ExecProbe
+from vipd.health.probes import exec as exec_module
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
 
@@ -38,12 +41,12 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture(autouse=True)
 def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run programs as their own user, which a daemon never does."""
-    monkeypatch.setattr(accounts, "privileged", lambda _: "")
+    monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
 
 def probe(*command: str, user: str = ME, timeout: float = 60.0) -> Result:
     async def ask() -> Result:
-        with ExecProber(asyncio.get_running_loop()) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
 
     return run(ask())
@@ -101,6 +104,27 @@ def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Pa
     assert own == {"VIPD_ADDRESS=127.0.0.1", "VIPD_PORT=8080", "VIPD_PROTOCOL=tcp"}
     names = {line.partition("=")[0] for line in lines - own}
     assert names <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_", "/"}
+
+
+def test_no_descriptor_of_the_daemon_is_open_in_it(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        said = probe("/bin/sh", "-c", "cd /proc/$$/fd && readlink 0 2>&1 && echo *").reason
+        listed = probe("/bin/sh", "-c", "cd /proc/$$/fd && echo *").reason
+        os.close(reading)
+        os.close(writing)
+    assert said.endswith("; /dev/null")
+    assert set(listed.rpartition("; ")[2].split()) <= {"0", "1", "2", "3", "10"}, (
+        "from 3 on: of the shell itself"
+    )
+
+
+def test_it_begins_in_the_root_directory_in_a_session_of_its_own(program: Program) -> None:
+    said = probe("/bin/sh", "-c", "echo $(pwd) $(umask) $(cut -d' ' -f6 /proc/$$/stat) $$").reason
+    where, mask, session, pid = said.rpartition("; ")[2].split()
+    assert (where, mask, session) == ("/", "0077", pid)
 
 
 def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path: Path) -> None:
@@ -172,7 +196,7 @@ def test_a_malformed_command_is_trouble_alone(command: tuple[str, ...]) -> None:
 
 def test_a_daemon_that_may_not_change_user_says_so() -> None:
     told = trouble(ExecProbe(command=("/bin/true",), user="nobody"), PermissionError(1, "Not permitted"))
-    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID and CAP_SETGID"
+    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID, CAP_SETGID and CAP_KILL"
 
 
 @pytest.mark.root
@@ -201,11 +225,46 @@ def test_no_program_gains_or_inherits_a_privilege() -> None:
     assert "NoNewPrivs:\t0" in status
 
 
+def test_a_program_that_vipd_may_not_end_holds_up_nobody(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user of its own without CAP_KILL it may not signal the processes of another one."""
+    command, killpg = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300"), os.killpg
+    pids = tmp_path / "pids"
+
+    def not_permitted(group: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", not_permitted)
+    monkeypatch.setattr(exec_module, "KILLED_SECONDS", 0.2)
+    monkeypatch.setattr(exec_module, "PROGRAMS_AT_ONCE", 2)
+
+    async def ask() -> list[Result]:
+        found: list[Result] = []
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
+            asked = target(80, ExecProbe(command=(command,), user=ME), 0.3)
+            found += [await answer(prober, asked) for _ in range(3)]
+            attempt = prober.start(asked, found.append)
+            began = time.monotonic()
+            attempt.cancel()
+            assert time.monotonic() - began < PATIENCE / 2
+            for pid in pids.read_text().split():
+                killpg(int(pid), signal.SIGKILL)
+            left = prober._left._running
+            await asyncio.to_thread(lambda: [process.wait() for process in left])
+        return found
+
+    results = run(ask())
+    assert [result.good for result in results] == [None] * 3
+    assert " cannot be ended; hint: give vipd" in results[0].reason
+    assert "2 programs that should have ended run on" in results[2].reason
+
+
 def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:
     command = program("sleep 0.4")
 
     async def ask() -> tuple[list[Result], float]:
-        with ExecProber(asyncio.get_running_loop(), at_once=2) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=2) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             began = time.monotonic()
             results = await asyncio.gather(*(answer(prober, asked) for _ in range(4)))
@@ -223,7 +282,7 @@ def test_a_cancelled_program_is_killed_and_one_in_the_queue_never_starts(
 
     async def ask() -> list[Result]:
         told: list[Result] = []
-        with ExecProber(asyncio.get_running_loop(), at_once=1) as prober:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=1) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             attempts = [prober.start(asked, told.append) for _ in range(2)]
             await asyncio.to_thread(wait_for_text, tmp_path / "pids")

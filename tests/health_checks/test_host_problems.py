@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from vipd import accounts
+from vipd.accounts import CheckUsers
 from vipd.checks import Check, ExecProbe, HttpProbe, TcpProbe
-from vipd.health.host_problems import host_problems
+from vipd.health import host_problems as asked
 from vipd.health.probes.tls import MOST_CA_BYTES
 
 
@@ -44,12 +45,19 @@ def test_every_problem_is_told_at_once() -> None:
     assert [problem.partition(":")[0] for problem in found] == ["/none", "user nobody-of-that-name"]
 
 
+MAKE_ONE = "adduser --system --group --no-create-home vipd-check, and leave user out"
+
+
+def host_problems(check: Check) -> tuple[str, ...]:
+    return asked.host_problems(check, CheckUsers())
+
+
 def of_user(user: str) -> tuple[str, ...]:
     return host_problems(Check(ExecProbe(command=("/bin/true",), user=user)))
 
 
 def test_a_user_must_exist_and_not_be_root() -> None:
-    assert of_user("root") == ("user root: checks never run as root; hint: use nobody",)
+    assert of_user("root") == (f"user root: checks never run as root; hint: {MAKE_ONE}",)
 
 
 def test_a_user_must_not_be_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +65,87 @@ def test_a_user_must_not_be_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("daemon").pw_uid)
     (found,) = of_user("daemon")
     assert found.startswith("user daemon: vipd itself runs as this user")
-    assert found.endswith("; hint: use nobody")
+    assert found.endswith(f"; hint: {MAKE_ONE}")
+
+
+class Accounts:
+    """The account database as a test wants it: names of users with uid, gid and further groups."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **users: tuple[int, int, tuple[int, ...]]) -> None:
+        def entry(name: str) -> pwd.struct_passwd:
+            uid, gid, _ = users[name]
+            return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
+
+        numbers = {"vipd-admin": 700, "others": 800}
+        members: accounts.Lookup[str, frozenset[int]] = accounts.Lookup(
+            lambda name: frozenset((users[name][1], *users[name][2]))
+        )
+        monkeypatch.setattr(accounts, "users", accounts.Lookup(entry))
+        monkeypatch.setattr(accounts, "memberships", members)
+        monkeypatch.setattr(accounts, "groups", accounts.Lookup(lambda name: numbers[name]))
+
+
+@pytest.mark.parametrize(
+    ("account", "why"),
+    [
+        ((0, 100, ()), "checks never run as root"),
+        ((500, 0, ()), "it is in root's group"),
+        ((500, 100, (0,)), "it is in root's group"),
+        ((500, 700, ()), "it is in the group vipd-admin, which the API lets change services"),
+        ((500, 100, (800, 700)), "it is in the group vipd-admin, which the API lets change services"),
+        ((4000, 100, ()), "it owns /state, where vipd keeps what it does"),
+        ((500, 100, (800,)), ""),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_no_user_who_may_change_services_runs_programs(
+    account: tuple[int, int, tuple[int, ...]],
+    why: str,
+    named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the declaration names it, or it is the one for those that name none."""
+    name = "toor" if named else "vipd-check"
+    Accounts(monkeypatch, **{name: account})
+    monkeypatch.setattr(asked, "_may_change_user", lambda: True)
+    os.chown(tmp_path, 4000, -1)
+    checks = CheckUsers("vipd-admin", tmp_path)
+    found = asked.host_problems(Check(ExecProbe(command=("/bin/true",), user=name if named else "")), checks)
+    told = [problem.replace(str(tmp_path), "/state").partition("; hint: ")[0] for problem in found]
+    assert told == ([f"user {name}: {why}"] if why else [])
+
+
+def test_who_runs_a_program_that_names_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody, check = (65534, 65534, ()), (500, 500, ())
+    Accounts(monkeypatch, nobody=nobody, **{"vipd-check": check})
+    assert CheckUsers("vipd-admin").account("").pw_name == "vipd-check"
+    assert CheckUsers("vipd-admin").account("nobody").pw_name == "nobody"
+    Accounts(monkeypatch, nobody=nobody)
+    assert CheckUsers("vipd-admin").account("").pw_name == "nobody", "as before there was another one"
+    Accounts(monkeypatch)
+    (found,) = of_user("")
+    assert found.startswith("user vipd-check: there is none; hint: adduser --system")
+
+
+def test_an_unknown_group_admits_nobody_and_one_that_is_not_told_everybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Accounts(monkeypatch, web=(500, 500, ()))
+    assert CheckUsers("no-such-group").account("web").pw_uid == 500
+
+    def hangs(_: str) -> int:
+        raise TimeoutError("the account database does not answer")
+
+    monkeypatch.setattr(accounts, "groups", accounts.Lookup(hangs))
+    with pytest.raises(TimeoutError):
+        CheckUsers("vipd-admin").account("web")
+
+
+@pytest.mark.parametrize("user", ["0", "1000", "+0", "0x0", "root\n"])
+def test_a_number_names_no_user(user: str) -> None:
+    (found,) = of_user(user)
+    assert ": there is none; hint: " in found
 
 
 @pytest.mark.parametrize(
@@ -72,10 +160,8 @@ def test_a_user_must_not_be_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> 
         Check(ExecProbe(command=("/bin/true/x",))),
         Check(ExecProbe(command=("/bin/true",), user="a\0b")),
         Check(ExecProbe(command=("/bin/true",), user="\ud800")),
-        Check(ExecProbe(command=("/bin/true",), user="")),
         Check(ExecProbe(command=(None,))),  # type: ignore[arg-type]
         Check(ExecProbe(command=None)),  # type: ignore[arg-type]
-        Check(ExecProbe(command=("/bin/true",), user=None)),  # type: ignore[arg-type]
         Check(ExecProbe(command=("/bin/true",), user=["x"])),  # type: ignore[arg-type]
         Check(HttpProbe(tls=True, ca="/a\0b")),
         Check(HttpProbe(tls=True, ca="/\ud800")),
@@ -93,7 +179,7 @@ def test_nothing_raises_and_what_is_malformed_is_a_problem(check: Check) -> None
 def test_an_error_that_nobody_expects_is_a_problem_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_: object) -> None:
+    def fails(*_: object) -> None:
         raise ZeroDivisionError("by chance")
 
     monkeypatch.setattr("vipd.health.host_problems._user_problems", fails)

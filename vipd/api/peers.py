@@ -125,7 +125,8 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     found = group_id(group)
     if found is not None:
         with contextlib.suppress(PermissionError):
-            os.chown(path, -1, found)
+            # No link: as root in the directory of another user it could lead anywhere by now.
+            os.chown(path, -1, found, follow_symlinks=False)
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

@@ -16,6 +16,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
+from vipd.durable import read_own
 from vipd.host_record import HostRecord
 from vipd.hostnet import restore_sysctls
 from vipd.process import run
@@ -23,6 +24,7 @@ from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings
 from vipd.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
+_LONGEST_LOCK = 64
 
 
 @click.command()
@@ -131,7 +133,7 @@ def _configured_state_dir() -> Path:
 def _refuse_beside_daemon(state_dir: Path) -> None:
     """A daemon at work would put everything back; one in another network namespace still needs its record."""
     try:
-        pid = int((state_dir / "lock").read_text())
+        pid = int(read_own(state_dir / "lock", _LONGEST_LOCK))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         here, there = Path("/proc/self/ns/net").stat(), Path(f"/proc/{pid}/ns/net").stat()
     except (OSError, ValueError):

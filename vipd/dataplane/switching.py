@@ -23,7 +23,7 @@ from vipd.dataplane.forward_accept.watch import concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
-from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
+from vipd.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
 from vipd.in_parts import in_parts
 from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
 
@@ -50,7 +50,7 @@ class ChosenDataplane:
     def read(self) -> str:
         """The name, or `auto`; empty if the settings count."""
         try:
-            chosen = read_regular(self._path, _LONGEST_NAME).decode().strip()
+            chosen = read_own(self._path, _LONGEST_NAME).decode().strip()
             if chosen not in (*DATAPLANES, "auto"):
                 raise ValueError("it names no dataplane")
         except FileNotFoundError:
@@ -67,7 +67,7 @@ class ChosenDataplane:
             make_directory(self._path.parent)
             write_durably(self._path, f"{chosen}\n".encode())
         else:
-            self._path.unlink(missing_ok=True)
+            remove_own(self._path)
 
 
 class Doubted(Dataplane, Protocol):

@@ -309,7 +309,10 @@ PROBE_KEYS: dict[str, dict[str, tuple[str, KeyReader]]] = {
     "exec": {
         **_PORT,
         "command": ("command", _read_command),
-        "user": ("user", _matching(_USER, "a user's name", "a user without rights, such as nobody")),
+        "user": (
+            "user",
+            _matching(_USER, "a user's name", "a user without rights, such as vipd-check"),
+        ),
     },
 }
 """The keys of each type of check beside those of all: the probe's field that each sets, and its reader."""

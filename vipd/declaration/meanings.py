@@ -222,7 +222,12 @@ CHECK = {
         "text, or a regular expression", "any body", "http, https: found in the answer's first 64 KiB."
     ),
     "verify": Key("`true` or `false`", "`true`", "https: whether the certificate must be valid."),
-    "ca": Key("a file's path", "the host's", "https: certificates to trust."),
+    "ca": Key(
+        "a file's path",
+        "the host's",
+        "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where nothing names "
+        "files of hosts.",
+    ),
     "server_name": Key("a host name", "`host`, else the address", "https: name sent (SNI) and verified."),
     "send": Key("text, or `hex:` and digits", "", "udp: the datagram. Required."),
     "expect": Key(
@@ -240,7 +245,9 @@ CHECK = {
         "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
     ),
     "user": Key(
-        "a user's name", "`nobody`", "exec: who runs it. Never root, nor the user that vipd runs as."
+        "a user's name",
+        "`vipd-check`, or `nobody` where there is no such user",
+        "exec: who runs it. Never root, nor who may change what vipd does.",
     ),
 }
 

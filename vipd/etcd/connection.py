@@ -10,13 +10,11 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 import aiohttp
 
-from vipd.durable import read_regular, why
 from vipd.etcd.endpoints import Endpoints
 from vipd.etcd.errors import (
     AuthFailedError,
@@ -35,7 +33,9 @@ from vipd.etcd.fields import Message, text
 from vipd.etcd.lines import NETWORK_ERRORS, Lines, beside, read_body
 from vipd.etcd.replies import error_of_answer, error_without_gateway, read_object
 from vipd.etcd.settings import EtcdSettings
+from vipd.etcd.tls_files import Signatures, password, signatures, tls_context
 from vipd.etcd.transport_faults import diagnose, error_of_exception
+from vipd.file_calls import file_calls
 
 KEEPALIVE_IDLE_SECONDS = 10
 KEEPALIVE_INTERVAL_SECONDS = 5
@@ -44,7 +44,6 @@ UNACKNOWLEDGED_MILLISECONDS = 25_000
 """A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
 
 _FAILED_PRECONDITION = 9
-_LONGEST_PASSWORD_FILE = 2**20
 _LONGEST_TOKEN = 8000
 """Of what goes into a header; Go's server takes far more."""
 
@@ -64,7 +63,7 @@ class Connection:
         self._endpoints = Endpoints(settings.endpoints, random)
         self._session: aiohttp.ClientSession | None = None
         self._context: ssl.SSLContext | None = None
-        self._files: tuple[object, ...] = ()
+        self._files: Signatures = ()
         self._token: str | None = None
         self._refreshing = asyncio.Lock()
 
@@ -172,7 +171,7 @@ class Connection:
             raise await self._diagnosed(endpoint, error) from None
 
     async def _log_in(self, endpoint: str) -> str:
-        body: Message = {"name": self._settings.user, "password": _password(self._settings.password_file)}
+        body: Message = {"name": self._settings.user, "password": await self._password()}
         try:
             answer = await self._post(endpoint, "/v3/auth/authenticate", body, "log-in", {})
         except RejectedError as error:
@@ -233,10 +232,15 @@ class Connection:
 
         The old one is closed with all its streams: they come again with the new certificate.
         """
-        files = tuple(map(_signature, (self._settings.ca, self._settings.cert, self._settings.key)))
+        try:
+            files, context = await self._tls()
+        except TimeoutError as error:
+            if self._session is not None:
+                return self._session
+            raise TLSError(TLSFault.FILES, f"ca, cert or key: {error.strerror}") from None
         if self._session is not None and files == self._files:
             return self._session
-        self._context = tls_context(self._settings)
+        self._context = context
         connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
         old, self._files = self._session, files
         self._session = aiohttp.ClientSession(
@@ -248,6 +252,24 @@ class Connection:
         if old is not None:
             await old.close()
         return self._session
+
+    async def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
+        """The TLS files as they are now, and what they make. Raises TLSError, TimeoutError."""
+
+        def read() -> tuple[Signatures, ssl.SSLContext]:
+            files = signatures(self._settings)
+            known = self._context if self._session is not None and files == self._files else None
+            return files, known or tls_context(self._settings)
+
+        named = (self._settings.ca, self._settings.cert, self._settings.key)
+        return read() if named == (None, None, None) else await file_calls.run((self, "TLS"), read)
+
+    async def _password(self) -> str:
+        path = self._settings.password_file
+        try:
+            return await file_calls.run((self, "password"), lambda: password(path))
+        except TimeoutError as error:
+            raise AuthFailedError(f"{path}: the password cannot be read: {error.strerror}") from None
 
 
 def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
@@ -270,21 +292,6 @@ def in_answer(error: MalformedAnswerError, what: str) -> MalformedAnswerError:
 def needs_user(error: TokenRejectedError) -> AuthFailedError:
     """etcd wants to know who asks, and nobody told us."""
     return AuthFailedError(f"etcd's authentication is on ({error}); hint: set user and password_file")
-
-
-def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
-    """Raises TLSError, saying which file is at fault."""
-    place = settings.ca
-    try:
-        context = ssl.create_default_context(cafile=settings.ca)
-        place = settings.cert
-        if settings.cert is not None and settings.key is not None:
-            context.load_cert_chain(settings.cert, settings.key)
-    except (OSError, ssl.SSLError) as error:
-        why = error.strerror or str(error)
-        files = f"{place}, {settings.key}" if place and place == settings.cert else f"{place}"
-        raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {why}") from None
-    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,23 +319,6 @@ def _token(answer: Message) -> str:
     if not token or len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isprintable()):
         raise MalformedAnswerError("token is missing or is none")
     return token
-
-
-def _password(path: Path | None) -> str:
-    """Raises AuthFailedError."""
-    try:
-        data = read_regular(path, _LONGEST_PASSWORD_FILE) if path else b""
-        return data.decode("utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuthFailedError(f"{path}: the password cannot be read: {why(error)}") from None
-
-
-def _signature(path: Path | None) -> tuple[int, ...]:
-    try:
-        found = path.stat() if path else None
-    except OSError:
-        return (-1,)
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()
 
 
 def _end_when_half_open(response: aiohttp.ClientResponse) -> None:

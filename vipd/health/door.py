@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
+from vipd.accounts import CheckUsers
 from vipd.descriptors import make_room
 from vipd.durations import CHECK_BOUNDS, Durations
 from vipd.health.faults import log_once
@@ -62,7 +63,7 @@ class Health:
     """Follows targets and knows their verdicts; asks while `run` runs.
 
     `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
-    1970, `random` numbers from 0 up to 1.
+    1970, `random` numbers from 0 up to 1. `users` may run programs of checks.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Health:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         random: Callable[[], float] = any_part,
+        users: CheckUsers = CheckUsers(),  # noqa: B008 (a value)
     ) -> None:
+        self._users_of_checks = users
         self.clock, self._wall, self._random = clock, wall, random
         self._saved = SavedVerdicts(file, clock, wall)
         self._memory = Memory()
@@ -143,7 +146,7 @@ class Health:
         loop = asyncio.get_running_loop()
         lag = LoopLag(loop)
         with contextlib.ExitStack() as stack:
-            probers = _probers(loop, lag, stack)
+            probers = _probers(loop, lag, stack, self._users_of_checks)
 
             def ask(target: Target, done: Done) -> Attempt:
                 return probers[target.kind].start(target, done)
@@ -240,7 +243,7 @@ class Health:
 
 
 def _probers(
-    loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack
+    loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, users: CheckUsers
 ) -> Mapping[str, Prober]:
     """What asks, by type of check; ended with the stack."""
     http = CoroutineProber(ask_http, lag)
@@ -250,5 +253,5 @@ def _probers(
         "https": http,
         "udp": CoroutineProber(ask_udp, lag),
         "dns": CoroutineProber(ask_dns, lag),
-        "exec": stack.enter_context(ExecProber(loop)),
+        "exec": stack.enter_context(ExecProber(loop, users)),
     }

@@ -10,7 +10,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from vipd import accounts
+from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.checks import Check, ExecProbe, HttpProbe
 from vipd.declaration.problems import PLEASE_REPORT
 from vipd.health.faults import log_once
@@ -18,21 +18,21 @@ from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import one_line
 
 
-def host_problems(check: Check) -> tuple[str, ...]:
+def host_problems(check: Check, users: CheckUsers) -> tuple[str, ...]:
     """Everything amiss, each as "what: why; hint: ..."; empty when the check can work on this host.
 
     Never raises, whatever the check holds, and waits for NSS for `accounts.PATIENCE_SECONDS` at most.
     """
     try:
-        return _problems(check)
+        return _problems(check, users)
     except Exception as error:
         return (f"{one_line(log_once(error, 'looking at a check'))}; hint: {PLEASE_REPORT}",)
 
 
-def _problems(check: Check) -> tuple[str, ...]:
+def _problems(check: Check, users: CheckUsers) -> tuple[str, ...]:
     probe = check.probe
     if isinstance(probe, ExecProbe):
-        return (*_program_problems(probe.command), *_user_problems(probe.user))
+        return (*_program_problems(probe.command), *_user_problems(probe.user, users))
     if isinstance(probe, HttpProbe) and probe.tls and probe.verify and probe.ca:
         return _ca_problems(probe)
     return ()
@@ -58,19 +58,21 @@ def _program_problems(command: tuple[str, ...]) -> tuple[str, ...]:
     return ()
 
 
-def _user_problems(user: str) -> tuple[str, ...]:
+def _user_problems(user: str, users: CheckUsers) -> tuple[str, ...]:
     try:
-        entry = accounts.users.get(user)
+        users.account(user)
     except KeyError:
-        return (f"user {user}: there is none; hint: adduser --system {user}, or use nobody",)
+        user = user or CHECK_USER
+        return (f"user {user}: there is none; hint: adduser --system {user}, or leave user out",)
     except OSError as error:
         why = error.strerror or str(error)
-        return (f"user {user}: cannot be looked up: {why}; hint: see /etc/nsswitch.conf, or use nobody",)
-    if why := accounts.privileged(entry.pw_uid):
-        return (f"user {user}: {why}; hint: use nobody",)
+        what = f"user {user or CHECK_USER}: cannot be looked up: {why}"
+        return (f"{what}; hint: see /etc/nsswitch.conf",)
+    except UserRefusedError as error:
+        return (str(error),)
     if os.geteuid() != 0 and not _may_change_user():
-        hint = "add the drop-in exec-checks.conf of the package, which gives CAP_SETUID and CAP_SETGID"
-        return (f"user {user}: vipd may not become another user; hint: {hint}",)
+        hint = "add the drop-in exec-checks.conf of the package, which gives the rights for it"
+        return (f"user {user or CHECK_USER}: vipd may not become another user; hint: {hint}",)
     return ()
 
 

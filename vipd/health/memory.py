@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from vipd.durable import keep_aside, read_regular, why, write_aside
+from vipd.durable import keep_aside, read_own, why, write_aside
 from vipd.health.flapping import Flapping
 from vipd.health.result import one_line, parse_weight
 from vipd.health.state import Record, State
@@ -93,7 +93,7 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
 def load(path: Path, now: float, wall: float) -> list[Remembered]:
     """What is remembered in the file; nothing, with a line in the log, when it cannot be used."""
     try:
-        return decode(read_regular(path), now, wall)
+        return decode(read_own(path), now, wall)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

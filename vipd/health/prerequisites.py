@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from vipd.checks import Check
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.health.host_problems import host_problems
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,7 @@ UNANSWERED: Problems = (
 class Prerequisites:
     """Asks what keeps checks from working on this host. `question` is called in threads."""
 
-    def __init__(
-        self, question: Callable[[Check], Problems] = host_problems, patience: float = PATIENCE_SECONDS
-    ) -> None:
+    def __init__(self, question: Callable[[Check], Problems], patience: float = PATIENCE_SECONDS) -> None:
         self._question, self._patience = question, patience
         self._open: dict[Check, Answer] = {}
         self._queue: deque[tuple[Check, Answer]] = deque()

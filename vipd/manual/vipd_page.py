@@ -138,6 +138,10 @@ def _files() -> tuple[Block, ...]:
         entry("`/var/lib/vipd/accepted`", "The last good version of each declaration."),
         entry("`/var/lib/vipd/host-changes.json`", "What was done to this host, for `vipctl cleanup`."),
         entry("`/var/lib/vipd/lock`", "Held while a daemon runs; its pid."),
+        entry(
+            "`/run/vipd/netns-INODE-PREFIX.lock`",
+            "Held while a daemon writes the chains of a prefix in a network namespace; its pid.",
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.durable import keep_aside, make_directory, read_regular, why, write_durably
+from vipd.durable import keep_aside, make_directory, open_own, read_own, why, write_durably
 from vipd.supervisor import Pace, Task
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Snapshot:
         A file that is not sound is kept aside, with a line in the log: as far as it is sound it counts.
         """
         try:
-            lines = read_regular(self._path).split(b"\n")
+            lines = read_own(self._path).split(b"\n")
         except FileNotFoundError:
             return State()
         except OSError as error:
@@ -181,7 +181,7 @@ class Snapshot:
                 raise OSError(f"{what}; hint: services outlive no restart") from None
 
     def _append(self, data: bytes) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND)
         with open(descriptor, "ab") as file:  # noqa: PTH123 (a descriptor, not a path)
             file.write(data)
             file.flush()

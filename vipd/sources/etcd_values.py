@@ -100,7 +100,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
         backends = read_backends(report, _with_place(report, root, base), "")
-        _refuse_work(report, [backend.value for backend in backends])
+        _refuse_checks(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
     return Declaration(problems=report.problems.by_line())
@@ -116,15 +116,19 @@ def _too_long(place: str, text: str, most: int) -> Problem | None:
     return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
 
-def _refuse_work(report: Report, backends: Sequence[Backend]) -> None:
-    """Who may register a backend may have every host neither work on its patterns nor send its datagrams."""
+def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may not have every host work on its patterns, send its datagrams, or open a
+    file."""
     for backend in backends:
         probe = backend.check.probe if backend.check else None
         if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
             what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
             hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
             report.add(1, "check.body", what, hint)
-        elif isinstance(probe, UdpProbe):
+        if isinstance(probe, HttpProbe) and probe.ca:
+            what = "ca names a file of this host, which a registered backend may not"
+            report.add(1, "check.ca", what, "leave it out, for the certificates that the host trusts")
+        if isinstance(probe, UdpProbe):
             hint = "write it into the service's own check, or use another type of check"
             report.add(1, "check.send", "a registered backend's check sends no datagrams of its own", hint)
 

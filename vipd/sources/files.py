@@ -31,7 +31,7 @@ from vipd.declaration.problems import (
     printable,
     unreadable,
 )
-from vipd.durable import make_directory, read_regular, why, write_durably
+from vipd.durable import make_directory, names_in, read_own, remove_own, why, write_durably
 from vipd.followed_links import read_followed
 from vipd.sources.declaration_files import SUFFIXES, Signature, decoded, list_files, signature_of
 
@@ -154,7 +154,7 @@ class FileSource:
             del self._accepted[path]
             self._keeping_faults.pop(path, None)
             with contextlib.suppress(OSError):
-                _copy_of(self._kept, path).unlink()
+                remove_own(_copy_of(self._kept, path))
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when a scan is worth it. Watches the directory, never a file: a save that renames over a
@@ -299,7 +299,7 @@ def _copied(path: str, text: str) -> bytes:
 
 def _read_copy(copy: Path) -> tuple[str, str]:
     """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
-    text = decoded(read_regular(copy, limits.FILE_BYTES))
+    text = decoded(read_own(copy, limits.FILE_BYTES))
     if not copy.name.startswith(_HASHED):
         return unquote(copy.name, errors="strict"), text
     path, _, text = text.partition("\n")
@@ -312,7 +312,7 @@ def _load_kept(kept: Path) -> dict[str, _Read]:
     """The accepted copies of an earlier run. One that does not parse any more is of no use and left out."""
     found = {}
     try:
-        copies = sorted(kept.iterdir())
+        copies = [kept / name for name in names_in(kept)]
     except OSError:
         return {}
     for copy in copies:

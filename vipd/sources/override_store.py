@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vipd.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.durable import MOST_BYTES, make_directory, read_regular, why, write_durably
+from vipd.durable import MOST_BYTES, make_directory, read_own, why, write_durably
 from vipd.overrides import (
     MalformedError,
     Override,
@@ -63,7 +63,7 @@ class OverrideStore:
         """Read the file. No file holds no orders."""
         self._overrides, faults = {}, []
         try:
-            items = _items(read_regular(self._path))
+            items = _items(read_own(self._path))
         except FileNotFoundError:
             items = []
         except (OSError, ValueError) as error:

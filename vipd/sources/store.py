@@ -16,7 +16,7 @@ from vipd import limits
 from vipd.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
-from vipd.durable import make_directory, read_regular, why, write_aside, write_durably
+from vipd.durable import make_directory, read_own, why, write_aside, write_durably
 from vipd.model import Service
 from vipd.text import joined_pairs
 
@@ -161,7 +161,7 @@ def _check_limits(services: int, size: int) -> None:
 def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
     """A file's text and what it stores, or why it cannot be used. No file stores nothing."""
     try:
-        text = read_regular(path, limits.FILE_BYTES).decode("utf-8")
+        text = read_own(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         return "", Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:

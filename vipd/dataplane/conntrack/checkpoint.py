@@ -15,7 +15,7 @@ from typing import Any
 
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.stale import Destination, Target
-from vipd.durable import write_durably
+from vipd.durable import read_own, write_durably
 from vipd.model import Family, Protocol
 
 FILE_NAME = "flow-targets.json"
@@ -41,9 +41,7 @@ class Checkpoint:
         """What was written last, as the backends of each destination; nothing if there is no such file, or
         none that can be read."""
         try:
-            if self._path.stat().st_size > LARGEST_FILE:
-                raise ValueError("it is too large")
-            return dict(_destination(item) for item in json.loads(self._path.read_bytes()))
+            return dict(_destination(item) for item in json.loads(read_own(self._path, LARGEST_FILE)))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -21,13 +22,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TypedDict, cast
 
-from vipd import accounts
+from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.checks import ExecProbe
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
 from vipd.health.targets import Target
 
 PROGRAMS_AT_ONCE = 32
+KILLED_SECONDS = 5.0
+"""How long to wait for the end of what was killed: without CAP_KILL nothing of another user's is."""
+_MAY_KILL = "hint: give vipd CAP_KILL, as exec-checks.conf does"
 MOST_OUTPUT = 64 * 1024
 """What a program says beyond is thrown away."""
 
@@ -38,8 +42,10 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4  # 
 class ExecProber:
     """Runs programs, so many at once; others wait for their turn. Use it as a context manager."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int = PROGRAMS_AT_ONCE) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, users: CheckUsers, at_once: int = PROGRAMS_AT_ONCE
+    ) -> None:
+        self._loop, self._users, self._left = loop, users, _Left()
         self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[_Run] = set()
 
@@ -53,7 +59,7 @@ class ExecProber:
 
     def start(self, target: Target, done: Done) -> Attempt:
         """Ask once; the timeout begins when the program does."""
-        run = _Run(target)
+        run = _Run(target, self._users, self._left)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
         except RuntimeError as error:
@@ -72,11 +78,34 @@ class ExecProber:
         return run
 
 
+class _Left:
+    """Programs that run on, since vipd may not end them. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        """One more."""
+        with self._lock:
+            self._running.append(process)
+
+    def require_few(self) -> None:
+        """Raises NotEndedError while there are so many that there should not be another."""
+        with self._lock:
+            self._running = [process for process in self._running if process.poll() is None]
+            if len(self._running) >= PROGRAMS_AT_ONCE:
+                raise NotEndedError(
+                    f"{len(self._running)} programs that should have ended run on; {_MAY_KILL}"
+                )
+
+
 class _Run:
     """One run of a program. `to_end` belongs to a thread of the pool, `cancel` to the loop's."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, users: CheckUsers, left: _Left) -> None:
         self._target, self._probe = target, cast("ExecProbe", target.probe)
+        self._users, self._left = users, left
         self.cancelled = threading.Event()
         self._lock = threading.Lock()
         self._group: int | None = None
@@ -95,10 +124,11 @@ class _Run:
             return Result.unasked("it has no command")
         began = time.monotonic()
         try:
+            self._left.require_few()
             _give_up_privileges()
             with self._started() as process:
                 told = self._watch(process, began + self._target.timing.timeout)
-        except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
+        except (OSError, subprocess.SubprocessError, UserRefusedError, KeyError, ValueError) as error:
             return Result.unasked(trouble(self._probe, error))
         if told is None:
             return Result.timeout(self._target.timing.timeout)
@@ -107,6 +137,7 @@ class _Run:
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The program running; afterwards it is dead and reaped, with all of its group."""
+        # Asked again: since the declaration was looked at, the account may have become another one.
         process = subprocess.Popen(
             self._probe.command,
             stdin=subprocess.DEVNULL,
@@ -116,7 +147,7 @@ class _Run:
             env=environment(self._target),
             start_new_session=True,
             umask=0o077,
-            **_identity(self._probe.user),
+            **_identity(self._users.account(self._probe.user)),
         )
         with self._lock:
             self._group = process.pid
@@ -126,11 +157,17 @@ class _Run:
             yield process
         finally:
             self._kill()
+            ended = _ends_within(process, KILLED_SECONDS)
             with self._lock:
-                process.wait()
+                # From here on the number may be that of another group.
                 self._group = None
+                if ended:
+                    process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+            if not ended:
+                self._left.add(process)
+                raise NotEndedError(f"{self._probe.command[0]} cannot be ended; {_MAY_KILL}")
 
     def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """What the program says first, once it has ended; None when its time is up.
@@ -176,19 +213,20 @@ def environment(target: Target) -> dict[str, str]:
 def trouble(probe: ExecProbe, error: Exception) -> str:
     """Why a program could not be started: what; hint."""
     if isinstance(error, KeyError):
-        return f"there is no user {probe.user}"
-    if isinstance(error, UserRefusedError):
+        return f"there is no user {probe.user or CHECK_USER}"
+    if isinstance(error, UserRefusedError | NotEndedError):
         return str(error)
     program = probe.command[0] if probe.command else "no program"
     # Refused: the change of user, or the program itself, if that user may not run it.
     if isinstance(error, PermissionError) and error.errno == errno.EPERM:
-        return f"vipd may not become {probe.user}; hint: it needs CAP_SETUID and CAP_SETGID"
+        hint = "it needs CAP_SETUID, CAP_SETGID and CAP_KILL"
+        return f"vipd may not become {probe.user or CHECK_USER}; hint: {hint}"
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{program}: {(why or str(error)).lower()}"
 
 
-class UserRefusedError(subprocess.SubprocessError):
-    """A user that no program of a check may run as: who, why; hint."""
+class NotEndedError(subprocess.SubprocessError):
+    """A program that runs on: which, why; hint."""
 
 
 class _Identity(TypedDict, total=False):
@@ -199,13 +237,19 @@ class _Identity(TypedDict, total=False):
     extra_groups: tuple[int, ...]
 
 
-def _identity(user: str) -> _Identity:
-    """Raises KeyError for an unknown user, OSError for one that cannot be looked up, UserRefusedError."""
-    entry = accounts.users.get(user)
-    # Asked again: since the declaration was looked at, the number of that user may be another one.
-    if why := accounts.privileged(entry.pw_uid):
-        raise UserRefusedError(f"user {user}: {why}; hint: use nobody")
+def _identity(entry: pwd.struct_passwd) -> _Identity:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a process ends in time. It is not reaped."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _read(output: int) -> bytes | None:

@@ -19,6 +19,7 @@ from typing import cast
 
 from vipd.body_pattern import PatternError, body_pattern
 from vipd.checks import WEIGHT_HEADER, HttpProbe
+from vipd.file_calls import file_calls
 from vipd.health.probes.base import Asking
 from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
@@ -42,11 +43,11 @@ async def ask_http(asking: Asking) -> Result:
     """Ask a target that has an HttpProbe. Raises OSError for a network's error."""
     target, probe = asking.target, cast("HttpProbe", asking.target.probe)
     loop = asyncio.get_running_loop()
-    began = loop.time()
     try:
-        context = tls_context(probe) if probe.tls else None
+        context = await _context(asking, probe) if probe.tls else None
     except OSError as error:
         return Result.unasked(f"{probe.ca}: {error.strerror or error}")
+    began = loop.time()
     with tcp_socket(target.address) as connection:
         asking.doing = "while connecting"
         await loop.sock_connect(connection, (target.address, target.port))
@@ -62,6 +63,14 @@ async def ask_http(asking: Asking) -> Result:
         except (http.client.HTTPException, asyncio.LimitOverrunError, ValueError) as error:
             return Result.bad(f"no HTTP: {_told(error)}", loop.time() - began)
     return await _judged(asking, answer, began)
+
+
+async def _context(asking: Asking, probe: HttpProbe) -> ssl.SSLContext:
+    """What the probe trusts; its file is read in a thread. Raises OSError."""
+    asking.silence = Result.unasked(f"{probe.ca or 'what this host trusts'}: it takes too long to be read")
+    context = await file_calls.run((probe.ca, probe.verify), lambda: tls_context(probe))
+    asking.silence = None
+    return context
 
 
 def request(target: Target, probe: HttpProbe) -> bytes:

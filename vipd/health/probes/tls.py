@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import ssl
-import stat
 from functools import lru_cache
 from pathlib import Path
 
 from vipd.checks import HttpProbe
+from vipd.durable import read_regular
 
 MOST_CA_BYTES = 1024 * 1024
 """Largest CA file: more than four times what Debian's trusted roots take."""
@@ -44,14 +44,7 @@ def _context(ca: str, changed: int, *, verify: bool) -> ssl.SSLContext:
 
 def _certificates(ca: str) -> str:
     """A file's text. Anything but a plain file could hang, or never end."""
-    descriptor = os.open(ca, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a plain file")
-        text = file.read(MOST_CA_BYTES + 1)
-    if len(text) > MOST_CA_BYTES:
-        raise OSError(errno.EFBIG, f"more than {MOST_CA_BYTES // 1024} KiB")
+    text = read_regular(Path(ca), MOST_CA_BYTES)
     if b"-----BEGIN" not in text:
         raise ssl.SSLError(0, "no certificate in it")
     # What stands between certificates may be in any script; none of it is read.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vipd.durable import read_regular, write_aside
+from vipd.durable import read_own, write_aside
 from vipd.observe.counters.ledger import Ledger
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -24,7 +24,7 @@ class Page(NamedTuple):
 def read(path: Path, boot: Path = _BOOT) -> Page:
     """What was written last; empty if there is nothing. Raises OSError, or ValueError if it is damaged."""
     try:
-        text = read_regular(path).decode()
+        text = read_own(path).decode()
     except FileNotFoundError:
         return Page(Ledger(), None)
     try:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from vipd.durable import keep_aside, read_regular, why
+from vipd.durable import keep_aside, open_own, read_own, rename_own, why
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 16 * SEGMENT_BYTES
@@ -65,13 +65,12 @@ class Ring:
         descriptor = self._descriptor if self._descriptor is not None else self._open()
         if self._size and self._size + len(line) > self._segment_bytes:
             self.close()
-            self._current.replace(self._older)
+            rename_own(self._current, OLDER)
             descriptor = self._open()
         return descriptor
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self._current, flags, _MODE)
+        self._descriptor = open_own(self._current, os.O_RDWR | os.O_APPEND | os.O_CREAT, _MODE)
         self._size = os.fstat(self._descriptor).st_size
         self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
         return self._descriptor
@@ -79,5 +78,5 @@ class Ring:
 
 def _content(path: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return read_regular(path, MOST_BYTES)
+        return read_own(path, MOST_BYTES)
     return b""

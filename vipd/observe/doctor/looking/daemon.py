@@ -1,4 +1,4 @@
-"""The daemon: asked over its socket, and seen by the abstract sockets that it holds in its namespace."""
+"""The daemon: asked over its socket, and seen by the lock that it holds for its network namespace."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from typing import Any
 from vipd import __version__
 from vipd.api.client import Client, ClientError, url_path
 from vipd.observe.doctor.facts import Daemon
+from vipd.start import RUNTIME_DIR, namespace_locks
 
 PATIENCE = 10.0
 """Seconds of silence to bear."""
 SETTLING = 3.0
 """Seconds in which a change is over, usually."""
 UNSETTLED = ("pending", "starting")
-_HELD = re.compile(r" @vipd/([A-Z0-9]+)$", re.MULTILINE)
+_LOCK = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
 
 
 def held_prefixes(root: Path) -> frozenset[str]:
     """Chain prefixes of the vipds at work in this network namespace (vipd/start.py).
 
-    Raises OSError and ValueError when the kernel's list cannot be read.
+    Raises OSError and ValueError when the kernel's list of locks cannot be read.
     """
-    text = (root / "proc/net/unix").read_text(errors="replace")
-    if not text.startswith("Num"):
-        raise ValueError("/proc/net/unix has no heading")
-    return frozenset(_HELD.findall(text))
+    lines = (root / "proc/locks").read_text(errors="replace").splitlines()
+    try:
+        locks = namespace_locks(root / RUNTIME_DIR.relative_to("/"), root / "proc")
+    except FileNotFoundError:
+        return frozenset()
+    inodes = {prefix: path.lstat().st_ino for prefix, path in locks.items()}
+    found = [_LOCK.match(line) for line in lines]
+    if inodes and (not found or None in found):
+        raise ValueError("/proc/locks is not understood")
+    held = {int(each[1]) for each in found if each}
+    return frozenset(prefix for prefix, inode in inodes.items() if inode in held)
 
 
 def ask(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
@@ -62,6 +70,6 @@ def describe(status: Mapping[str, Any], fault: str, root: Path, prefix: str, els
     try:
         held, unseen = held_prefixes(root), ""
     except (OSError, ValueError) as error:
-        held, unseen = frozenset(), f"the list of sockets cannot be read: {error}"
+        held, unseen = frozenset(), f"the list of locks cannot be read: {error}"
     others = tuple(sorted(held - {prefix}))
     return Daemon(status, fault, prefix in held, others, unseen, elsewhere, __version__)
