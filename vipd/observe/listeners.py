@@ -108,8 +108,8 @@ class Listeners:
                 self._open[place] = await self._listen(place, server)
             except OSError as error:
                 what = f"{wanted[place]} cannot listen on {place}: {os.strerror(error.errno or 0)}"
-                who = "ss -ltnp shows who does, and " if error.errno == errno.EADDRINUSE else ""
-                faults[place] = f"{what}; hint: {who}vipd tries again every {RETRY_SECONDS:.0f} s"
+                hint = _HINTS.get(error.errno or 0, "")
+                faults[place] = f"{what}; hint: {hint}vipd tries again every {RETRY_SECONDS:.0f} s"
                 if place not in self._faults:
                     log.warning("%s", faults[place])
             except Exception as error:
@@ -155,6 +155,11 @@ def supported(family: Family) -> bool:
         return False
     return True
 
+
+_HINTS = {
+    errno.EADDRINUSE: "ss -ltnp shows who does, and ",
+    errno.EACCES: "the drop-in low-ports.conf of the package gives ports below 1024; ",
+}
 
 _NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
