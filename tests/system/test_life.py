@@ -337,7 +337,10 @@ def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
     for stem in ("iptables", "ip6tables"):
         machine.run("update-alternatives", "--set", stem, f"/usr/sbin/{stem}-legacy")
     machine.run("systemctl", "start", "vipd")
-    machine.until(lambda: "legacy-iptables.conf" in machine.said("vipctl", "status"), "what is missing")
+    machine.until(
+        lambda: "legacy-iptables.conf" in machine.run("vipctl", "status", check=False).stdout,
+        "what is missing in the status",
+    )
     with drop_in(machine, "legacy-iptables"):
         assert "(legacy)" in machine.said("vipctl", "status")
         assert serves(machine)
