@@ -24,7 +24,8 @@ cannot() {
 
 install_tools() {
     local pair missing=()
-    for pair in systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-scanpackages:dpkg-dev; do
+    for pair in systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-scanpackages:dpkg-dev \
+        apparmor_parser:apparmor strace:strace; do
         command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0

@@ -1,6 +1,6 @@
 """The AppArmor profile is read by its parser, and lets through what the service does on a machine.
 
-This kernel need not have AppArmor: the rules are compared with what strace sees the daemon and its tools open.
+This kernel need not have AppArmor: the rules are compared with what strace sees the daemon and its tools do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PROFILE = Path(__file__).parents[2] / "debian/usr.sbin.vipd"
 VIP = "10.96.43.1"
 
 
-def test_the_parser_takes_the_profile() -> None:
+@pytest.mark.root
+def test_the_parser_takes_the_profile(prepared: Prepared) -> None:
     argv = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", str(PROFILE)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -27,7 +28,8 @@ def test_the_parser_takes_the_profile() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout == "vipd\n"
 
 
-def test_the_rules_are_read_as_the_kernel_would() -> None:
+@pytest.mark.root
+def test_the_rules_are_read_as_the_kernel_would(prepared: Prepared) -> None:
     allowed = rules(PROFILE)
     for access in (
         ("/var/lib/vipd/services.yaml", "w"),
