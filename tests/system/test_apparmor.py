@@ -16,11 +16,12 @@ from tests.system.apparmor import rules, traced
 from tests.system.conftest import SERVED_PORT, Prepared
 from tests.system.machine import Machine
 
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+
 PROFILE = Path(__file__).parents[2] / "debian/usr.sbin.vipd"
 VIP = "10.96.43.1"
 
 
-@pytest.mark.root
 def test_the_parser_takes_the_profile(prepared: Prepared) -> None:
     argv = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", str(PROFILE)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -29,7 +30,6 @@ def test_the_parser_takes_the_profile(prepared: Prepared) -> None:
     assert subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout == "vipd\n"
 
 
-@pytest.mark.root
 def test_the_rules_are_read_as_the_kernel_would(prepared: Prepared) -> None:
     allowed = rules(PROFILE)
     for access in (
@@ -48,7 +48,6 @@ def test_the_rules_are_read_as_the_kernel_would(prepared: Prepared) -> None:
         assert not allowed(access), access
 
 
-@pytest.mark.root
 def test_no_program_needs_a_change_of_profile(prepared: Prepared) -> None:
     """Which the unit's NoNewPrivileges= would forbid, in complain mode too: exec checks would end."""
     text = PROFILE.read_text()
@@ -57,9 +56,6 @@ def test_no_program_needs_a_change_of_profile(prepared: Prepared) -> None:
     assert {mode for mode in modes if "x" in mode} == {"ix", "mrix"}
 
 
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_what_the_service_opens_is_in_the_profile(
     machine: Machine, prepared: Prepared, tmp_path: Path
 ) -> None:
