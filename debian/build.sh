@@ -17,6 +17,7 @@ missing() {
     command -v lintian >/dev/null || echo lintian
     command -v dpkg-buildpackage >/dev/null || echo dpkg-dev
     command -v dh >/dev/null || echo debhelper
+    command -v dh_apparmor >/dev/null || echo dh-apparmor
     command -v gcc >/dev/null || echo build-essential
     # dpkg's list may say less than what is there: Python can be installed without Debian's packages.
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv

@@ -3,8 +3,8 @@
 #
 # Extension modules carry the Python they are for in their names, so that those of all three stand side by side;
 # the modules in Python must be the same for all, which is checked. Packages come from the index that pip is set up
-# with, or, with PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR, from a directory that holds them and setuptools; none is taken
-# whose hash is not in debian/requirements*.txt.
+# with, or, with PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR, from a directory that holds them; none is taken, nor run to build
+# another, whose hash is not in debian/requirements*.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -65,8 +65,11 @@ prune() {
 # apart, behind debian/legacy/iptc.py, which says when it can be used.
 add_legacy() {
     local source
-    "$work/venv/bin/pip" download -qq --no-deps --no-binary=python-iptables --require-hashes --dest "$work/legacy" \
-        --requirement debian/requirements-legacy.txt
+    # For its metadata pip runs setuptools: not the newest of an index, which build isolation would take.
+    "$work/venv/bin/pip" install -qq --no-deps --only-binary=:all: --require-hashes \
+        --requirement debian/requirements-build.txt
+    "$work/venv/bin/pip" download -qq --no-deps --no-binary=python-iptables --no-build-isolation --require-hashes \
+        --dest "$work/legacy" --requirement debian/requirements-legacy.txt
     tar -C "$work/legacy" -xzf "$work"/legacy/*.tar.gz
     source=$(echo "$work"/legacy/*/)
     mkdir "$target/legacy"

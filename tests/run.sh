@@ -28,6 +28,15 @@ check "ruff check" "$venv/bin/ruff" check
 check "ruff format" "$venv/bin/ruff" format --check
 check "mypy" "$venv/bin/mypy"
 
+# The list of vulnerabilities is on the network, and so no part of every run.
+if command -v pip-audit >/dev/null; then
+    for pins in debian/requirements*.txt; do
+        check "pip-audit $pins" pip-audit --require-hashes --disable-pip --requirement "$pins"
+    done
+else
+    step "pinned versions: not compared with known vulnerabilities, for pip-audit is not installed; see SECURITY.md"
+fi
+
 last_failed=.pytest_cache/v/cache/lastfailed
 most_tried_again=3
 unsteady=()

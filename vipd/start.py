@@ -41,7 +41,7 @@ class StartError(RuntimeError):
 def require_privileges() -> None:
     """Raises StartError unless the tools have a chance to work."""
     if not may_change_rules():
-        hint = "run as root, or give it AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW"
+        hint = "run as root, or give it AmbientCapabilities=CAP_NET_ADMIN"
         what = f"vipd may not change the kernel's rules: it lacks CAP_NET_ADMIN; hint: {hint}"
         raise StartError(what, EXIT_NOT_PERMITTED, errno.EPERM)
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import re
 import stat
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument(
         "--platform",
         action="append",
-        choices=("x86_64", "aarch64"),
+        choices=tuple(wheels.PINS),
         help="machine that it is for, may be given twice (default x86_64)",
     )
     parser.add_argument(
@@ -61,6 +62,7 @@ def main() -> None:
             sys.exit(f"error: {error}")
     data = one_file(collected)
     write_program(arguments.out, data)
+    write_bill(arguments.out, targets)
     print(f"{arguments.out}: {len(data) / 1e6:.1f} MB, {suits(targets)}")  # noqa: T201
 
 
@@ -100,6 +102,15 @@ def write_program(out: Path, data: bytes) -> None:
     new.write_bytes(data)
     new.chmod(0o755)
     new.replace(out)
+
+
+def write_bill(out: Path, targets: Iterable[wheels.Target]) -> None:
+    """Write what is in the file beside it: debian/sbom.py."""
+    pins = [
+        PROJECT / "debian" / file for file in dict.fromkeys(wheels.PINS[target.machine] for target in targets)
+    ]
+    argv = [sys.executable, PROJECT / "debian/sbom.py", out.with_name(f"{out.name}.cdx.json"), *pins]
+    subprocess.run(argv, check=True)
 
 
 def _contents(targets: list[wheels.Target], packed: Files, parts: Mapping[str, Files]) -> bytes:

@@ -15,8 +15,8 @@ from pathlib import Path
 GLIBC = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in range(17, 37)))
 """Wheels for a glibc up to that of Debian 12, 2.36."""
 
-HASHED_MACHINE = "x86_64"
-"""The machine whose wheels debian/requirements.txt has the hashes of."""
+PINS = {"x86_64": "requirements.txt", "aarch64": "requirements-aarch64.txt"}
+"""In debian/, for each machine: the exact versions, and the hashes of their wheels."""
 
 NOT_FOR_RUNNING = re.compile(r"\.(pyi|pyx|pxd|pxi|c|h|hash)$|/py\.typed$")
 """What only compilers and type checkers read."""
@@ -63,7 +63,7 @@ def collect(
     """
 
     def fetch(target: Target) -> dict[str, bytes]:
-        ours, pins = scratch / target.part, _pins(project, target, scratch)
+        ours, pins = scratch / target.part, project / "debian" / PINS[target.machine]
         source = kept / target.part if kept else None
         if source and source.is_dir():
             _download(target, ours, pins, ["--no-index", f"--find-links={source}"])
@@ -77,19 +77,9 @@ def collect(
         return dict(zip(targets, pool.map(fetch, targets), strict=True))
 
 
-def _pins(project: Path, target: Target, directory: Path) -> Path:
-    """The file of exact versions. For a machine whose hashes it does not know, a copy without any."""
-    pins = project / "debian" / "requirements.txt"
-    if target.machine == HASHED_MACHINE:
-        return pins
-    versions = re.findall(r"^[\w.-]+==[\w.]+", pins.read_text(), re.MULTILINE)
-    copy = directory / f"{target.part}.txt"
-    copy.write_text("\n".join(versions) + "\n")
-    return copy
-
-
 def _download(target: Target, directory: Path, pins: Path, options: Sequence[str] = ()) -> None:
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    argv += ["--require-hashes"]
     argv += [f"--requirement={pins}", f"--dest={directory}", "--only-binary=:all:", "--implementation=cp"]
     argv += [f"--python-version={target.python}", f"--abi={target.abi}", "--abi=abi3", "--abi=none"]
     argv += [f"--platform={glibc}_{target.machine}" for glibc in GLIBC]

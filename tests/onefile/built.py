@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 PROJECT = Path(__file__).parents[2]
-SOURCES = ("LICENSE", "debian/onefile", "debian/requirements.txt", "vipd")
+PINS = ("debian/requirements.txt", "debian/requirements-aarch64.txt")
+SOURCES = ("LICENSE", "debian/onefile", "debian/sbom.py", *PINS, "vipd")
 """What the file is built from."""
 PATIENCE = 200.0
 NOBODY = 65534
@@ -40,9 +42,16 @@ class DownloadError(Exception):
     """A package index did not give what was asked of it, perhaps only this time."""
 
 
-def build(project: Path, out: Path, wheels: Path) -> None:
+def bill(file: Path) -> Path:
+    """What the builder lists beside a file: what is in it."""
+    return file.with_name(f"{file.name}.cdx.json")
+
+
+def build(
+    project: Path, out: Path, wheels: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Build the file; raises AssertionError with what the builder said when that fails, or DownloadError."""
-    environment = {**os.environ, "PYTHON": sys.executable}
+    environment = {**os.environ, "PYTHON": sys.executable, **environment}
     argv = ["bash", str(project / "debian/onefile/build.sh"), "--wheels", str(wheels), str(out)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=400, check=False)
     said = f"build.sh: exit {done.returncode}: {done.stdout}{done.stderr}"

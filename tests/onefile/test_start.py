@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import NOBODY, SYSTEM_PYTHON, Done, Host, altered, build, copy_sources
+from tests.onefile.built import NOBODY, SYSTEM_PYTHON, Done, Host, altered, bill, build, copy_sources
 from tests.onefile.conftest import Build
 from vipd import __version__
 
@@ -21,8 +22,14 @@ services:
 
 
 def test_same_sources_and_wheels_give_same_bytes(made: Build, tmp_path: Path) -> None:
-    again = tmp_path / "again.pyz"
-    build(copy_sources(made.sources, tmp_path / "elsewhere"), again, made.wheels)
+    again = tmp_path / "of-another-name" / made.file.name
+    sources = copy_sources(made.sources, tmp_path / "elsewhere")
+    for path in sources.rglob("*"):
+        os.utime(path, (10**9, 10**9))
+        path.chmod(0o700)
+    different = {"SOURCE_DATE_EPOCH": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "PYTHONHASHSEED": "1"}
+    build(sources, again, made.wheels, different)
+    assert bill(again).read_bytes() == bill(made.file).read_bytes()
     done = subprocess.run(["cmp", str(made.file), str(again)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

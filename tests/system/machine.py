@@ -22,6 +22,10 @@ class Machine:
         self.release, self.lab = release, lab
         self._root, self._name = root, f"{lab.host.namespace}-{release}"
 
+    def leader(self) -> int:
+        """The pid of its process 1, seen from here."""
+        return int(self._script("leader").stdout)
+
     @property
     def disk(self) -> Path:
         """The machine's file system, seen from here."""

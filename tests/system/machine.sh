@@ -4,6 +4,7 @@
 #   machine.sh start NAME ROOT [NETNS]   boot it, in a network namespace if one is named; returns when it is up
 #   machine.sh start NAME                boot it again from the disk that it has
 #   machine.sh run NAME COMMAND...       run a command in it, with that command's exit code
+#   machine.sh leader NAME               the pid of its process 1, seen from here
 #   machine.sh stop NAME                 power off in order; the disk stays
 #   machine.sh delete NAME               power off, and remove the disk too
 #
@@ -129,6 +130,7 @@ delete() {
 case $action in
 start) start "$@" ;;
 run) inside "$@" ;;
+leader) first_process ;;
 stop) stop ;;
 delete) delete ;;
 *) fail "no such action: $action" ;;

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 VIP = "10.96.41.1"
 CHECKED = "/etc/vipd/services.d/checked.yaml"
 DROP_INS = "/etc/systemd/system/vipd.service.d"
-EXEC_DROP_IN = "/usr/share/doc/vipd/examples/exec-checks.conf"
+EXEC_DROP_IN = "/usr/lib/vipd/drop-ins/exec-checks.conf"
 QUICK = "interval: 200ms, timeout: 200ms, rise: 1, fall: 1"
 """Where no answer is awaited, or one that is wrong."""
 CALM = "interval: 2s, timeout: 2s, rise: 1, fall: 1"

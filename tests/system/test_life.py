@@ -19,8 +19,10 @@ from tests.system.machine import Machine
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 VIP, PORT = "10.96.40.1", 80
-HIGHEST_EXPOSURE = 2.0
+HIGHEST_EXPOSURE = 1.5
 """Of `systemd-analyze security`; 10 is a service without any protection."""
+CAP_NET_ADMIN = 12
+DROP_INS = "/etc/systemd/system/vipd.service.d"
 NEXT_VERSION = "9.9"
 MORE = "{name: more, address: 10.96.40.2, ports: [80], backends: [10.244.0.11]}"
 
@@ -40,6 +42,21 @@ def serves(machine: Machine, patience: float = 10.0) -> bool:
 def told(machine: Machine, text: str) -> None:
     """Return once the journal's last messages hold a text."""
     machine.until(lambda: text in machine.journal("-n", "100").lower(), f"{text} in the journal")
+
+
+@contextmanager
+def drop_in(machine: Machine, name: str) -> Iterator[None]:
+    """The service with one of the package's drop-ins, started anew before and after."""
+    machine.run("mkdir", "-p", DROP_INS)
+    machine.run("cp", f"/usr/lib/vipd/drop-ins/{name}.conf", DROP_INS)
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "vipd")
+    try:
+        yield
+    finally:
+        machine.run("rm", "-r", DROP_INS)
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "restart", "vipd")
 
 
 @contextmanager
@@ -78,6 +95,66 @@ def test_the_service_is_confined(machine: Machine) -> None:
     verified = machine.run("systemd-analyze", "verify", "--man=no", "vipd.service")
     assert "vipd.service" not in verified.stdout + verified.stderr
     assert machine.property("WatchdogUSec") == "30s"
+    status = machine.said("cat", f"/proc/{machine.main_pid()}/status")
+    for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb"):
+        held = re.search(rf"(?m)^{name}:\s*(\S+)$", status)
+        assert held is not None
+        assert int(held[1], 16) == 1 << CAP_NET_ADMIN, name
+    assert re.search(r"(?m)^NoNewPrivs:\s*1$", status)
+    for name in ("MemoryMax", "TasksMax"):
+        assert 0 < int(machine.property(name)) < 2**40, "infinity is 2^64 - 1"
+
+
+def test_what_it_makes_is_for_its_group_only_where_that_is_said(machine: Machine) -> None:
+    """UMask=0077 is for what nobody thought of; the socket has its own mode."""
+    assert machine.said("stat", "--format", "%a %U %G", "/run/vipd/vipd.sock") == "660 vipd vipd"
+    found = machine.said(
+        "find", "/var/lib/vipd", "/run/vipd", "-not", "-type", "s", "-perm", "/o+rwx", "-printf", "%p "
+    )
+    assert found.split() in ([], ["/run/vipd"]), (
+        "who is in the group goes through the directory of the socket"
+    )
+
+
+def test_an_upgrade_keeps_the_rights_that_this_host_uses(machine: Machine) -> None:
+    """0.1.0 could read all files and listen on low ports. The postinst of an upgrade runs keep-rights."""
+    keep = "/usr/lib/vipd/keep-rights"
+
+    def kept() -> list[str]:
+        return sorted(re.findall(r"([a-z-]+\.conf)$", machine.run(keep).stderr, re.MULTILINE))
+
+    machine.run("iptables-legacy", "-t", "filter", "-F", "FORWARD")  # an empty table is nobody's
+    assert kept() == []
+    machine.run("iptables-legacy", "-A", "FORWARD", "-s", "192.0.2.1", "-j", "DROP")
+    machine.write("/etc/vipd/key.pem", "")
+    machine.run("chmod", "600", "/etc/vipd/key.pem")
+    (machine.disk / DROP_INS.lstrip("/")).mkdir()
+    machine.write(f"{DROP_INS}/exec-checks.conf", "[Service]\nAmbientCapabilities=CAP_SETUID\n")
+    listening = "import socket, time; s = socket.socket(); s.bind(('', 81)); s.listen(); time.sleep(600)"
+    machine.run(
+        "systemd-run",
+        "--unit",
+        "low",
+        "-p",
+        "User=vipd",
+        "-p",
+        "AmbientCapabilities=CAP_NET_BIND_SERVICE",
+        "python3",
+        "-c",
+        listening,
+    )
+    machine.until(lambda: ":81 " in machine.said("ss", "-ltn"), "somebody who listens on a low port")
+    names = ("legacy-iptables", "low-ports", "private-files", "see-programs")
+    assert kept() == [f"{name}.conf" for name in names]
+    assert kept() == [], "once is enough"
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "vipd")
+    assert machine.property("ActiveState") == "active"
+    machine.run("systemctl", "stop", "low")
+    machine.run("iptables-legacy", "-F", "FORWARD")
+    machine.run("rm", "-r", "/etc/vipd/key.pem", DROP_INS)
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "vipd")
 
 
 def test_requests_through_the_vip(machine: Machine) -> None:
@@ -175,8 +252,11 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     # Mended, with a health port below 1024.
     machine.write("/etc/vipd/vipd.yaml", settings + "health_address: 127.0.0.1:81\n")
     machine.run("systemctl", "start", "vipd")
+    told(machine, "low-ports.conf")
     machine.apt("install", "--no-install-recommends", "curl")
-    assert "in-sync" in machine.said("curl", "--silent", "--max-time", "30", "http://127.0.0.1:81/healthz")
+    with drop_in(machine, "low-ports"):
+        asked = ("curl", "--silent", "--max-time", "30", "--retry", "9", "--retry-connrefused")
+        assert "in-sync" in machine.said(*asked, "http://127.0.0.1:81/healthz")
     machine.write("/etc/vipd/vipd.yaml", settings)
     machine.run("systemctl", "restart", "vipd")
 
@@ -239,6 +319,17 @@ def test_everything_is_back_after_a_reboot(machine: Machine) -> None:
     assert "kept" in machine.said("vipctl", "list")
 
 
+def test_a_file_of_mode_0600_needs_its_drop_in(machine: Machine) -> None:
+    private = "/etc/vipd/services.d/private.yaml"
+    machine.write(private, f"apiVersion: vipd/v1\nservices: [{MORE}]\n")
+    machine.run("chmod", "600", private)
+    assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
+    told(machine, "private-files.conf")
+    with drop_in(machine, "private-files"):
+        assert "more" in machine.said("vipctl", "list")
+    machine.run("rm", private)
+
+
 def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
     machine.run("systemctl", "stop", "vipd")
     machine.run("vipctl", "cleanup")
@@ -246,15 +337,23 @@ def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
     for stem in ("iptables", "ip6tables"):
         machine.run("update-alternatives", "--set", stem, f"/usr/sbin/{stem}-legacy")
     machine.run("systemctl", "start", "vipd")
-    assert "(legacy)" in machine.said("vipctl", "status")
-    assert serves(machine)
-    assert "VIPD" in machine.lab.host.run("iptables-legacy-save").stdout
-    machine.run("systemctl", "restart", "vipd")
-    machine.lab.host.run("iptables-legacy", "-t", "nat", "-F")
-    machine.until(lambda: serves(machine), "rules in the legacy tables are mended")
-    for stem in ("iptables", "ip6tables"):
-        machine.run("update-alternatives", "--auto", stem)
-    machine.run("systemctl", "restart", "vipd")
+    machine.until(
+        lambda: "legacy-iptables.conf" in machine.run("vipctl", "status", check=False).stdout,
+        "what is missing in the status",
+    )
+    with drop_in(machine, "legacy-iptables"):
+        assert "(legacy)" in machine.said("vipctl", "status")
+        assert serves(machine)
+        assert "VIPD" in machine.lab.host.run("iptables-legacy-save").stdout
+        machine.run("systemctl", "restart", "vipd")
+        machine.lab.host.run("iptables-legacy", "-t", "nat", "-F")
+        machine.until(lambda: serves(machine), "rules in the legacy tables are mended")
+        for stem in ("iptables", "ip6tables"):
+            machine.run("update-alternatives", "--auto", stem)
+        # With the drop-in still there: the rules in the legacy tables go.
+        machine.run("systemctl", "restart", "vipd")
+        assert serves(machine)
+        assert "VIPD-" not in machine.lab.host.run("iptables-legacy-save").stdout
     assert serves(machine)
 
 

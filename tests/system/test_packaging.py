@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -56,9 +58,29 @@ def test_every_dependency_is_pinned_as_the_project_wants_it(file: str, wanted: l
 
 
 def test_every_pin_has_a_hash() -> None:
-    for file in ("requirements.txt", "requirements-legacy.txt"):
-        for pin in re.split(r"(?m)^(?=\w)", (DEBIAN / file).read_text())[1:]:
+    files = sorted(DEBIAN.glob("requirements*.txt"))
+    assert len(files) == 4
+    for file in files:
+        for pin in re.split(r"(?m)^(?=\w)", file.read_text())[1:]:
             assert re.search(r"--hash=sha256:[0-9a-f]{64}", pin), pin
+
+
+def test_the_same_versions_for_every_machine() -> None:
+    assert pins("requirements-aarch64.txt") == pins("requirements.txt")
+
+
+def test_nothing_is_fetched_without_hashes() -> None:
+    """Every call of pip in what builds; what pip itself would fetch to build a source is pinned, too."""
+    fetching = []
+    for file in (DEBIAN / "bundle.sh", DEBIAN / "onefile/wheels.py"):
+        text = file.read_text().replace("\\\n", " ")
+        fetching += re.findall(
+            r"(?m)^.*(?:pip\"? (?:install|download)|\"pip\", \"download\").*(?:\n    argv.*)?", text
+        )
+    assert len(fetching) == 4
+    for call in fetching:
+        assert "--require-hashes" in call, call
+        assert "--only-binary=:all:" in call or "--no-build-isolation" in call or "argv" in call, call
 
 
 def test_the_copyright_file_names_every_package_that_is_carried() -> None:
@@ -117,9 +139,15 @@ def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -
 def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a-directory-of-another-length"
     elsewhere.mkdir()
+    checkout = elsewhere / "checkout"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "dist", "build", "*.egg-info")
+    shutil.copytree(ROOT, checkout, ignore=ignored, symlinks=True)
+    for path in checkout.rglob("*"):
+        os.utime(path, (10**9, 10**9))
     subprocess.run(
-        ["bash", str(DEBIAN / "build.sh"), str(tmp_path / "out")],
-        env={**os.environ, "TMPDIR": str(elsewhere)},
+        ["bash", str(checkout / "debian/build.sh"), str(tmp_path / "out")],
+        env={**os.environ, "TMPDIR": str(elsewhere), "TZ": "Asia/Kathmandu", "LC_ALL": "C"},
+        umask=0o077,
         check=True,
         capture_output=True,
         timeout=800,
@@ -127,6 +155,25 @@ def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) ->
     (again,) = (tmp_path / "out").glob("vipd_*.deb")
     first, second = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (prepared.package, again))
     assert first == second
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_bill_of_materials_is_what_is_in_the_package(prepared: Prepared, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
+    bill = json.loads((tmp_path / "usr/share/doc/vipd/vipd.cdx.json").read_text())
+    listed = {(canonicalize_name(part["name"]), part["version"]) for part in bill["components"]}
+    carried = {("python-iptables", pins("requirements-legacy.txt")["python-iptables"])}
+    for metadata in (tmp_path / "usr/lib/vipd").glob("*.dist-info/METADATA"):
+        read = Parser().parsestr(metadata.read_text())
+        carried.add((canonicalize_name(read["Name"]), read["Version"]))
+    assert listed == carried
+    assert len(listed) > 15
+    assert bill["metadata"]["component"]["version"] == __version__
+    hashes = {each["content"] for part in bill["components"] for each in part["hashes"]}
+    text = (DEBIAN / "requirements.txt").read_text() + (DEBIAN / "requirements-legacy.txt").read_text()
+    assert hashes == set(re.findall(r"sha256:([0-9a-f]{64})", text))
 
 
 @pytest.mark.root

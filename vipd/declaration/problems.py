@@ -137,11 +137,17 @@ def internal_problem(error: Exception, doing: str, file: str, line: int = 0) -> 
     return Problem(file, line, "", internal_error(error, doing), PLEASE_REPORT, trace)
 
 
+_UNREADABLE_HINTS: dict[type[OSError], str] = {
+    FileNotFoundError: "check the spelling",
+    PermissionError: "let vipd read it (chgrp vipd, chmod g+r), or use the drop-in private-files.conf",
+}
+
+
 def unreadable(file: str, error: OSError) -> Problem:
     """A file that cannot be read, the same by `vipctl check` and by vipd."""
     if isinstance(error, IsADirectoryError):
         return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")
-    hint = "check the spelling" if isinstance(error, FileNotFoundError) else getattr(error, "hint", "")
+    hint = _UNREADABLE_HINTS.get(type(error)) or str(getattr(error, "hint", ""))
     return Problem(file, 0, "", f"cannot be read: {error.strerror or error}", hint)
 
 

@@ -82,9 +82,10 @@ def _description() -> tuple[Block, ...]:
             "rules. No traffic passes through the program."
         ),
         Paragraph(
-            "It runs in the foreground as root, or with CAP_NET_ADMIN and CAP_NET_RAW, and logs to standard "
-            "error. Without a service it makes no rule. `vipctl`(1) looks at it and adds services. A bad "
-            "declaration never changes what runs: the last good version of that file goes on serving."
+            "It runs in the foreground as root, or as another user with CAP_NET_ADMIN (legacy iptables: with "
+            "CAP_NET_RAW and CAP_DAC_READ_SEARCH, too), and logs to standard error. Without a service it "
+            "makes no rule. `vipctl`(1) looks at it and adds services. A bad declaration never changes what "
+            "runs: the last good version of that file goes on serving."
         ),
         Paragraph(
             "Rules stay when the daemon stops, is upgraded or crashes: traffic flows on. `vipctl cleanup` "

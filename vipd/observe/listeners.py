@@ -33,6 +33,7 @@ HEALTH_LIMITS = Limits(
 
 _HINTS = {
     errno.EADDRINUSE: "ss -ltnp shows who does, and ",
+    errno.EACCES: "the drop-in low-ports.conf of the package gives ports below 1024; ",
     errno.EMFILE: "fewer health ports or a higher LimitNOFILE, and ",
 }
 

@@ -185,7 +185,7 @@ def _check(finished: Finished, what: str, text: str = "") -> None:
 def _hint(finished: Finished) -> str:
     said = finished.errors.lower()
     if "permission" in said or "must be root" in said:
-        return "vipd needs root, or CAP_NET_ADMIN (legacy: CAP_NET_RAW too)"
+        return "vipd needs root, or CAP_NET_ADMIN; for legacy iptables the drop-in legacy-iptables.conf"
     if finished.code == 4 and "lock" in said:
         return "another program holds the xtables lock; vipd tries again"
     return ""

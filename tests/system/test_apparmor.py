@@ -1,0 +1,106 @@
+"""The AppArmor profile is read by its parser, and lets through what the service does on a machine.
+
+This kernel need not have AppArmor: the rules are compared with what strace sees the daemon and its tools do.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.apparmor import rules, traced
+from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROFILE = Path(__file__).parents[2] / "debian/usr.sbin.vipd"
+VIP = "10.96.43.1"
+
+
+def test_the_parser_takes_the_profile(prepared: Prepared) -> None:
+    argv = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", str(PROFILE)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    argv = ["apparmor_parser", "--names", "--skip-cache", str(PROFILE)]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout == "vipd\n"
+
+
+def test_the_rules_are_read_as_the_kernel_would(prepared: Prepared) -> None:
+    allowed = rules(PROFILE)
+    for access in (
+        ("/var/lib/vipd/services.yaml", "w"),
+        ("/proc/sys/net/ipv4/ip_forward", "w"),
+        ("/etc/vipd/x", "r"),
+    ):
+        assert allowed(access), access
+    for access in (
+        ("/etc/vipd/x", "w"),
+        ("/etc/shadow", "r"),
+        ("/usr/bin/sh", "w"),
+        ("/usr/lib/vipd/x.py", "w"),
+        ("/root/x", "r"),
+    ):
+        assert not allowed(access), access
+
+
+def test_no_program_needs_a_change_of_profile(prepared: Prepared) -> None:
+    """Which the unit's NoNewPrivileges= would forbid, in complain mode too: exec checks would end."""
+    text = PROFILE.read_text()
+    assert "\n  /** ix,\n" in text
+    modes = re.findall(r"(?m)^\s*[/@]\S+\s+([a-zA-Z]+),", text)
+    assert {mode for mode in modes if "x" in mode} == {"ix", "mrix"}
+
+
+def test_what_the_service_opens_is_in_the_profile(
+    machine: Machine, prepared: Prepared, tmp_path: Path
+) -> None:
+    machine.offer(prepared.package)
+    machine.apt("install", "--no-install-recommends", "vipd")
+    assert "complain" in machine.said("grep", "^profile", "/etc/apparmor.d/usr.sbin.vipd")
+    trace = tmp_path / "trace"
+    what = "trace=open,openat,openat2,execve,clone,clone3,fork,vfork"
+    argv = [
+        "strace",
+        "-f",
+        "-y",
+        "--decode-pids=pidns",
+        "-o",
+        str(trace),
+        "-e",
+        what,
+        "-p",
+        str(machine.leader()),
+    ]
+    tracer = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(1)
+        _use(machine)
+    finally:
+        tracer.terminate()
+        tracer.wait(60)
+    with trace.open(errors="replace") as lines:
+        seen = traced(lines, "/usr/sbin/vipd")
+    assert len(seen) > 300, f"the trace holds no daemon: {sorted(seen)[:20]}"
+    assert any(path.endswith("/services.yaml") for path, _ in seen)
+    assert any(mark == "x" and "iptables" in path for path, mark in seen)
+    allowed = rules(PROFILE)
+    missing = sorted(access for access in seen if not allowed(access))
+    assert missing == []
+
+
+def _use(machine: Machine) -> None:
+    backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
+    machine.run("systemctl", "restart", "vipd")
+    machine.run("vipctl", "add", f"{VIP}:80/tcp", *backends, "--name", "web")
+    assert not machine.lab.client.send(VIP, 80, count=5).failures
+    machine.run("vipctl", "set-dataplane", "nftables")
+    machine.run("vipctl", "set-dataplane", "iptables")
+    machine.run("systemctl", "reload", "vipd")
+    machine.run("nft", "flush", "ruleset")
+    machine.until(lambda: not machine.lab.client.send(VIP, 80, timeout=3.0).failures, "rules are mended")
+    machine.run("vipctl", "status")
