@@ -38,8 +38,8 @@ class Seam:
 FILES = (
     Seam(
         "declaration files",
-        "vipd.sources.files:read_regular",
-        ("vipd.sources.files",),
+        "vipd.sources.files:read_followed",
+        ("vipd.sources.files", "vipd.sources.declaration_files", "vipd.followed_links"),
         "watched.yaml",
         garbage=GARBAGE_TEXT.encode,
     ),
@@ -200,6 +200,7 @@ ELSEWHERE = {
         "vipd.etcd.watch",
     ),
     "tests/sources/test_state_files.py": ("vipd.sources.etcd_snapshot", "vipd.host_record"),
+    "tests/api/test_large_bodies.py": ("vipd.api.bodies",),
     "tests/api/test_hostile_requests.py": (
         "vipd.api.dataplane_routes",
         "vipd.api.event_routes",

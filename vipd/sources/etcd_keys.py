@@ -187,6 +187,7 @@ class EtcdKeys:
                 self._note(accepted_record([key]))
             self._take(key, meaning, unit.accepted)
             changed = True
+        self._gather()
         return changed
 
     def accept_removal(self) -> int:
