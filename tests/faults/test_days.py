@@ -1,9 +1,13 @@
 """A day in simulated time of every row of the table of seams: the daemon lives, what it writes and keeps has
-bounds, and when the fault ends it is in sync, without help."""
+bounds, and when the fault ends it is in sync, without help.
+
+Every row fails in the way that nobody expects; with `VIPD_DAYS=1`, as at night, in every other way, too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +35,11 @@ PATIENCE_SECONDS = 900.0
 
 GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS}
 """What fails together: a seam behind one that fails first would never be passed."""
+MODES = ("oserror", "garbage", "nothing", "unexpected") if "VIPD_DAYS" in os.environ else ("unexpected",)
 DAYS = [
     (group, mode)
     for group in GROUPS
-    for mode in ("oserror", "garbage", "nothing", "unexpected")
+    for mode in MODES
     # A time-out is an OSError, and takes real time besides.
     if (group, mode) not in {("files", "nothing"), ("programs", "nothing")}
 ]
