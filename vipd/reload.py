@@ -78,8 +78,8 @@ def _tell(reloaded: Reloaded, cause: str) -> None:
     extra = fields(Event.RELOADED, cause=cause, reason=f"{reloaded}{more}")
     if reloaded.problems:
         named = reloaded.problems[:PROBLEMS_LOGGED]
-        what = "reloaded: %s; problems: %d, the last good versions go on serving:\n%s"
-        log.warning(what, reloaded, len(reloaded.problems), "\n".join(named), extra=extra)
+        what = "reloaded: %s; problems: %d, the last good versions go on serving: %s"
+        log.warning(what, reloaded, len(reloaded.problems), "; ".join(named), extra=extra)
     elif reloaded.fault:
         log.warning("reloaded: %s; not all of it is in the kernel: %s", reloaded, reloaded.fault, extra=extra)
     else:

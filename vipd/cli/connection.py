@@ -33,7 +33,8 @@ _STORE = "vipd.store"
 _STORED = ("services", "apply")
 """Requests that change services, so that it matters which store they are for."""
 
-_CODES = {403: UNREACHABLE, 404: NOT_FOUND, 503: UNREACHABLE}
+_CODES = {"forbidden": UNREACHABLE, "not-found": NOT_FOUND, "busy": UNREACHABLE}
+"""By the kind of an error; of all others it is FAILED."""
 
 
 def choose_socket(ctx: click.Context, path: str | None) -> None:
@@ -110,7 +111,7 @@ def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
 
 def _explained(err: ClientError, socket_path: str) -> CliError:
     if isinstance(err, RefusedError):
-        code = _CODES.get(err.status, FAILED)
+        code = _CODES.get(err.kind, FAILED)
         # The only problem of a request is what the message says already.
         details = tuple(problem for problem in err.problems if not problem.startswith(err.what))
         return CliError(err.what, err.why, err.hint, code=code, details=details)
