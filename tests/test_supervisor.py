@@ -123,6 +123,27 @@ async def _within(story: Coroutine[object, object, int]) -> int:
         return await story
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_work_that_fails_while_it_is_cancelled_ends(raises: bool) -> None:
+    """Else a stop of the daemon would wait for it for ever."""
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(DAY_SECONDS)
+        except asyncio.CancelledError:
+            if raises:
+                raise UnexpectedError("while it lets go of what it holds") from None
+
+    async def story() -> int:
+        running = asyncio.create_task(Supervisor().run("watching rules", work))
+        await asyncio.sleep(1)
+        running.cancel()
+        done, _ = await asyncio.wait((running,), timeout=100)
+        return len(done)
+
+    assert simulate(story()) == 1
+
+
 def test_pauses_grow_to_a_limit_and_differ() -> None:
     pace, random = Pace(first=1.0, longest=30.0, spread=0.5), Random(1)
     for in_row, longest in ((1, 1), (2, 2), (5, 16), (6, 30), (100_000, 30)):

@@ -132,9 +132,11 @@ class Supervisor:
             except Exception as error:
                 task.lasted = clock() - began
                 self._failed(name, task, error)
+                _end_if_cancelled()
                 await asyncio.sleep(task.pause)
             else:
                 self._recovered(name, task)
+                _end_if_cancelled()
                 await asyncio.sleep(0)  # work that returns at once must not hold up the event loop
 
     async def _watched(self, name: str, task: Task, work: Work) -> None:
@@ -185,3 +187,11 @@ def _worth_a_line(task: Task) -> bool:
 def _times(task: Task) -> str:
     since = f" since {task.since:%Y-%m-%dT%H:%M:%SZ}" if task.since else ""
     return "failed once" + since if task.in_row == 1 else f"failed {task.in_row} times{since}"
+
+
+def _end_if_cancelled() -> None:
+    """Work that was cancelled may raise something else while it lets go of what it holds, or return: without
+    this it would be run again, and the daemon would never end. Raises CancelledError."""
+    running = asyncio.current_task()
+    if running is not None and running.cancelling():
+        raise asyncio.CancelledError

@@ -137,7 +137,7 @@ def test_signs_of_life_end_when_a_step_hangs_and_the_api_goes_on() -> None:
 def test_a_long_load_gives_signs_of_life_and_asks_for_time() -> None:
     with unit(WATCHDOG_USEC="2000000", WATCHDOG_PID="") as node:
         told = node.manager
-        (node.services_dir / "many.yaml").write_text(many_services(800, backends=1))
+        (node.services_dir / "many.yaml").write_text(many_services(2400, backends=1))
         node.tools.set("seconds", "0.5")
         node.begin()
         until(lambda: ready(node), "ready", 200)
@@ -149,7 +149,7 @@ def test_a_long_load_gives_signs_of_life_and_asks_for_time() -> None:
         assert loading.count("EXTEND_TIMEOUT_USEC") >= 3
         assert int(told.all("EXTEND_TIMEOUT_USEC")[0]) > 10_000_000
         log = node.log()
-        assert "800 services in the kernel" in log
+        assert "2400 services in the kernel" in log
         assert " added" not in log, "a first load is told in one line"
 
 
