@@ -151,7 +151,7 @@ def test_a_service_in_etcd_that_serves_since_before_that_rule_serves_on() -> Non
     found = with_check(Check(HttpProbe(tls=True, ca="/etc/ssl/own.pem")), "etcd")
     accepted = Declaration((found,))
     assert admit_unit(Unit(accepted, accepted), AddressPolicy()).accepted.services == (found,)
-    changed = Declaration((replace(found),))
+    changed = Declaration((replace(found, answers_ping=False),))
     unit = admit_unit(Unit(changed, accepted), AddressPolicy())
     assert not unit.candidate.ok
     assert unit.accepted.services == (found,)

@@ -26,6 +26,8 @@ LOCK_MODE = 0o600
 RUNTIME_DIR = Path("/run/vipd")
 """Of the lock files of network namespaces: the same for all daemons, whatever their settings."""
 _LONGEST_PID = 20
+_HELD = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
+"""A line of /proc/locks."""
 CAP_NET_ADMIN = 12
 """Its bit (linux/capability.h)."""
 
@@ -87,6 +89,25 @@ def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
     }
 
 
+def held_files(proc: Path) -> frozenset[int]:
+    """The inodes of files that somebody has locked. Raises OSError, and ValueError for a list of the kernel's
+    that is not understood."""
+    found = [_HELD.match(line) for line in (proc / "locks").read_text(errors="replace").splitlines()]
+    if None in found:
+        raise ValueError(f"{proc}/locks is not understood")
+    return frozenset(int(each[1]) for each in found if each)
+
+
+def _held(path: Path) -> bool:
+    """Whether a lock file that cannot be opened may be held: one that a killed vipd of root's left is not."""
+    try:
+        return path.lstat().st_ino in held_files(Path("/proc"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
 def _lock_name(proc: Path, prefix: str) -> str:
     return f"netns-{(proc / 'self/ns/net').stat().st_ino}-{prefix}.lock"
 
@@ -115,7 +136,7 @@ def _own_lock(path: Path, another: str) -> int | None:
             _require_closed(path.parent, 0o755)
             descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
         except OSError as error:
-            if isinstance(error, PermissionError) and os.geteuid() != 0 and not path.exists():
+            if isinstance(error, PermissionError) and os.geteuid() != 0 and not _held(path):
                 told = "a second vipd in this network namespace would not be noticed"
                 log.warning("%s cannot be made (%s): %s", path, error.strerror, told)
                 return None

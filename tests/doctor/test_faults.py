@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.lab.flow import finish
 from tests.lab.topology import Lab
 from vipd.observe.doctor.looking.services import from_daemon, from_files
 from vipd.settings import load_settings
+from vipd.start import RUNTIME_DIR
 
 pytestmark = pytest.mark.root
 
@@ -306,9 +309,16 @@ def test_a_backend_on_this_host(patient: Patient) -> None:
 
 
 def test_another_vipd_at_work(patient: Patient) -> None:
-    with listening(patient, "\\0vipd/OTHER"):
-        found = patient.faults()
+    namespace = Path("/run/netns", patient.lab.host.namespace).stat().st_ino
+    lock = RUNTIME_DIR / f"netns-{namespace}-OTHER.lock"
+    try:
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            found = patient.faults()
         assert severities(found) == {"other-vipd": "warning"}
+        assert severities(patient.faults()) == {}, "nobody holds it"
+    finally:
+        lock.unlink()
 
 
 def test_a_refused_declaration(patient: Patient) -> None:
@@ -460,12 +470,10 @@ def severities(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 @contextmanager
-def listening(patient: Patient, address: str, port: int = 0) -> Iterator[None]:
-    """A program on the host that listens, on a port or (without one) on an abstract socket."""
-    place = f"('{address}', {port})" if port else f"'{address}'"
-    family = "AF_INET" if port else "AF_UNIX"
+def listening(patient: Patient, address: str, port: int) -> Iterator[None]:
+    """A program on the host that listens on a port."""
     program = (
-        f"import socket, sys; s = socket.socket(socket.{family}); s.bind({place}); s.listen(); "
+        f"import socket, sys; s = socket.socket(); s.bind(('{address}', {port})); s.listen(); "
         "print('READY', flush=True); sys.stdin.read()"
     )
     process = patient.lab.host.start(sys.executable, "-c", program)

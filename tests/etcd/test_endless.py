@@ -12,7 +12,8 @@ import pytest
 from tests.health_checks.servers import tcp_server
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, TooLargeError
-from vipd.etcd.lines import MOST_BYTES, Lines
+from vipd.etcd.fields import MOST_BYTES
+from vipd.etcd.lines import Lines
 from vipd.etcd.messages import KeyRange
 from vipd.etcd.settings import EtcdSettings
 

@@ -14,6 +14,9 @@ from vipd.etcd.errors import MalformedAnswerError
 
 Message = dict[str, Any]
 
+MOST_BYTES = 16 * 2**20
+"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, makes 2 MiB."""
+
 _LARGEST = 2**64 - 1
 """Of etcd's numbers: ids are unsigned and have 64 bits."""
 _DIGITS = 20

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from vipd.etcd.errors import TooLargeError
+from vipd.etcd.fields import MOST_BYTES
 
 _WITHOUT_PAUSE = 100
 """Lines that are given in one turn of the event loop."""
@@ -17,10 +18,6 @@ Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
 
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)
 """What aiohttp raises when the network fails; timeouts and TLS errors are kinds of OSError."""
-
-MOST_BYTES = 16 * 2**20
-"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, makes 2 MiB."""
-
 
 BESIDE_ABOVE = 2**17
 """Characters of an answer that is read beside the event loop: it takes some milliseconds."""

@@ -18,8 +18,7 @@ from vipd.etcd.errors import (
     TokenRejectedError,
     VersionError,
 )
-from vipd.etcd.fields import Message
-from vipd.etcd.lines import MOST_BYTES
+from vipd.etcd.fields import MOST_BYTES, Message
 
 OLDEST_VERSION = (3, 4)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from vipd.etcd.connection import Connection, in_answer, needs_user, unreachable
 from vipd.etcd.errors import AuthFailedError, EndpointError, MalformedAnswerError, TokenRejectedError
-from vipd.etcd.lines import MOST_BYTES, beside, too_large
+from vipd.etcd.fields import MOST_BYTES
+from vipd.etcd.lines import beside, too_large
 from vipd.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
 from vipd.etcd.replies import error_of_cancellation, error_of_stream, read_object
 

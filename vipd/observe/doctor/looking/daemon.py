@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 from vipd import __version__
 from vipd.api.client import Client, ClientError, url_path
 from vipd.observe.doctor.facts import Daemon
-from vipd.start import RUNTIME_DIR, namespace_locks
+from vipd.start import RUNTIME_DIR, held_files, namespace_locks
 
 PATIENCE = 10.0
 """Seconds of silence to bear."""
 SETTLING = 3.0
 """Seconds in which a change is over, usually."""
 UNSETTLED = ("pending", "starting")
-_LOCK = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
 
 
 def held_prefixes(root: Path) -> frozenset[str]:
@@ -26,16 +24,12 @@ def held_prefixes(root: Path) -> frozenset[str]:
 
     Raises OSError and ValueError when the kernel's list of locks cannot be read.
     """
-    lines = (root / "proc/locks").read_text(errors="replace").splitlines()
+    held = held_files(root / "proc")
     try:
         locks = namespace_locks(root / RUNTIME_DIR.relative_to("/"), root / "proc")
     except FileNotFoundError:
         return frozenset()
     inodes = {prefix: path.lstat().st_ino for prefix, path in locks.items()}
-    found = [_LOCK.match(line) for line in lines]
-    if inodes and (not found or None in found):
-        raise ValueError("/proc/locks is not understood")
-    held = {int(each[1]) for each in found if each}
     return frozenset(prefix for prefix, inode in inodes.items() if inode in held)
 
 
