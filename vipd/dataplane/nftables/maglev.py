@@ -55,7 +55,7 @@ def lookup_table(names: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int,
     The order of the names does not matter to who gets what. A backend's part of the places is its part of
     the weights, with an error of up to 0.007 of all places as measured.
 
-    3,000 backends take about a second of processor time, which is not for an event loop, and 60 MB.
+    3,000 backends take one to two seconds of processor time, which is not for an event loop, and 60 MB.
     """
     size, total = table_size(len(names)), sum(weights)
     shares = [weight / total for weight in weights]
