@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from tests.connections.clients import has_ended
 from tests.health.asking import until
 from vipd.api.client import Client, RefusedError
 from vipd.api.peers import bind_socket
@@ -129,18 +130,6 @@ async def held(room: Room, count: int, sent: bytes = b"", uid: int = 0) -> Async
             each.close()
 
 
-def ended(connection: socket.socket) -> bool:
-    """Whether the other side has ended it; what has come is lost."""
-    try:
-        while connection.recv(1 << 20):
-            pass
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-    return True
-
-
 async def asked(room: Room, uid: int = 0, request: bytes = GET) -> int:
     """The status of a good request of a user; 0: no answer."""
     connection = room.connect(uid=uid)
@@ -199,7 +188,7 @@ def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
 def test_idle_and_half_sent_requests_are_ended(sent: bytes) -> None:
     async def story(room: Room) -> None:
         async with held(room, 20, sent) as connections:
-            await until(lambda: all(map(ended, connections)), "all ended")
+            await until(lambda: all(map(has_ended, connections)), "all ended")
             await until(lambda: not len(room.connections), "none counted")
 
     lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON))

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,29 +16,44 @@ from vipd.api.client import BadAnswerError, Client, RefusedError, UnreachableErr
 
 
 @contextmanager
-def answering(path: Path, raw: bytes, hold: bool = False) -> Iterator[None]:
-    """One connection is answered with these very bytes; `hold` keeps it open after them."""
-    done = threading.Event()
+def served(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[None]:
+    """One connection is given to `serve`, in a thread, once a request has come."""
 
-    def serve() -> None:
+    def take() -> None:
         connection, _ = listener.accept()
         with connection:
+            connection.settimeout(120)
             connection.recv(65536)
-            with contextlib.suppress(BrokenPipeError):  # who has read enough goes
-                connection.sendall(raw)
-            if hold:
-                done.wait(120)
+            serve(connection)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=take)
         thread.start()
         try:
             yield
         finally:
+            thread.join(120)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def answering(path: Path, raw: bytes, hold: bool = False) -> Iterator[None]:
+    """One connection is answered with these very bytes; `hold` keeps it open after them."""
+    done = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(BrokenPipeError):  # who has read enough goes
+            connection.sendall(raw)
+        if hold:
+            done.wait(120)
+
+    with served(path, serve):
+        try:
+            yield
+        finally:
             done.set()
-            thread.join()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -122,26 +137,15 @@ def test_nobody_listens(tmp_path: Path) -> None:
 def endless(path: Path, begin: bytes, more: bytes, pause: float = 0.0) -> Iterator[None]:
     """One connection is answered with `begin`, and then with `more` again and again until the client goes."""
 
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.settimeout(120)
-            connection.recv(65536)
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
             connection.sendall(begin)
             while True:
                 connection.sendall(more)
                 time.sleep(pause)
 
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join(120)
-            assert not thread.is_alive()
+    with served(path, serve):
+        yield
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

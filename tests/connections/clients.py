@@ -89,14 +89,19 @@ class Client:
 
     def ended(self) -> bool:
         """Whether the other side has ended it; what has come is lost."""
-        try:
-            while self.socket.recv(1 << 20):
-                pass
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            return True
+        return has_ended(self.socket)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended a connection; what has come is lost."""
+    try:
+        while connection.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
         return True
+    return True
 
 
 @contextlib.contextmanager
