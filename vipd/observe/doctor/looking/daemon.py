@@ -30,6 +30,8 @@ def held_prefixes(root: Path) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     inodes = {prefix: path.lstat().st_ino for prefix, path in locks.items()}
+    if inodes and not held:  # a list without any lock is that of a container, which does not show the host's
+        raise ValueError("/proc/locks is empty")
     return frozenset(prefix for prefix, inode in inodes.items() if inode in held)
 
 
