@@ -115,8 +115,8 @@ SERVICE = {
         "`random`, `round-robin` or `source-hash`",
         "`random`",
         "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
-        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes one to two "
-        "seconds to make, beside all other work, and 60 MB meanwhile.",
+        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
+        "second to make, beside all other work, and 30 MB meanwhile.",
     ),
     "check": Key(
         "a type of check, or a mapping", "`none`", "How backends are checked that say nothing else."
