@@ -41,7 +41,7 @@ CORE = (
     "vipd.dataplane.slots",
     "vipd.dataplane.iptables",
     "vipd.dataplane.nftables",
-    "vipd.observe.tracer",
+    "vipd.observe.simulator",
     "vipd.observe.trace",
 )
 """Modules and packages whose results follow from their arguments alone."""
@@ -215,7 +215,7 @@ FAULTS: list[tuple[Check, str, str]] = [
     (impure_core, "operations.py", "def f():\n    import random"),
     (impure_core, "dataplane/iptables/plan.py", "from vipd.process import run"),
     (impure_core, "dataplane/iptables/new_file.py", "import logging"),
-    (impure_core, "observe/tracer/trace.py", "from vipd import process"),
+    (impure_core, "observe/simulator/trace.py", "from vipd import process"),
     (impure_core, "declaration/deep/er.py", "try:\n    import socket\nexcept ImportError:\n    pass"),
     (impure_core, "dataplane/__init__.py", "import asyncio"),
     (heavy_cli, "cli/status.py", "import vipd.settings"),
@@ -278,7 +278,7 @@ def _write_sound_tree(root: Path) -> None:
         "dataplane",
         "dataplane/iptables",
         "observe",
-        "observe/tracer",
+        "observe/simulator",
         "declaration",
     )
     for package in packages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vipd.model import Family, Forwarding, Frontend, Refusal, Service, family_of
-from vipd.observe.tracer import Arrival, Host, Packet, Verdict, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_ruleset, trace
 from vipd.selection import SelectionPolicy, choose
 
 SOURCES = {

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from tests.explain import generated
 from tests.explain.test_real_packets import compiled, probes
 from tests.nftables.declared import OWN, state
-from tests.tracer.cases import CASES, GOLDEN, family_of_case
+from tests.simulator.cases import CASES, GOLDEN, family_of_case
 from vipd.cli.offline import Compilation
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Balance, Family, Forwarding, Policy, Service, family_of
 from vipd.observe.explain import Explanation, explain
 from vipd.observe.question import ask
-from vipd.observe.tracer import Arrival, Host, Packet, Trace, Verdict, nftables, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
 from vipd.settings import load_settings
 
 TOLERANCE = 0.01
@@ -178,9 +178,9 @@ def test_whole_rulesets_of_any_services(services: tuple[Service, ...], chosen: d
     for family in Family:
         of_family = [f for f in compilation.forwardings if f.key.family is family]
         rules = parse_ruleset(render_rules(of_family, compilation.options(family)), family)
-        table = nftables.parse_tables(render_table(of_family, compilation.table_options(family)), family)
+        table = parse_tables(render_table(of_family, compilation.table_options(family)), family)
         for packet in packets(of_family, family):
-            told = fates(trace(rules, packet, Host(HOST))), fates(nftables.trace(table, packet, Host(HOST)))
+            told = fates(trace(rules, packet, Host(HOST))), fates(trace(table, packet, Host(HOST)))
             assert not differ(*told) or _known(packet, *told, of_family), (packet, *told)
 
 
@@ -216,10 +216,10 @@ def test_the_comparison_can_fail() -> None:
     services, compilation = compiled(SOUND, {})
     assert list(contradictions(services, compilation, Family.IPV4)) == []
     fewer = [replace(f, endpoints=f.endpoints[1:]) for f in compilation.forwardings]
-    table = nftables.parse_tables(render_table(fewer, compilation.table_options(Family.IPV4)), Family.IPV4)
+    table = parse_tables(render_table(fewer, compilation.table_options(Family.IPV4)), Family.IPV4)
     packet = Packet("192.0.2.5", "10.96.0.20", "tcp", 80)
     told = explained(compilation, packet.source, "10.96.0.20:80", Family.IPV4)[0].trace
-    assert differ(fates(told), fates(nftables.trace(table, packet, Host(HOST))))
+    assert differ(fates(told), fates(trace(table, packet, Host(HOST))))
 
 
 def test_balances_share_by_weights() -> None:
@@ -230,12 +230,12 @@ def test_balances_share_by_weights() -> None:
             [replace(service, balance=balance)], load_settings(None, {"host_addresses": list(HOST)}), HOST
         )
         options = compilation.table_options(Family.IPV4)
-        table = nftables.parse_tables(render_table(compilation.forwardings, options), Family.IPV4)
+        table = parse_tables(render_table(compilation.forwardings, options), Family.IPV4)
         counted: defaultdict[str, float] = defaultdict(float)
         clients = 3000 if balance is Balance.SOURCE_HASH else 1
         for client in range(clients):
             packet = Packet(f"10.11.{client >> 8}.{client & 255}", "10.96.0.20", "tcp", 80)
-            for backend, share in nftables.trace(table, packet, Host(HOST)).shares().items():
+            for backend, share in trace(table, packet, Host(HOST)).shares().items():
                 counted[backend] += share / clients
         wanted = {"10.244.1.10:8080": 0.2, "10.244.2.11:8080": 0.2, "10.244.2.12:8080": 0.6}
         assert dict(counted) == pytest.approx(wanted, abs=0.04 if clients > 1 else 1e-9)

@@ -20,7 +20,7 @@ from vipd.model import (
 )
 from vipd.observe.explain import Explanation, explain
 from vipd.observe.question import QuestionError, ask, parse_source
-from vipd.observe.tracer import Arrival, Host, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace
 
 HOST = ("10.10.0.1", "127.0.0.1", "192.168.100.1", "fd00:10::1", "::1", "fe80::1")
 

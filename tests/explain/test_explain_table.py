@@ -15,7 +15,7 @@ from vipd.dataplane.nftables.render import render
 from vipd.model import Balance, Endpoint, ExternalAddress, Family, Forwarding, Masquerade, Policy, Refusal
 from vipd.observe.explain import Explanation, explain
 from vipd.observe.question import ask
-from vipd.observe.tracer import Host, nftables
+from vipd.observe.simulator import Host, parse_tables, trace
 
 
 def told(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
@@ -145,7 +145,7 @@ def test_forwardings_left_out_change_nothing() -> None:
     local = {"external_policy": Policy.LOCAL, "served": True, "node_port": 30200}
     every = (*many, WEB, itself, keeping, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
     options = TableOptions(Family.IPV4)
-    whole = nftables.parse_tables(render(every, options), Family.IPV4)
+    whole = parse_tables(render(every, options), Family.IPV4)
     for source in ("10.10.0.9", "10.10.0.1", "10.244.1.10"):
         targets = (
             "web",
@@ -160,7 +160,7 @@ def test_forwardings_left_out_change_nothing() -> None:
         for target in targets:
             question = ask(source, target, every, HOST)
             found = explain(question, every, options, HOST).trace.outcomes
-            assert found == nftables.trace(whole, question.packet, Host(HOST)).outcomes
+            assert found == trace(whole, question.packet, Host(HOST)).outcomes
 
 
 def test_a_backend_that_is_the_address_of_a_dead_service() -> None:

@@ -22,7 +22,7 @@ from tests.explain.world import (
     silence,
 )
 from tests.lab.topology import Lab, Wiring
-from tests.tracer.cases import CASES, GOLDEN, family_of_case, rules_text
+from tests.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.nftables.render import render as render_table
@@ -31,7 +31,7 @@ from vipd.declaration.native import parse_declaration
 from vipd.model import Affinity, Balance, Family, Forwarding, Frontend, Masquerade, Service, family_of
 from vipd.observe.explain import Explanation, explain
 from vipd.observe.question import ask
-from vipd.observe.tracer import Verdict
+from vipd.observe.simulator import Verdict
 from vipd.settings import load_settings
 
 pytestmark = pytest.mark.root

@@ -97,7 +97,7 @@ MEETINGS = frozenset(
 """Names of methods and functions by which it is met."""
 BESIDE_THE_DAEMON = (
     *("vipd.__main__", "vipd.cli", "vipd.manual", "vipd.bench", "vipd.observe.doctor", "vipd.observe.trace"),
-    *("vipd.observe.rules", "vipd.observe.tracer", "vipd.fleet.registration"),
+    *("vipd.observe.rules", "vipd.observe.simulator", "vipd.fleet.registration"),
 )
 """Programs of their own, which end with what they are asked."""
 

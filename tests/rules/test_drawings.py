@@ -12,7 +12,7 @@ import pytest
 
 from tests.rules.made import forwardings, read, table
 from tests.rules.test_faults import SVC, TEXT, with_first
-from tests.tracer.cases import CASES, family_of_case, rules_text
+from tests.simulator.cases import CASES, family_of_case, rules_text
 from vipd.model import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rules.dot import dot
 from vipd.observe.rules.graph import Graph, graphs_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.dataplane.states import cluster_cidrs
 from tests.nftables.declared import OWN, state
 from tests.rules.made import forwardings, in_use, read, saved, table
-from tests.tracer.cases import CASES, family_of_case, rules_text
+from tests.simulator.cases import CASES, family_of_case, rules_text
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model import Backend, Balance, Family, Forwarding, Protocol, Service, ServicePort

@@ -23,10 +23,10 @@ from vipd.observe.rules.forest import Forest
 from vipd.observe.rules.nftables_table import TableReading, read_chains
 from vipd.observe.rules.reading_iptables import read_rules
 from vipd.observe.rules.saved import read_tables
+from vipd.observe.simulator import parse_ruleset, parse_tables
+from vipd.observe.simulator.errors import RulesetError
 from vipd.observe.trace.events import Chain
 from vipd.observe.trace.rules import read_rules as read_traced
-from vipd.observe.tracer import nftables, parse_ruleset
-from vipd.observe.tracer.errors import RulesetError
 from vipd.process import Finished, ProgramTimeoutError
 
 LINES = [
@@ -116,7 +116,7 @@ def test_what_nft_prints(seed: int) -> None:
         reading = TableReading(whole.family, whole.table, read_chains(text), whole.elements, {}, {})
         Forest([], [reading], in_use(FOUND, "table ip vipd")).everything()
         try:
-            nftables.parse_tables(text, Family.IPV4)
+            parse_tables(text, Family.IPV4)
         except RulesetError:
             continue
 

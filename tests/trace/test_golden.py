@@ -15,7 +15,7 @@ from tests.explain.world import ROOT, SILENCE, Sender, World
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
-from tests.tracer.cases import CASES, GOLDEN, family_of_case, rules_text
+from tests.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Frontend, Service, family_of

@@ -1,1 +1,1 @@
-"""Looking at what runs: metrics, events, and the packet tracer."""
+"""Looking at what runs: metrics, events, and the packet simulator."""

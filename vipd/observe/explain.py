@@ -16,7 +16,7 @@ from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Forwarding, socket_text
 from vipd.observe.question import Question, is_own
 from vipd.observe.reasons import Fate, Options, Situation, fate, hint, meaning, notes, of_unused_port
-from vipd.observe.tracer import Host, Outcome, Packet, Trace, Verdict, nftables, parse_ruleset, trace
+from vipd.observe.simulator import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
 
 Json = dict[str, object]
 
@@ -119,7 +119,7 @@ def explain(
     from the steps.
 
     Raises:
-        RulesetError: a compiled rule has a form that the tracer does not know; that is a fault in vipd.
+        RulesetError: a compiled rule has a form that the simulator does not know; that is a fault in vipd.
     """
     packet = question.packet
     related, others = _related(packet, forwardings)
@@ -141,8 +141,7 @@ def explain(
 def _traced(forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host) -> Trace:
     """What the rules of these forwardings do to a packet."""
     if isinstance(options, TableOptions):
-        tables = nftables.parse_tables(render_table(forwardings, options), packet.family)
-        return nftables.trace(tables, packet, host)
+        return trace(parse_tables(render_table(forwardings, options), packet.family), packet, host)
     return trace(parse_ruleset(render_rules(forwardings, options), packet.family), packet, host)
 
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from vipd.declaration.notation import NotationError, parse_address, parse_backend, parse_frontend
 from vipd.model import Family, Forwarding, Frontend, family_of, socket_text
-from vipd.observe.tracer import Arrival, Packet
+from vipd.observe.simulator import Arrival, Packet
 
 LOCAL = "local"
 """The source that stands for a process of this host."""

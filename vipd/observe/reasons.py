@@ -16,8 +16,8 @@ from vipd.dataplane.options import LOOPBACK
 from vipd.declaration.notation import duration_text
 from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.question import Question
+from vipd.observe.simulator import Outcome, Packet, Step, Verdict
 from vipd.observe.table_meanings import meaning_in_table
-from vipd.observe.tracer import Outcome, Packet, Step, Verdict
 
 _MOST_NAMED = 6
 """More ports or networks than these are not listed."""

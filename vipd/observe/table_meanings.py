@@ -12,7 +12,7 @@ from vipd.dataplane.nftables.chains import Refuse, limits_sources
 from vipd.dataplane.nftables.fixed import UNUSED
 from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS
 from vipd.model import socket_text
-from vipd.observe.tracer import Step
+from vipd.observe.simulator import Step
 
 _WHY = {
     Refuse().name: "no backend is ready",

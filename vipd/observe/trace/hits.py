@@ -14,9 +14,9 @@ from vipd.dataplane.iptables.words import split_words, target_of
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.options import table_name
 from vipd.observe.reasons import meaning
+from vipd.observe.simulator import Step
 from vipd.observe.trace.events import Chain, Event, Kind, Verdict
 from vipd.observe.trace.journey import Journey, Moment
-from vipd.observe.tracer import Step
 
 UNREADABLE = "a rule that cannot be read"
 """What is said of a rule whose chain no tool could show."""

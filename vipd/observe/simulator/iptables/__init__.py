@@ -1,0 +1,1 @@
+"""The text of iptables-save and iptables-restore. Pure."""

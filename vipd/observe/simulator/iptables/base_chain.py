@@ -1,0 +1,100 @@
+"""What the rules of one built-in chain, and of all chains that it calls, do to a packet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vipd.observe.simulator.errors import RulesetError, UnknownRule
+from vipd.observe.simulator.iptables.matches import Remember
+from vipd.observe.simulator.iptables.rules import Rule
+from vipd.observe.simulator.iptables.targets import End, Jump, Opaque, Return
+from vipd.observe.simulator.outcome import RuleVerdict, Step
+from vipd.observe.simulator.packet_state import PacketState
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next rule, and where to go on when its chain ends: None at the end of the built-in chain."""
+
+    chain: str
+    index: int
+    caller: Position | None
+
+    def next(self) -> Position:
+        """The rule after this one."""
+        return Position(self.chain, self.index + 1, self.caller)
+
+
+Onward = Position | RuleVerdict | None
+
+
+@dataclass(frozen=True)
+class BuiltInChain:
+    """One built-in chain of one table."""
+
+    table: str
+    name: str
+    policy: RuleVerdict
+    chains: Mapping[str, tuple[Rule, ...]]
+    """All chains of the table."""
+
+    @property
+    def nat(self) -> bool:
+        """Whether the kernel asks it only once for a flow."""
+        return self.table == "nat"
+
+    def first(self) -> Position:
+        """The first rule."""
+        return Position(self.name, 0, None)
+
+    def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, Onward]]:
+        """What the next rule that matches does, and the way past it where it matches by chance. Raises
+        UnknownRule and RulesetError."""
+        rule, index = self._matching(packet, position)
+        if rule is None:
+            return [(packet, position.caller)]
+        position = replace(position, index=index)
+        ways = [self._apply(rule, self._taken(packet, position, rule), position)]
+        if rule.probability < 1:
+            ways.append((packet.less_likely(1 - rule.probability), position.next()))
+        return ways
+
+    def _matching(self, packet: PacketState, position: Position) -> tuple[Rule | None, int]:
+        rules = self.chains[position.chain]
+        for index in range(position.index, len(rules)):
+            rule = rules[index]
+            for condition in rule.conditions:
+                if not condition.accepts(packet):
+                    break
+            else:
+                if rule.probability > 0:
+                    return rule, index
+        return None, 0
+
+    def _taken(self, packet: PacketState, position: Position, rule: Rule) -> PacketState:
+        names = {m.list_name for m in rule.conditions if isinstance(m, Remember)}
+        packet = replace(packet.less_likely(rule.probability), recent=packet.recent | names)
+        return packet.with_step(Step(self.table, position.chain, rule.text, rule.comment))
+
+    def _apply(self, rule: Rule, packet: PacketState, position: Position) -> tuple[PacketState, Onward]:
+        target = rule.target
+        match target:
+            case None:
+                return packet, position.next()
+            case End():
+                return packet, target.verdict
+            case Return():
+                return packet, position.caller
+            case Jump():
+                return packet, self._jumped(target, rule, position)
+            case Opaque():
+                raise UnknownRule(rule.text, target.why)
+        if target.hooks and self.name not in target.hooks:
+            raise RulesetError(rule.text, f"{type(target).__name__.upper()} is reached from {self.name}")
+        return target.rewrite(packet), RuleVerdict.ACCEPT if target.final else position.next()
+
+    def _jumped(self, jump: Jump, rule: Rule, position: Position) -> Position:
+        if jump.chain not in self.chains:
+            raise UnknownRule(rule.text, f"unknown rule ({jump.chain} is neither a known target nor a chain)")
+        return Position(jump.chain, 0, position.caller if jump.goto else position.next())

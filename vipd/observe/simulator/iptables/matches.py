@@ -1,0 +1,184 @@
+"""The conditions a rule can set. Each is a value; `accepts` says whether the packet meets it now.
+
+A negated condition (`!` before the option) keeps `negated`; `accepts` takes it into account.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from vipd.observe.simulator.packet_state import PacketState
+
+
+class Side(StrEnum):
+    """Which end of the packet a condition is about."""
+
+    SOURCE = "source"
+    DESTINATION = "destination"
+
+
+class Match(Protocol):
+    """One condition."""
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The packet meets the condition."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InPrefix:
+    """`-s` and `-d`. `network` has no bit outside `mask`."""
+
+    side: Side
+    network: int
+    mask: int
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The address lies in the prefix."""
+        address = packet.source if self.side is Side.SOURCE else packet.destination
+        return (address & self.mask == self.network) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class HasProtocol:
+    """`-p`, by number."""
+
+    number: int
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The packet is of the protocol."""
+        return (packet.protocol == self.number) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class ByInterface:
+    """`-i` and `-o`. A name that ends in `+` stands for all that begin so."""
+
+    incoming: bool
+    name: str
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The interface is the named one. Where the packet has none, only a negation or `+` matches."""
+        name = packet.in_interface if self.incoming else packet.out_interface
+        if self.name.endswith("+"):
+            return name.startswith(self.name[:-1]) != self.negated
+        return (name == self.name) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class PortIn:
+    """`--sport` and `--dport`: a range, both ends included."""
+
+    side: Side
+    low: int
+    high: int
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The port lies in the range. A packet without ports never matches, negated or not."""
+        port = packet.source_port if self.side is Side.SOURCE else packet.port
+        return port is not None and (self.low <= port <= self.high) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class IcmpType:
+    """`--icmp-type` and `--icmpv6-type`, any code."""
+
+    number: int
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The ICMP type is the named one."""
+        return packet.icmp_type is not None and (packet.icmp_type == self.number) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class IsLocal:
+    """`-m addrtype --src-type LOCAL` and `--dst-type LOCAL`."""
+
+    side: Side
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The address is one of this host's."""
+        address = packet.source if self.side is Side.SOURCE else packet.destination
+        return packet.local_addresses.holds(address) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """`-m mark --mark` and, with `of_connection`, `-m connmark --mark`."""
+
+    value: int
+    mask: int
+    of_connection: bool = False
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The masked mark is the value."""
+        mark = packet.connection_mark if self.of_connection else packet.mark
+        return (mark & self.mask == self.value) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class InState:
+    """`-m conntrack --ctstate`: any of the states."""
+
+    states: frozenset[str]
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The flow is in one of the states. DNAT and SNAT hold beside NEW once an address was changed."""
+        return bool(self.states & packet.states) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class RecentlySeen:
+    """`-m recent --rcheck`. Times are not modelled: a list holds the source or it does not."""
+
+    list_name: str
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The list holds the packet's source."""
+        return (self.list_name in packet.recent) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """`-m recent --set`: always matches; the list then holds the source."""
+
+    list_name: str
+
+    def accepts(self, packet: PacketState) -> bool:
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class AtRandom:
+    """`-m statistic`, at random or in turn. It forks the trace, so by itself it accepts."""
+
+    probability: float
+    """0..1, at random in the kernel's steps of 1/2^31: saved and restored text agree (contract 1.8)."""
+
+    def accepts(self, packet: PacketState) -> bool:
+        """Always; the rule's `probability` carries the weight."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """A match that only labels or counts: `-m comment`, `-m nfacct`."""
+
+    kind: str
+    text: str = ""
+
+    def accepts(self, packet: PacketState) -> bool:
+        """Always."""
+        return True

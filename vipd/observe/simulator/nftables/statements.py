@@ -1,0 +1,269 @@
+"""Statements of nftables rules: conditions, changes of the packet, verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Protocol
+
+from vipd.observe.simulator.nftables.datatypes import PORT
+from vipd.observe.simulator.nftables.expressions import (
+    EvalContext,
+    Expression,
+    MapLookup,
+    Numgen,
+    SeededHash,
+    look_up,
+)
+from vipd.observe.simulator.nftables.sets import NftSet, NftVerdict, Spans, within
+from vipd.observe.simulator.outcome import RuleVerdict, Slots
+from vipd.observe.simulator.packet_state import PROTOCOLS, Key, PacketState
+
+DESTINATION_HOOKS = frozenset({"prerouting", "output"})
+SOURCE_HOOKS = frozenset({"postrouting"})
+REJECTING_HOOKS = frozenset({"prerouting", "input", "forward", "output"})
+
+
+class Applied(NamedTuple):
+    """The packet after a statement, and the verdict if the statement gives one."""
+
+    packet: PacketState
+    end: NftVerdict | RuleVerdict | None = None
+    translated: bool = False
+
+
+class Statement(Protocol):
+    """One part of a rule."""
+
+    @property
+    def branches(self) -> int:
+        """The number of equally likely values that chance chooses from; 1: chance has no part in it."""
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """What it does to a packet; None: it does not match, and the rule ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`counter`, which changes nothing."""
+
+    branches: int = 1
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """Nothing."""
+        return Applied(context.packet)
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`EXPRESSION [OPERATOR] VALUE`: the value is any of some literals."""
+
+    left: Expression
+    operator: str
+    wanted: tuple[Spans, ...]
+    elements: tuple[str, ...] = ()
+    """As the literals of an anonymous set are spelled."""
+
+    @property
+    def branches(self) -> int:
+        """Those of the expression."""
+        return self.left.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """Go on when it holds."""
+        value = self.left.value(context)
+        if value is None:
+            return None
+        return Applied(context.packet) if self._holds(value) else None
+
+    def _holds(self, value: Key) -> bool:
+        if self.operator in ("==", "!="):
+            return any(within(value, spans) for spans in self.wanted) is (self.operator == "==")
+        bound, number = self.wanted[0][0][0], value[0]
+        match self.operator:
+            case "<":
+                return number < bound
+            case ">":
+                return number > bound
+            case "<=":
+                return number <= bound
+        return number >= bound
+
+
+@dataclass(frozen=True, slots=True)
+class InSet:
+    """`EXPRESSION @SET`, and with `!=`."""
+
+    left: Expression
+    nft_set: NftSet
+    negated: bool = False
+
+    @property
+    def branches(self) -> int:
+        """Those of the expression."""
+        return self.left.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """Go on when the value is in the set."""
+        if self.left.value(context) is None:
+            return None
+        there = look_up(self.left, self.nft_set, context) is not None
+        return Applied(context.packet) if there is not self.negated else None
+
+
+@dataclass(frozen=True, slots=True)
+class SetField:
+    """`meta mark set`, `ct mark set`, and `ip saddr set` and `ip daddr set`, by which numbers are handed on
+    to the next rule."""
+
+    what: str
+    value: Expression
+
+    @property
+    def branches(self) -> int:
+        """Those of the value."""
+        return self.value.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet with its new content; the value of a map that has no such element is none."""
+        found = self.value.value(context)
+        if found is None:
+            return None
+        number, packet = found[0], context.packet
+        match self.what.split():
+            case ["meta", _]:
+                packet = replace(packet, mark=number)
+            case ["ct", _]:
+                packet = replace(packet, connection_mark=number)
+            case [_, "saddr"]:
+                packet = replace(packet, source=number)
+            case _:
+                packet = replace(packet, destination=number)
+        return Applied(packet)
+
+    def slots(self, context: EvalContext) -> Slots | None:
+        """The slot that is chosen, if a slot is."""
+        source = self.value.key if isinstance(self.value, MapLookup) else self.value
+        if not isinstance(source, Numgen | SeededHash):
+            return None
+        found = source.value(context)
+        return None if found is None else Slots((found[0] - source.offset,), source.modulus)
+
+
+@dataclass(frozen=True, slots=True)
+class GiveVerdict:
+    """`accept`, `drop`, `return`, `continue`, `jump CHAIN` and `goto CHAIN`."""
+
+    ending: NftVerdict
+    branches: int = 1
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The verdict."""
+        return Applied(context.packet, self.ending)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictMap:
+    """`EXPRESSION vmap @NAME`."""
+
+    key: Expression
+    nft_set: NftSet
+
+    @property
+    def branches(self) -> int:
+        """Those of the key."""
+        return self.key.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The verdict that is found."""
+        found = look_up(self.key, self.nft_set, context)
+        return Applied(context.packet, found) if isinstance(found, NftVerdict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """`reject`, with an ICMP error or, for TCP alone, `with tcp reset`."""
+
+    reset: bool = False
+    branches: int = 1
+    hooks: ClassVar[frozenset[str]] = REJECTING_HOOKS
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """Refused; a reset matches TCP only."""
+        if self.reset and context.packet.protocol != PROTOCOLS["tcp"]:
+            return None
+        return Applied(context.packet, RuleVerdict.REJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Translate:
+    """`dnat to VALUE`: an address, or an address and a port. Ends the chain."""
+
+    to: Expression
+    hooks: ClassVar[frozenset[str]] = DESTINATION_HOOKS
+
+    @property
+    def branches(self) -> int:
+        """Those of the value."""
+        return self.to.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet on its way there."""
+        found = self.to.value(context)
+        if found is None:
+            return None
+        with_port = self.to.types[-1] is PORT
+        packet = context.packet.translated(found[0], found[1] if with_port else None)
+        return Applied(packet, RuleVerdict.ACCEPT, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """`redirect`, to this host itself, and with `to :PORT`. Ends the chain."""
+
+    port: int | None = None
+    branches: int = 1
+    hooks: ClassVar[frozenset[str]] = DESTINATION_HOOKS
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet on its way here."""
+        return Applied(context.packet.redirected(self.port), RuleVerdict.ACCEPT, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Masquerade:
+    """`masquerade`: the address of the way out becomes the source. Ends the chain."""
+
+    branches: int = 1
+    hooks: ClassVar[frozenset[str]] = SOURCE_HOOKS
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet with this host's address as its source."""
+        return Applied(context.packet.masquerade(), RuleVerdict.ACCEPT, True)
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpdate:
+    """`add`, `update` and `delete @NAME { KEY : VALUE }`: what packets themselves put into maps and sets."""
+
+    verb: str
+    nft_set: NftSet
+    key: Expression
+    data: Expression | None = None
+
+    @property
+    def branches(self) -> int:
+        """Those of key and value."""
+        return max(self.key.branches, self.data.branches if self.data else 1)
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet after it was remembered or forgotten. A key that is there keeps its value: of it
+        `update` renews the timeout only (nft_rhash_update)."""
+        key = self.key.value(context)
+        value: Key | None = () if self.data is None else self.data.value(context)
+        if key is None or value is None:
+            return None
+        if self.verb == "delete":
+            return Applied(context.packet.with_update(self.nft_set.name, key, None))
+        if self.nft_set.find(key, context.packet) is not None:
+            return Applied(context.packet)
+        return Applied(context.packet.with_update(self.nft_set.name, key, value))
