@@ -42,7 +42,7 @@ CORE = (
     "vipd.dataplane.iptables",
     "vipd.dataplane.nftables",
     "vipd.observe.simulator",
-    "vipd.observe.trace",
+    "vipd.observe.live_trace",
 )
 """Modules and packages whose results follow from their arguments alone."""
 SHELL_OF_CORE = (
@@ -76,7 +76,10 @@ SHELL_OF_CORE = (
             "flow_counter",
         )
     )
-    + tuple(f"vipd.observe.trace.{name}" for name in ("table", "legacy", "rules", "watching", "sending"))
+    + tuple(
+        f"vipd.observe.live_trace.{name}"
+        for name in ("table", "legacy", "rule_reader", "watching", "sending")
+    )
 )
 """Modules within those packages that do run programs."""
 

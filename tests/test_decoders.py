@@ -27,10 +27,10 @@ from tests.counters.test_volume import end_message
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
 from tests.dataplane.watch.recorded import COMMANDS, datagrams
+from tests.live_trace.recorded import RECORDED
 from tests.rules.made import forwardings
 from tests.rules.test_faults import WEB
 from tests.test_route_table import Message
-from tests.trace.recorded import RECORDED
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.ended import ended_flow
@@ -56,10 +56,10 @@ from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.reading import TableReader, open_netlink
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family
+from vipd.observe.live_trace.events import error_of, logged_events, trace_events
+from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
+from vipd.observe.live_trace.packets import read_headers, read_packet
 from vipd.observe.rules import reading_nftables
-from vipd.observe.trace.events import error_of, logged_events, trace_events
-from vipd.observe.trace.journey import QUIET_SECONDS, Journeys
-from vipd.observe.trace.packets import read_headers, read_packet
 from vipd.route_table import read_routing
 
 NAMES = Names("VIPD")
@@ -113,7 +113,7 @@ def watched(datagram: bytes) -> None:
 
 def traced(read: Callable[[bytes], Iterator[Any]], datagram: bytes) -> None:
     """All that a trace does with a datagram."""
-    put_together = Journeys("vipd-trace-1", legacy=True)
+    put_together = TraceAssembler("vipd-trace-1", legacy=True)
     for event in read(datagram):
         put_together.take(event, 0.0)
     put_together.finished(QUIET_SECONDS)

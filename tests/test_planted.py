@@ -230,7 +230,7 @@ NOT_OF_THE_STATE = {
     "vipd.durable": "it is what the others use",
     "vipd.hostnet": "kernel settings of a fixed list",
     "vipd.vip_routes": "kernel settings of vipd's device",
-    "vipd.observe.trace.legacy": "a kernel setting",
+    "vipd.observe.live_trace.legacy": "a kernel setting",
     "vipd.api.peers": "the socket",
     "vipd.daemon": "the socket",
     "vipd.manual.__main__": "a tool of the build",

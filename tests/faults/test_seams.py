@@ -96,7 +96,14 @@ MEETINGS = frozenset(
 )
 """Names of methods and functions by which it is met."""
 BESIDE_THE_DAEMON = (
-    *("vipd.__main__", "vipd.cli", "vipd.manual", "vipd.bench", "vipd.observe.doctor", "vipd.observe.trace"),
+    *(
+        "vipd.__main__",
+        "vipd.cli",
+        "vipd.manual",
+        "vipd.bench",
+        "vipd.observe.doctor",
+        "vipd.observe.live_trace",
+    ),
     *("vipd.observe.rules", "vipd.observe.simulator", "vipd.fleet.registration"),
 )
 """Programs of their own, which end with what they are asked."""

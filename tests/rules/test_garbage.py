@@ -19,14 +19,14 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family
 from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
+from vipd.observe.live_trace.events import Chain
+from vipd.observe.live_trace.rule_reader import read_rules as read_traced
 from vipd.observe.rules.forest import Forest
 from vipd.observe.rules.nftables_table import TableReading, read_chains
 from vipd.observe.rules.reading_iptables import read_rules
 from vipd.observe.rules.saved import read_tables
 from vipd.observe.simulator import parse_ruleset, parse_tables
 from vipd.observe.simulator.errors import RulesetError
-from vipd.observe.trace.events import Chain
-from vipd.observe.trace.rules import read_rules as read_traced
 from vipd.process import Finished, ProgramTimeoutError
 
 LINES = [

@@ -23,16 +23,16 @@ from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
 from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.model import Frontend, Protocol, family_of
+from vipd.observe.live_trace.matched_rules import chains_of, matched_rules
+from vipd.observe.live_trace.outcome import compare, outcome_of
+from vipd.observe.live_trace.packet_trace import PacketTrace
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.report import Report
+from vipd.observe.live_trace.rule_reader import read_rules
+from vipd.observe.live_trace.sending import Sender
+from vipd.observe.live_trace.table import TraceError
+from vipd.observe.live_trace.watching import Watch
 from vipd.observe.question import LOCAL, QuestionError, Source, is_own, parse_source
-from vipd.observe.trace.hits import chains_of, hits_of
-from vipd.observe.trace.journey import Journey
-from vipd.observe.trace.outcome import compare, outcome_of
-from vipd.observe.trace.packets import Flow
-from vipd.observe.trace.report import Report
-from vipd.observe.trace.rules import read_rules
-from vipd.observe.trace.sending import Sender
-from vipd.observe.trace.table import TraceError
-from vipd.observe.trace.watching import Watch
 from vipd.process import run
 
 COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
@@ -195,14 +195,14 @@ def _sent(wanted: Wanted) -> int:
         shown.begin()
         for sender in senders:
             patience = min(SENT_SECONDS if sender.send() else ANSWER_SECONDS, wanted.patience)
-            found = watch.journeys(patience)
+            found = watch.traces(patience)
             # Not a packet of before that was sent once more.
-            journey = next((each for each in found if each.start.source_port == sender.port), None)
-            answer = sender.answer(ANSWER_SECONDS if journey is not None and journey.passed else 0)
-            if journey is None:
+            trace = next((each for each in found if each.start.source_port == sender.port), None)
+            answer = sender.answer(ANSWER_SECONDS if trace is not None and trace.passed else 0)
+            if trace is None:
                 hint = f"ip route get {wanted.flow.destination}"
                 raise CliError("the packet never came to the rules", answer, hint)
-            shown.show(journey, answer)
+            shown.show(trace, answer)
         shown.end(watch.notes)
     return shown.code
 
@@ -212,8 +212,8 @@ def _awaited(wanted: Wanted) -> int:
     shown = _Shown(wanted)
     with Watch([wanted.flow]) as watch:
         shown.begin()
-        for journey in watch.journeys(wanted.patience if wanted.count else None):
-            shown.show(journey)
+        for trace in watch.traces(wanted.patience if wanted.count else None):
+            shown.show(trace)
             if shown.number == wanted.count:
                 break
         shown.end(watch.notes)
@@ -246,14 +246,14 @@ class _Shown:
         if not self._wanted.send:
             print(f"vipctl: waiting for {self._wanted.flow}", file=sys.stderr, flush=True)
 
-    def show(self, journey: Journey, answer: str = "") -> None:
+    def show(self, trace: PacketTrace, answer: str = "") -> None:
         """One packet, with its prediction."""
-        listed = asyncio.run(read_rules(chains_of(journey), run, self._tell))
-        explanation, silent = self._prediction(journey)
-        hits = hits_of(journey, listed, self._prefix, (explanation or {}).get("service_port") or "")
-        outcome = outcome_of(journey, hits)
+        listed = asyncio.run(read_rules(chains_of(trace), run, self._tell))
+        explanation, silent = self._prediction(trace)
+        hits = matched_rules(trace, listed, self._prefix, (explanation or {}).get("service_port") or "")
+        outcome = outcome_of(trace, hits)
         comparison = compare(outcome, hits, explanation) if explanation is not None else None
-        report = Report(journey, hits, outcome, comparison, answer)
+        report = Report(trace, hits, outcome, comparison, answer)
         view = report.view(explanation, silent)
         self.code = self.code if report.agrees else FAILED
         if self._wanted.form == "text":
@@ -277,11 +277,11 @@ class _Shown:
         if self._wanted.form == "json" and self._wanted.count is not None:
             print(document({"traces": self._views}, "json"))
 
-    def _prediction(self, journey: Journey) -> tuple[Json | None, str]:
+    def _prediction(self, trace: PacketTrace) -> tuple[Json | None, str]:
         """What explain says of just this packet; else why nothing."""
         if self._wanted.silent:
             return None, self._wanted.silent
-        start = journey.start
+        start = trace.start
         try:
             return _explained(start.sender, f"{start.receiver}/{start.protocol}"), ""
         except CliError as error:
@@ -289,9 +289,9 @@ class _Shown:
 
 
 def _lines(report: Report, silent: str, on: Screen) -> Iterator[str]:
-    journey, outcome = report.journey, report.outcome
-    way = f"came in by {_interface(journey.inbound)}" if journey.forwarded else "sent by this host"
-    yield from (on.paint(line, "bold") for line in prose(f"{journey.start}, {way}", on))
+    trace, outcome = report.trace, report.outcome
+    way = f"came in by {_interface(trace.inbound)}" if trace.forwarded else "sent by this host"
+    yield from (on.paint(line, "bold") for line in prose(f"{trace.start}, {way}", on))
     rows = list(report.rows())
     widths = [max((len(row[column]) for row in rows), default=0) for column in (1, 2)]
     for name, group in groupby(rows, key=lambda row: row[0]):
@@ -300,11 +300,11 @@ def _lines(report: Report, silent: str, on: Screen) -> Iterator[str]:
         cells = [[chain.ljust(widths[0]), part.ljust(widths[1]), told] for _, chain, part, told in group]
         yield from table(COLUMNS, cells, on, headers=False, indent="    ")
     said = f"kernel:   {outcome}"
-    if outcome.source != journey.start.source:
+    if outcome.source != trace.start.source:
         said += f" as {outcome.source}"
     if report.answer:
         said += f"; {report.answer}"
-    yield from (on.paint(line, _COLOURS.get(outcome.fate, "")) for line in prose(said, on))
+    yield from (on.paint(line, _COLOURS.get(outcome.verdict, "")) for line in prose(said, on))
     yield from _judgement(report, silent, on)
 
 

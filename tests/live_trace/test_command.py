@@ -17,12 +17,12 @@ from tests.explain.world import ROOT
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import UPLINK, Lab, Wiring
-from tests.trace.recorded import journeys
+from tests.live_trace.recorded import traces as recorded_traces
 from vipd.cli.output import Screen
 from vipd.cli.trace import _lines
-from vipd.observe.trace.hits import hits_of
-from vipd.observe.trace.outcome import Comparison, outcome_of
-from vipd.observe.trace.report import Report
+from vipd.observe.live_trace.matched_rules import matched_rules
+from vipd.observe.live_trace.outcome import Comparison, outcome_of
+from vipd.observe.live_trace.report import Report
 
 DECLARED = """
   - name: web
@@ -315,10 +315,10 @@ def test_another_host_must_send_by_itself(lab: Lab, daemon: Daemon) -> None:
     "name", ["iptables-forwarded", "iptables-ipv6", "legacy-loopback", "nftables-forwarded"]
 )
 def test_a_screen_of_80_columns(name: str) -> None:
-    (journey,) = journeys(name, legacy=name.startswith("legacy"))
-    hits = hits_of(journey, {}, "VIPD")
+    (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
+    hits = matched_rules(trace, {}, "VIPD")
     comparison = Comparison(("it goes another way",), None, "is balanced over 900 backends, " * 4)
-    report = Report(journey, hits, outcome_of(journey, hits), comparison, "connected")
+    report = Report(trace, hits, outcome_of(trace, hits), comparison, "connected")
     lines = list(_lines(report, "", Screen(80, False)))
     assert len(lines) > len(hits) // 2
     assert max(map(len, lines)) <= 80

@@ -18,8 +18,8 @@ from types import TracebackType
 
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
 from vipd.model import Family
-from vipd.observe.trace.events import error_of
-from vipd.observe.trace.table import ANSWER_SECONDS, TraceError
+from vipd.observe.live_trace.events import error_of
+from vipd.observe.live_trace.table import ANSWER_SECONDS, TraceError
 
 WANTED = "nfnetlink_log"
 _SETTINGS = Path("/proc/sys/net/netfilter/nf_log")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vipd.observe.trace.events import Chain
-from vipd.observe.trace.hits import Hit, table_of
-from vipd.observe.trace.journey import Journey
-from vipd.observe.trace.outcome import Comparison, Fate, Outcome
+from vipd.observe.live_trace.events import Chain
+from vipd.observe.live_trace.matched_rules import MatchedRule, table_of
+from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, Outcome
+from vipd.observe.live_trace.packet_trace import PacketTrace
 
 GONE = "a rule that is gone"
 """What is said of a rule that was deleted before it could be looked up."""
@@ -19,8 +19,8 @@ GONE = "a rule that is gone"
 class Report:
     """One packet."""
 
-    journey: Journey
-    hits: tuple[Hit, ...]
+    trace: PacketTrace
+    rules: tuple[MatchedRule, ...]
     outcome: Outcome
     comparison: Comparison | None
     """None: there was no prediction."""
@@ -34,10 +34,10 @@ class Report:
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """Table, chain, what the chain is for, what the rule did; jumps that led nowhere are left out."""
-        for number, hit in enumerate(self.hits):
-            after = self.hits[number + 1] if number + 1 < len(self.hits) else None
-            if not hit.leads or (after is not None and after.chain.name == hit.leads):
-                yield table_words(hit.chain), hit.chain.name, hit.part, self._did(hit)
+        for number, rule in enumerate(self.rules):
+            after = self.rules[number + 1] if number + 1 < len(self.rules) else None
+            if not rule.leads or (after is not None and after.chain.name == rule.leads):
+                yield table_words(rule.chain), rule.chain.name, rule.role, self._did(rule)
 
     def blamed(self) -> str:
         """The rule that decided, and whether it is vipd's; empty when none is known."""
@@ -49,7 +49,7 @@ class Report:
 
     def view(self, explanation: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
         """As JSON. `explanation` is the prediction, or else `reason` why there is none."""
-        start, outcome = self.journey.start, self.outcome
+        start, outcome = self.trace.start, self.outcome
         return {
             "packet": {
                 "source": start.source,
@@ -57,25 +57,25 @@ class Report:
                 "destination": start.destination,
                 "port": start.port,
                 "protocol": str(start.protocol),
-                "arriving": "forwarded" if self.journey.forwarded else "local",
+                "arriving": "forwarded" if self.trace.forwarded else "local",
             },
-            "verdict": str(outcome.fate),
+            "verdict": str(outcome.verdict),
             "destination": outcome.destination,
             "source_seen": outcome.source,
             "masqueraded": outcome.masqueraded,
             "answer": self.answer or None,
-            "rules": [_hit_view(hit) for hit in self.hits],
+            "rules": [_rule_view(rule) for rule in self.rules],
             "agrees": None if self.comparison is None else self.agrees,
             "differences": list(self.comparison.differences) if self.comparison else [],
             "prediction": _prediction_view(explanation, self.comparison),
             "no_prediction": reason or None,
         }
 
-    def _did(self, hit: Hit) -> str:
-        does = hit.does or GONE
-        if hit is self.outcome.by and hit.ours and self.outcome.fate is Fate.DELIVERED:
+    def _did(self, rule: MatchedRule) -> str:
+        does = rule.does or GONE
+        if rule is self.outcome.by and rule.ours and self.outcome.verdict is FinalVerdict.DELIVERED:
             does = f"to {self.outcome.destination}"
-        return does if hit.mark is None else f"{does}, mark {hit.mark:#x}"
+        return does if rule.mark is None else f"{does}, mark {rule.mark:#x}"
 
 
 def table_words(chain: Chain) -> str:
@@ -83,17 +83,17 @@ def table_words(chain: Chain) -> str:
     return f"{chain.table} (legacy)" if chain.legacy else table_of(chain)
 
 
-def _hit_view(hit: Hit) -> dict[str, Any]:
+def _rule_view(rule: MatchedRule) -> dict[str, Any]:
     return {
-        "family": hit.chain.family,
-        "table": hit.chain.table,
-        "chain": hit.chain.name,
-        "part": hit.part,
-        "rule": hit.rule,
-        "does": hit.does,
-        "verdict": str(hit.verdict) or None,
-        "mark": hit.mark,
-        "vipd": hit.ours,
+        "family": rule.chain.family,
+        "table": rule.chain.table,
+        "chain": rule.chain.name,
+        "part": rule.role,
+        "rule": rule.rule,
+        "does": rule.does,
+        "verdict": str(rule.verdict) or None,
+        "mark": rule.mark,
+        "vipd": rule.ours,
     }
 
 

@@ -1,33 +1,33 @@
-"""Events put together: the journey of each traced packet, from where it enters to where it leaves. Pure."""
+"""Assembles the kernel's events into one trace for each packet, from its entry to its exit. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vipd.observe.trace.events import Event, Kind, Verdict
-from vipd.observe.trace.markers import EARLIER, END, STARTS
-from vipd.observe.trace.packets import Headers
+from vipd.observe.live_trace.events import Event, Kind, Verdict
+from vipd.observe.live_trace.packets import Headers
+from vipd.observe.live_trace.table_messages import EARLIER, END, STARTS
 
 LOOPBACK = 1
 """The number of `lo`, in every network namespace."""
 
 QUIET_SECONDS = 0.5
-"""A packet that nothing more is heard of for so long is gone. Its whole way takes microseconds."""
-FORGOTTEN_SECONDS = 10.0
-"""What was logged of packets that are not known is kept so long at most."""
+"""A packet without events for so long has left. Its whole way takes microseconds."""
+LOGGED_SECONDS = 10.0
+"""How long logged events of packets that are not known are kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """An event, and the packet's addresses as they were then."""
+class TraceEvent:
+    """An event, and the packet's addresses at that time."""
 
     event: Event
     headers: Headers
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
+class PacketTrace:
     """What happened to one packet, in order. Events of the tracing table are left out."""
 
     start: Headers
@@ -37,11 +37,11 @@ class Journey:
     """Number of the interface that it came in by; 0 for a packet of this host."""
     mark: int
     """Its mark when it was first seen."""
-    moments: tuple[Moment, ...]
+    events: tuple[TraceEvent, ...]
     end: Headers
     """Its addresses when it was last seen."""
     passed: bool
-    """It got past all rules."""
+    """No rule refused or dropped it."""
 
     @property
     def translated(self) -> bool:
@@ -58,10 +58,10 @@ class _Packet:
     forwarded: bool
     inbound: int
     mark: int
-    heard: float
+    last_event: float
     outbound: int = 0
     """Number of the interface that it is on its way out by."""
-    moments: list[tuple[int, Moment]] = field(default_factory=list)
+    events: list[tuple[int, TraceEvent]] = field(default_factory=list)
     ends: bool = False
     """Nothing more is to come."""
     passed: bool = False
@@ -70,17 +70,17 @@ class _Packet:
     loops: bool = False
     """It left by `lo`, and will come in again."""
 
-    def took_same_way(self, headers: Headers) -> bool:
+    def has_addresses(self, headers: Headers) -> bool:
         """Whether headers that were logged without a number are this packet's."""
         return headers[:2] in (self.start[:2], self.last[:2]) and headers.protocol is self.start.protocol
 
 
-class Journeys:
-    """Takes events as they come; gives journeys when they are over. Times are seconds of one clock."""
+class TraceAssembler:
+    """Takes events as they arrive; returns a trace when its packet has left. Times: seconds of one clock."""
 
     def __init__(self, table: str, *, legacy: bool = False) -> None:
-        """`table` is the one that marks our packets. `legacy`: events of legacy tables come by another way,
-        so that a packet's are waited for after its end."""
+        """`table` is the one that marks our packets. `legacy`: events of legacy tables arrive by another
+        socket, so a trace waits for them after its packet's end."""
         self._table, self._legacy = table, legacy
         self._packets: dict[int, _Packet] = {}
         self._logged: list[tuple[int, float, Event]] = []
@@ -94,22 +94,22 @@ class Journeys:
         if event.chain.legacy:
             self._logged.append((self._order, now, event))
             return
-        packet = self._packets.get(event.id) or self._returning(event) or self._beginning(event, now)
+        packet = self._packets.get(event.id) or self._from_loopback(event) or self._new_packet(event, now)
         if packet is None:
             return
         self._packets[event.id] = packet
-        packet.heard = now
+        packet.last_event = now
         if event.headers is not None:
             # Interfaces are said where addresses are.
             packet.last, packet.outbound = event.headers, event.outbound
         if event.chain.table == self._table:
-            _pass_marker(packet, event)
+            _apply_marking(packet, event)
         else:
-            packet.moments.append((self._order, Moment(event, packet.last)))
+            packet.events.append((self._order, TraceEvent(event, packet.last)))
             packet.ends = packet.ends or event.verdict is Verdict.DROP
 
-    def finished(self, now: float) -> list[Journey]:
-        """The journeys that are over, oldest first; each is given once."""
+    def finished(self, now: float) -> list[PacketTrace]:
+        """The traces whose packets have left, oldest first; each is returned once."""
         over: list[_Packet] = []
         for packet in self._packets.values():
             # A packet that went over `lo` has two numbers.
@@ -118,15 +118,15 @@ class Journeys:
         left = {number: p for number, p in self._packets.items() if not any(p is other for other in over)}
         self._packets = left
         self.older += sum(packet.older for packet in over)
-        found = [self._journey(packet) for packet in over if not packet.older]
-        self._logged = [each for each in self._logged if now - each[1] < FORGOTTEN_SECONDS]
+        found = [self._trace(packet) for packet in over if not packet.older]
+        self._logged = [each for each in self._logged if now - each[1] < LOGGED_SECONDS]
         return found
 
     def _is_over(self, packet: _Packet, now: float) -> bool:
         done = packet.older or (packet.ends and not self._legacy)
-        return done or now - packet.heard >= QUIET_SECONDS
+        return done or now - packet.last_event >= QUIET_SECONDS
 
-    def _beginning(self, event: Event, now: float) -> _Packet | None:
+    def _new_packet(self, event: Event, now: float) -> _Packet | None:
         """A new packet, if the event is our rule's."""
         begins = event.chain.table == self._table and event.chain.name.startswith(STARTS)
         if not begins or event.kind is not Kind.RULE or event.headers is None:
@@ -134,7 +134,7 @@ class Journeys:
         forwarded = bool(event.inbound)
         return _Packet(event.headers, event.headers, forwarded, event.inbound, event.mark, now)
 
-    def _returning(self, event: Event) -> _Packet | None:
+    def _from_loopback(self, event: Event) -> _Packet | None:
         """The packet that left by `lo` and now comes in there, under a new number."""
         if event.inbound != LOOPBACK or event.headers is None:
             return None
@@ -144,24 +144,24 @@ class Journeys:
             packet.loops = False
         return packet
 
-    def _journey(self, packet: _Packet) -> Journey:
-        logged = [each for each in self._logged if each[2].headers and packet.took_same_way(each[2].headers)]
+    def _trace(self, packet: _Packet) -> PacketTrace:
+        logged = [each for each in self._logged if each[2].headers and packet.has_addresses(each[2].headers)]
         self._logged = [each for each in self._logged if each not in logged]
-        moments = packet.moments + list(_moments(logged))
-        moments.sort(key=lambda each: each[0])
-        return Journey(
+        events = packet.events + list(_events(logged))
+        events.sort(key=lambda each: each[0])
+        return PacketTrace(
             packet.start,
             packet.forwarded,
             packet.inbound,
             packet.mark,
-            tuple(moment for _, moment in moments),
+            tuple(event for _, event in events),
             packet.last,
             packet.passed,
         )
 
 
-def _pass_marker(packet: _Packet, event: Event) -> None:
-    """What an event of our own table says of its packet."""
+def _apply_marking(packet: _Packet, event: Event) -> None:
+    """Note what an event of our own table means for its packet."""
     if event.leads == EARLIER:
         packet.older = True
     if event.chain.name.startswith(END) and event.kind is Kind.POLICY:
@@ -170,7 +170,7 @@ def _pass_marker(packet: _Packet, event: Event) -> None:
         packet.passed = packet.ends = not packet.loops
 
 
-def _moments(logged: list[tuple[int, float, Event]]) -> Iterator[tuple[int, Moment]]:
+def _events(logged: list[tuple[int, float, Event]]) -> Iterator[tuple[int, TraceEvent]]:
     for order, _, event in logged:
         assert event.headers is not None  # noqa: S101 (only such were chosen)
-        yield order, Moment(event, event.headers)
+        yield order, TraceEvent(event, event.headers)

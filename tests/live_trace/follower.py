@@ -14,14 +14,14 @@ import sys
 from typing import Any
 
 from vipd.model import Protocol
-from vipd.observe.trace.events import Chain
-from vipd.observe.trace.hits import chains_of, hits_of
-from vipd.observe.trace.journey import Journey
-from vipd.observe.trace.outcome import compare, outcome_of
-from vipd.observe.trace.packets import Flow
-from vipd.observe.trace.report import Report
-from vipd.observe.trace.rules import ChainRules, read_rules
-from vipd.observe.trace.watching import Watch
+from vipd.observe.live_trace.events import Chain
+from vipd.observe.live_trace.matched_rules import ChainRules, chains_of, matched_rules
+from vipd.observe.live_trace.outcome import compare, outcome_of
+from vipd.observe.live_trace.packet_trace import PacketTrace
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.report import Report
+from vipd.observe.live_trace.rule_reader import read_rules
+from vipd.observe.live_trace.watching import Watch
 from vipd.process import run
 
 LONGEST = 60.0
@@ -33,11 +33,11 @@ def flow_of(asked: dict[str, Any]) -> Flow:
     return Flow(asked["destination"], asked["port"], Protocol(asked["protocol"]), asked["source"])
 
 
-def told(journey: Journey, listed: dict[Chain, ChainRules], explanation: dict[str, Any]) -> dict[str, Any]:
-    """What `vipctl trace` would say of a journey."""
-    hits = hits_of(journey, listed, _prefix_of(explanation), explanation["service_port"] or "")
-    outcome = outcome_of(journey, hits)
-    return Report(journey, hits, outcome, compare(outcome, hits, explanation)).view(explanation, "")
+def told(trace: PacketTrace, listed: dict[Chain, ChainRules], explanation: dict[str, Any]) -> dict[str, Any]:
+    """What `vipctl trace` would say of a trace."""
+    hits = matched_rules(trace, listed, _prefix_of(explanation), explanation["service_port"] or "")
+    outcome = outcome_of(trace, hits)
+    return Report(trace, hits, outcome, compare(outcome, hits, explanation)).view(explanation, "")
 
 
 def _prefix_of(explanation: dict[str, Any]) -> str:
@@ -47,18 +47,18 @@ def _prefix_of(explanation: dict[str, Any]) -> str:
 
 
 def followed(asked: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The first journey of each expected packet."""
+    """The first trace of each expected packet."""
     flows = [flow_of(each) for each in asked]
-    found: dict[Flow, Journey] = {}
+    found: dict[Flow, PacketTrace] = {}
     with Watch(flows) as watch:
         print("READY", flush=True)
-        for journey in watch.journeys(LONGEST):
-            start = journey.start
-            found.setdefault(Flow(start.destination, start.port, start.protocol, start.source), journey)
+        for trace in watch.traces(LONGEST):
+            start = trace.start
+            found.setdefault(Flow(start.destination, start.port, start.protocol, start.source), trace)
             if len(found) == len(flows):
                 break
         assert not watch.notes, watch.notes
-    chains = {chain for journey in found.values() for chain in chains_of(journey)}
+    chains = {chain for trace in found.values() for chain in chains_of(trace)}
     listed = asyncio.run(read_rules(chains, run))
     return [
         told(found[flow], listed, each["explanation"]) if flow in found else None

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.root
 MAKE = """
 import subprocess, sys
 from vipd.model import Protocol
-from vipd.observe.trace.packets import Flow
-from vipd.observe.trace.table import TraceTable
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.table import TraceTable
 with TraceTable([{flow}]):
     print(subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout)
 """

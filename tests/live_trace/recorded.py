@@ -1,6 +1,6 @@
 """Datagrams of the kernel as they came while a packet was traced, kept as text for tests without a kernel.
 
-    ip netns exec HOST python -m tests.trace.recorded NAME SOURCE DESTINATION PORT/PROTOCOL
+    ip netns exec HOST python -m tests.live_trace.recorded NAME SOURCE DESTINATION PORT/PROTOCOL
 
 writes recorded/NAME.txt: the table that marked the packet, then a line for each datagram: `trace` or `log`,
 and its bytes in hexadecimal.
@@ -15,11 +15,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from vipd.model import Protocol
-from vipd.observe.trace import watching
-from vipd.observe.trace.events import Event, logged_events, trace_events
-from vipd.observe.trace.journey import QUIET_SECONDS, Journey, Journeys
-from vipd.observe.trace.markers import table_name
-from vipd.observe.trace.packets import Flow
+from vipd.observe.live_trace import watching
+from vipd.observe.live_trace.events import Event, logged_events, trace_events
+from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, PacketTrace, TraceAssembler
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.table_messages import table_name
 
 RECORDED = Path(__file__).parent / "recorded"
 READERS = {"trace": trace_events, "log": logged_events}
@@ -37,9 +37,9 @@ def events(name: str) -> Iterator[Event]:
         yield from READERS[kind](bytes.fromhex(datagram))
 
 
-def journeys(name: str, *, legacy: bool = False) -> list[Journey]:
-    """The journeys of a recording, as if nothing more had come for long."""
-    put_together = Journeys(table_of(name), legacy=legacy)
+def traces(name: str, *, legacy: bool = False) -> list[PacketTrace]:
+    """The traces of a recording, as if nothing more had come for long."""
+    put_together = TraceAssembler(table_of(name), legacy=legacy)
     for event in events(name):
         put_together.take(event, 0.0)
     return put_together.finished(QUIET_SECONDS)
@@ -63,7 +63,7 @@ def record(name: str, flow: Flow) -> None:
     ):
         lines.append(table_name(os.getpid()))
         print("READY", flush=True)
-        next(watch.journeys(10.0))
+        next(watch.traces(10.0))
     (RECORDED / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
 
 

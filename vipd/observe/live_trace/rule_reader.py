@@ -1,10 +1,9 @@
-"""The rules that a journey's events name by number, asked of iptables, nft and the kernel after it."""
+"""Reads the text of the rules that a trace's events name by number: from iptables, nft and the kernel."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
@@ -12,8 +11,8 @@ from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
 from vipd.model import Family
-from vipd.observe.trace.events import Chain
-from vipd.observe.trace.hits import IPTABLES
+from vipd.observe.live_trace.events import Chain
+from vipd.observe.live_trace.matched_rules import IPTABLES, ChainRules
 from vipd.process import ProgramTimeoutError, Runner
 
 ANSWER_SECONDS = 10.0
@@ -22,23 +21,10 @@ _OPENED = re.compile(r"(?P<kind>\w+) (?P<name>\S+) \{")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "legacy6": Family.IPV6}
 
 
-class ChainRules(NamedTuple):
-    """What a chain holds. Rules are iptables' text, or nft's."""
-
-    rules: Mapping[int, str]
-    """By handle; in legacy tables by number, from 1."""
-    policy: str = ""
-    """`DROP` or `ACCEPT`, where a legacy chain has one."""
-    iptables: bool = True
-    """The text is iptables'."""
-    ours: bool = False
-    """It stands in the table of vipd's nftables dataplane."""
-
-
 async def read_rules(
-    chains: Collection[Chain], run: Runner, tell: Callable[[str], None] = lambda text: None
+    chains: Collection[Chain], run: Runner, warn: Callable[[str], None] = lambda text: None
 ) -> dict[Chain, ChainRules]:
-    """What these chains hold now; without those that are gone, or that no tool can show. `tell` gets what
+    """What these chains hold now; without those that are gone, or that no tool can show. `warn` gets what
     could not be read, and why."""
     faults: dict[Chain, str] = {}
     found = await _by_iptables([c for c in chains if c.legacy or _may_be_iptables(c)], run, faults)
@@ -47,9 +33,9 @@ async def read_rules(
         shown, fault = await _by_nft(family, table, run)
         found.update({chain: shown[chain] for chain in left if chain in shown})
         if fault:
-            tell(f"the rules of table {family} {table} cannot be read: {fault}")
+            warn(f"the rules of table {family} {table} cannot be read: {fault}")
     for chain in (chain for chain in faults if chain.legacy and chain not in found):
-        tell(f"the rules of {chain.table} {chain.name} (legacy) cannot be read: {faults[chain]}")
+        warn(f"the rules of {chain.table} {chain.name} (legacy) cannot be read: {faults[chain]}")
     return found
 
 

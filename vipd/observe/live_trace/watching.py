@@ -1,4 +1,4 @@
-"""Watching packets of some flows: the trace rule in place, and events read until their journeys are over."""
+"""Watching packets of some flows: the trace rule in place, and events read until their traces are over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vipd.dataplane.hearing import open_hearing
 from vipd.dataplane.iptables.tools import has_legacy_tables
 from vipd.dataplane.nftables.dump import MalformedDumpError
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES
-from vipd.observe.trace.events import GROUP_TRACE, Event, logged_events, trace_events
-from vipd.observe.trace.journey import Journey, Journeys
-from vipd.observe.trace.legacy import LegacyLog
-from vipd.observe.trace.packets import Flow
-from vipd.observe.trace.table import TraceError, TraceTable
+from vipd.observe.live_trace.events import GROUP_TRACE, Event, logged_events, trace_events
+from vipd.observe.live_trace.legacy import LegacyLog
+from vipd.observe.live_trace.packet_trace import PacketTrace, TraceAssembler
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.table import TraceError, TraceTable
 
 SOL_NETLINK, ADD_MEMBERSHIP = 270, 1
 SO_RCVBUFFORCE = 33
@@ -51,7 +51,7 @@ class Watch:
             self._opened.close()
             raise
         self._sockets = [self._events, *(log.socket for log in logs)]
-        self._journeys = Journeys(table.name, legacy=bool(logs))
+        self._journeys = TraceAssembler(table.name, legacy=bool(logs))
         return self
 
     def __exit__(
@@ -64,8 +64,8 @@ class Watch:
         """Packets seen of flows that had begun before; their way was decided then."""
         return self._journeys.older
 
-    def journeys(self, seconds: float | None) -> Iterator[Journey]:
-        """Each journey when it is over, for so many seconds; None: for ever."""
+    def traces(self, seconds: float | None) -> Iterator[PacketTrace]:
+        """Each trace when it is over, for so many seconds; None: for ever."""
         heard_until = time.monotonic()
         end = None if seconds is None else heard_until + seconds
         while end is None or time.monotonic() < end:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.dump import MESSAGE, MalformedDumpError, attributes, number, text
-from vipd.observe.trace.packets import Headers, read_headers, read_packet
+from vipd.observe.live_trace.packets import Headers, read_headers, read_packet
 
 GROUP_TRACE = 9
 """NFNLGRP_NFTRACE."""

@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from vipd.model import socket_text
-from vipd.observe.trace.events import Verdict
-from vipd.observe.trace.hits import Hit, table_of
-from vipd.observe.trace.journey import Journey
+from vipd.observe.live_trace.events import Verdict
+from vipd.observe.live_trace.matched_rules import MatchedRule, table_of
+from vipd.observe.live_trace.packet_trace import PacketTrace
 
 Json = Mapping[str, Any]
 """An explanation in the form that docs/api.md describes."""
@@ -22,7 +22,7 @@ _SOURCE_CHANGES = ("MASQUERADE", "SNAT")
 _BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 
 
-class Fate(StrEnum):
+class FinalVerdict(StrEnum):
     """What became of a packet; all but LOST as `explain` calls it."""
 
     DELIVERED = "delivered"
@@ -38,29 +38,29 @@ class Fate(StrEnum):
 class Outcome:
     """What became of a packet."""
 
-    fate: Fate
+    verdict: FinalVerdict
     destination: str
     """`ip:port` that it had in the end."""
     source: str
     """The address that it came from in the end."""
     masqueraded: bool
-    by: Hit | None
+    by: MatchedRule | None
     """The rule that translated, refused or dropped it, as far as it is known."""
     unread: bool = False
     """Some rules could not be read: whether one refuses or drops, and whether one masquerades where the
     source stays the same, is not known."""
 
     def __str__(self) -> str:
-        match self.fate:
-            case Fate.DELIVERED:
+        match self.verdict:
+            case FinalVerdict.DELIVERED:
                 return f"goes to {self.destination}, {masquerade_words(self.masqueraded)}"
-            case Fate.UNCHANGED:
+            case FinalVerdict.UNCHANGED:
                 return "goes on unchanged" + (", masqueraded" if self.masqueraded else "")
-            case Fate.REJECTED:
+            case FinalVerdict.REJECTED:
                 return "is refused"
-            case Fate.DROPPED:
+            case FinalVerdict.DROPPED:
                 return "is dropped"
-            case Fate.LOST:
+            case FinalVerdict.LOST:
                 return "is lost, by no rule: a route, or a reverse path filter"
 
 
@@ -81,22 +81,22 @@ def masquerade_words(masqueraded: bool) -> str:
     return "masqueraded" if masqueraded else "not masqueraded"
 
 
-def outcome_of(journey: Journey, hits: Sequence[Hit]) -> Outcome:
-    """What became of a packet that hit these rules."""
-    end = journey.end
-    changed = end.source != journey.start.source or any(hit.target in _SOURCE_CHANGES for hit in hits)
-    dropper = next((hit for hit in hits if hit.verdict is Verdict.DROP), None)
-    if dropper is not None and not journey.passed:
-        fate = Fate.REJECTED if dropper.target == "REJECT" else Fate.DROPPED
-        return Outcome(fate, end.receiver, end.source, changed, dropper, not dropper.rule)
-    unread = any(not hit.rule for hit in hits)
-    if not journey.passed:
-        return Outcome(Fate.LOST, end.receiver, end.source, changed, hits[-1] if hits else None)
-    fate = Fate.DELIVERED if journey.translated else Fate.UNCHANGED
-    return Outcome(fate, end.receiver, end.source, changed, _translator(journey, hits), unread)
+def outcome_of(trace: PacketTrace, rules: Sequence[MatchedRule]) -> Outcome:
+    """What became of a packet that matched these rules."""
+    end = trace.end
+    changed = end.source != trace.start.source or any(rule.target in _SOURCE_CHANGES for rule in rules)
+    dropper = next((rule for rule in rules if rule.verdict is Verdict.DROP), None)
+    if dropper is not None and not trace.passed:
+        verdict = FinalVerdict.REJECTED if dropper.target == "REJECT" else FinalVerdict.DROPPED
+        return Outcome(verdict, end.receiver, end.source, changed, dropper, not dropper.rule)
+    unread = any(not rule.rule for rule in rules)
+    if not trace.passed:
+        return Outcome(FinalVerdict.LOST, end.receiver, end.source, changed, rules[-1] if rules else None)
+    verdict = FinalVerdict.DELIVERED if trace.translated else FinalVerdict.UNCHANGED
+    return Outcome(verdict, end.receiver, end.source, changed, _translator(trace, rules), unread)
 
 
-def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Comparison:
+def compare(outcome: Outcome, rules: Sequence[MatchedRule], explanation: Json) -> Comparison:
     """The outcome against the API's explanation of the same packet.
 
     Of vipd's own chains those that the packet passed are compared, too, if any were seen.
@@ -107,7 +107,7 @@ def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Compari
     if not same:
         return Comparison(("it goes another way",), None, words)
     share = sum(float(each["probability"]) for each in same)
-    walked = list(_walked(hits))
+    walked = list(_walked(rules))
     planned = [list(_planned(each["rules"])) for each in same]
     if walked in planned or not _comparable(walked, planned[0]):
         return Comparison((), share, words)
@@ -115,14 +115,14 @@ def compare(outcome: Outcome, hits: Sequence[Hit], explanation: Json) -> Compari
 
 
 def _agrees(outcome: Outcome, predicted: Json) -> bool:
-    ended = (Fate.REJECTED, Fate.DROPPED)
-    if outcome.unread and outcome.fate in ended and predicted["verdict"] in ended:
+    ended = (FinalVerdict.REJECTED, FinalVerdict.DROPPED)
+    if outcome.unread and outcome.verdict in ended and predicted["verdict"] in ended:
         return True
-    if outcome.fate != predicted["verdict"]:
+    if outcome.verdict != predicted["verdict"]:
         return False
-    if outcome.fate is Fate.DELIVERED and outcome.destination != predicted["backend"]:
+    if outcome.verdict is FinalVerdict.DELIVERED and outcome.destination != predicted["backend"]:
         return False
-    unsure = outcome.fate in ended or (outcome.unread and not outcome.masqueraded)
+    unsure = outcome.verdict in ended or (outcome.unread and not outcome.masqueraded)
     return unsure or outcome.masqueraded is bool(predicted["masqueraded"])
 
 
@@ -140,26 +140,26 @@ def predicted_words(explanation: Json) -> str:
     return f"{told}: {', '.join(backends[:MOST_NAMED])}{more}"
 
 
-def _translator(journey: Journey, hits: Sequence[Hit]) -> Hit | None:
+def _translator(trace: PacketTrace, rules: Sequence[MatchedRule]) -> MatchedRule | None:
     """The last rule that saw the packet with its first destination."""
-    if not journey.translated:
+    if not trace.translated:
         return None
-    untouched = [hit for hit in hits if hit.destination == journey.start.receiver]
+    untouched = [rule for rule in rules if rule.destination == trace.start.receiver]
     return untouched[-1] if untouched else None
 
 
-def _walked(hits: Sequence[Hit]) -> Iterator[str]:
-    """vipd's chains, as `table CHAIN`, in which rules were hit; a group stands for what it is a part of."""
+def _walked(rules: Sequence[MatchedRule]) -> Iterator[str]:
+    """vipd's chains, as `table CHAIN`, in which it matched rules; a group stands for its dispatch chain."""
     roots: dict[tuple[str, str], str] = {}
     last = ""
-    for hit in hits:
-        table, name = table_of(hit.chain), hit.chain.name
-        if not hit.part:
+    for rule in rules:
+        table, name = table_of(rule.chain), rule.chain.name
+        if not rule.role:
             continue  # a chain of others, or a built-in one
         root = roots.get((table, name), name)
-        if "-GRP-" in hit.leads:
+        if "-GRP-" in rule.leads:
             # An explanation knows too few services to divide them into groups.
-            roots[table, hit.leads] = root
+            roots[table, rule.leads] = root
             continue
         if (place := f"{table} {root}") != last:
             yield place

@@ -13,7 +13,7 @@ import pytest
 from tests.explain.world import ROOT
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.trace.conftest import LOGGER
+from tests.live_trace.conftest import LOGGER
 
 pytestmark = pytest.mark.root
 

@@ -14,7 +14,7 @@ _IPV6_HEADER = 40
 
 
 class Headers(NamedTuple):
-    """Where a packet comes from and goes to at one moment of its journey."""
+    """Addresses and ports of a packet at one point of its trace."""
 
     source: str
     source_port: int

@@ -1,29 +1,19 @@
-"""Journeys told in words, and held against a prediction."""
+"""TraceAssembler told in words, and held against a prediction."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.trace.recorded import journeys
+from tests.live_trace.recorded import traces
 from vipd.model import socket_text
-from vipd.observe.trace.events import Chain, Kind
-from vipd.observe.trace.hits import Hit, hits_of
-from vipd.observe.trace.journey import Journey
-from vipd.observe.trace.outcome import Comparison, Fate, compare, outcome_of
-from vipd.observe.trace.report import Report
-
-
-class Known(NamedTuple):
-    """A chain as it would be listed."""
-
-    rules: dict[int, str]
-    policy: str = ""
-    iptables: bool = True
-    ours: bool = False
-
+from vipd.observe.live_trace.events import Chain, Kind
+from vipd.observe.live_trace.matched_rules import ChainRules, MatchedRule, matched_rules
+from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, compare, outcome_of
+from vipd.observe.live_trace.packet_trace import PacketTrace
+from vipd.observe.live_trace.report import Report
 
 WALK = (
     ("nat", "PREROUTING", '-m comment --comment "vipd services" -j VIPD-PREROUTING'),
@@ -42,37 +32,37 @@ WALK = (
 """The rules of the recorded way through nat PREROUTING."""
 
 
-def listed(journey: Journey) -> dict[Chain, Known]:
-    """Rules for a journey's events: those of WALK in their order, and plain ones for all others."""
+def listed(trace: PacketTrace) -> dict[Chain, ChainRules]:
+    """Rules for a trace's events: those of WALK in their order, and plain ones for all others."""
     left = list(WALK)
-    found: dict[Chain, Known] = {}
-    for moment in journey.moments:
-        event = moment.event
+    rules: dict[Chain, dict[int, str]] = {}
+    for traced in trace.events:
+        event = traced.event
         if event.kind is Kind.RULE:
-            rules = found.setdefault(event.chain, Known({})).rules
+            texts = rules.setdefault(event.chain, {})
             fits = left and left[0][:2] == (event.chain.table, event.chain.name)
             text = (
                 left.pop(0)[2] if fits else "-j MASQUERADE" if event.chain.name == "VIPD-POSTROUTING" else ""
             )
-            rules.setdefault(event.rule, text)
-    return found
+            texts.setdefault(event.rule, text)
+    return {chain: ChainRules(texts) for chain, texts in rules.items()}
 
 
-def hit_by(name: str) -> tuple[Journey, tuple[Hit, ...]]:
-    (journey,) = journeys(name, legacy=name.startswith("legacy"))
-    return journey, hits_of(journey, listed(journey), "VIPD")
+def traced_rules(name: str) -> tuple[PacketTrace, tuple[MatchedRule, ...]]:
+    (trace,) = traces(name, legacy=name.startswith("legacy"))
+    return trace, matched_rules(trace, listed(trace), "VIPD")
 
 
-def prediction(journey: Journey, hits: tuple[Hit, ...], **changes: Any) -> dict[str, Any]:
-    """An explanation that says what the journey was, with one outcome changed."""
-    start = journey.start
-    rules = [{"table": hit.chain.table, "chain": hit.chain.name} for hit in hits]
+def prediction(trace: PacketTrace, matched: tuple[MatchedRule, ...], **changes: Any) -> dict[str, Any]:
+    """An explanation that says what the trace was, with one outcome changed."""
+    start = trace.start
+    chains = [{"table": rule.chain.table, "chain": rule.chain.name} for rule in matched]
     outcome = {
         "verdict": "delivered",
-        "backend": journey.end.receiver,
+        "backend": trace.end.receiver,
         "probability": 0.25,
         "masqueraded": True,
-        "rules": rules,
+        "rules": chains,
     }
     place = f"{start.source} -> {socket_text(start.destination, start.port)}/{start.protocol}"
     return {
@@ -85,13 +75,13 @@ def prediction(journey: Journey, hits: tuple[Hit, ...], **changes: Any) -> dict[
 
 
 def compared(**changes: Any) -> Comparison:
-    journey, hits = hit_by("iptables-forwarded")
-    return compare(outcome_of(journey, hits), hits, prediction(journey, hits, **changes))
+    trace, rules = traced_rules("iptables-forwarded")
+    return compare(outcome_of(trace, rules), rules, prediction(trace, rules, **changes))
 
 
 def test_every_rule_in_words() -> None:
-    journey, hits = hit_by("iptables-forwarded")
-    rows = list(Report(journey, hits, outcome_of(journey, hits), None).rows())
+    trace, rules = traced_rules("iptables-forwarded")
+    rows = list(Report(trace, rules, outcome_of(trace, rules), None).rows())
     assert rows[:7] == [
         ("nat", "PREROUTING", "", "vipd services"),
         ("nat", "VIPD-PREROUTING", "entry", "flow marked as vipd's"),
@@ -105,22 +95,23 @@ def test_every_rule_in_words() -> None:
 
 
 def test_the_outcome_names_the_rule_that_decided() -> None:
-    outcome = outcome_of(*hit_by("iptables-forwarded"))
-    assert (outcome.fate, outcome.destination) == (Fate.DELIVERED, "10.244.0.11:8080")
+    outcome = outcome_of(*traced_rules("iptables-forwarded"))
+    assert (outcome.verdict, outcome.destination) == (FinalVerdict.DELIVERED, "10.244.0.11:8080")
     assert (outcome.masqueraded, outcome.source) == (True, "10.244.0.1")
     assert outcome.by is not None
     assert outcome.by.chain.name == "VIPD-SEP-YLKAMYDXHH7566LT"
 
 
 @pytest.mark.parametrize(
-    ("rule", "fate"), [("-j REJECT --reject-with tcp-reset", Fate.REJECTED), ("-j DROP", Fate.DROPPED)]
+    ("rule", "verdict"),
+    [("-j REJECT --reject-with tcp-reset", FinalVerdict.REJECTED), ("-j DROP", FinalVerdict.DROPPED)],
 )
 @pytest.mark.parametrize("dataplane", ["iptables", "legacy"])
-def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, fate: Fate) -> None:
-    (journey,) = journeys(f"{dataplane}-refused", legacy=dataplane == "legacy")
-    last = journey.moments[-1].event
-    hits = hits_of(journey, {last.chain: Known({last.rule: rule})}, "VIPD")
-    assert outcome_of(journey, hits).fate is fate
+def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, verdict: FinalVerdict) -> None:
+    (trace,) = traces(f"{dataplane}-refused", legacy=dataplane == "legacy")
+    last = trace.events[-1].event
+    rules = matched_rules(trace, {last.chain: ChainRules({last.rule: rule})}, "VIPD")
+    assert outcome_of(trace, rules).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -140,16 +131,16 @@ def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, fate:
 )
 def test_the_packet_tells_what_a_map_was_asked(rule: str, words: str) -> None:
     """The kernel does not."""
-    (journey,) = journeys("nftables-forwarded")
-    asked = next(m.event for m in journey.moments if m.event.leads == "forwarded-random-1")
-    known = {asked.chain: Known({asked.rule: rule}, iptables=False, ours=True)}
-    (hit,) = [hit for hit in hits_of(journey, known, "VIPD", "web") if hit.leads == "forwarded-random-1"]
+    (trace,) = traces("nftables-forwarded")
+    asked = next(m.event for m in trace.events if m.event.leads == "forwarded-random-1")
+    known = {asked.chain: ChainRules({asked.rule: rule}, iptables=False, ours=True)}
+    (hit,) = [hit for hit in matched_rules(trace, known, "VIPD", "web") if hit.leads == "forwarded-random-1"]
     assert hit.does == words
 
 
 def test_a_packet_that_no_rule_ended_is_lost() -> None:
-    (journey,) = journeys("legacy-refused", legacy=True)
-    assert outcome_of(journey, hits_of(journey, {}, "VIPD")).fate is Fate.LOST
+    (trace,) = traces("legacy-refused", legacy=True)
+    assert outcome_of(trace, matched_rules(trace, {}, "VIPD")).verdict is FinalVerdict.LOST
 
 
 def test_agreement() -> None:
@@ -173,24 +164,24 @@ def test_another_way_is_a_difference(changes: dict[str, Any]) -> None:
 
 
 def test_another_chain_is_a_difference() -> None:
-    _, hits = hit_by("iptables-forwarded")
-    without = [{"table": "nat", "chain": h.chain.name} for h in hits if h.chain.name != "VIPD-MARK-MASQ"]
+    _, rules = traced_rules("iptables-forwarded")
+    without = [{"table": "nat", "chain": h.chain.name} for h in rules if h.chain.name != "VIPD-MARK-MASQ"]
     assert compared(rules=without).differences == (
         "it passes nat VIPD-MARK-MASQ where nat VIPD-SEP-YLKAMYDXHH7566LT was to come",
     )
 
 
 def test_groups_of_addresses_count_as_what_they_are_a_part_of() -> None:
-    journey, hits = hit_by("iptables-forwarded")
-    at = next(number for number, hit in enumerate(hits) if hit.chain.name == "VIPD-SERVICES")
+    trace, rules = traced_rules("iptables-forwarded")
+    at = next(number for number, hit in enumerate(rules) if hit.chain.name == "VIPD-SERVICES")
     group = Chain("ip", "nat", "VIPD-GRP-ABCDEFGHIJKLMNOP")
     through = (
-        *hits[:at],
-        replace(hits[at], leads=group.name),
-        replace(hits[at], chain=group),
-        *hits[at + 1 :],
+        *rules[:at],
+        replace(rules[at], leads=group.name),
+        replace(rules[at], chain=group),
+        *rules[at + 1 :],
     )
-    assert compare(outcome_of(journey, through), through, prediction(journey, hits)).differences == ()
+    assert compare(outcome_of(trace, through), through, prediction(trace, rules)).differences == ()
 
 
 def test_other_dataplanes_chains_are_not_compared() -> None:
@@ -199,12 +190,12 @@ def test_other_dataplanes_chains_are_not_compared() -> None:
 
 
 def test_a_rule_of_others_is_named() -> None:
-    journey, (first, *_) = hit_by("iptables-forwarded")
+    trace, (first, *_) = traced_rules("iptables-forwarded")
     rule = "-j DNAT --to-destination 10.9.9.9:80"
-    hits = (replace(first, rule=rule, does=rule, leads="", ours=False),)
-    outcome = outcome_of(journey, hits)
-    comparison = compare(outcome, hits, prediction(journey, hits, backend="10.1.1.1:80"))
-    report = Report(journey, hits, outcome, comparison)
+    rules = (replace(first, rule=rule, does=rule, leads="", ours=False),)
+    outcome = outcome_of(trace, rules)
+    comparison = compare(outcome, rules, prediction(trace, rules, backend="10.1.1.1:80"))
+    report = Report(trace, rules, outcome, comparison)
     assert not report.agrees
     assert report.blamed() == f"nat PREROUTING: {rule} (not a rule of vipd)"
 
@@ -231,61 +222,63 @@ def test_a_rule_of_others_is_named() -> None:
     ],
 )
 def test_what_a_rule_does_is_read_from_its_statement(rule: str, iptables: bool, target: str) -> None:
-    (journey,) = journeys("iptables-forwarded")
-    first = next(m.event for m in journey.moments if m.event.kind is Kind.RULE)
+    (trace,) = traces("iptables-forwarded")
+    first = next(m.event for m in trace.events if m.event.kind is Kind.RULE)
     (hit,) = [
         hit
-        for hit in hits_of(journey, {first.chain: Known({first.rule: rule}, iptables=iptables)}, "VIPD")
+        for hit in matched_rules(
+            trace, {first.chain: ChainRules({first.rule: rule}, iptables=iptables)}, "VIPD"
+        )
         if hit.rule
     ]
     assert hit.target == target
 
 
 def test_a_comment_changes_no_source() -> None:
-    (journey,) = journeys("iptables-loopback")
-    journey = replace(journey, end=journey.end._replace(source=journey.start.source))
+    (trace,) = traces("iptables-loopback")
+    trace = replace(trace, end=trace.end._replace(source=trace.start.source))
     said = {
-        m.event.chain: Known({m.event.rule: '-m comment --comment "may masquerade later" -j RETURN'})
-        for m in journey.moments
+        m.event.chain: ChainRules({m.event.rule: '-m comment --comment "may masquerade later" -j RETURN'})
+        for m in trace.events
     }
-    outcome = outcome_of(journey, hits_of(journey, said, "VIPD"))
-    assert (outcome.masqueraded, outcome.fate) == (False, Fate.DELIVERED)
+    outcome = outcome_of(trace, matched_rules(trace, said, "VIPD"))
+    assert (outcome.masqueraded, outcome.verdict) == (False, FinalVerdict.DELIVERED)
 
 
 def test_chains_of_another_prefix_are_not_vipds() -> None:
     """A kube-proxy's have the same form."""
-    journey, hits = hit_by("iptables-forwarded")
-    at = next(number for number, hit in enumerate(hits) if hit.chain.name == "VIPD-SERVICES")
+    trace, rules = traced_rules("iptables-forwarded")
+    at = next(number for number, hit in enumerate(rules) if hit.chain.name == "VIPD-SERVICES")
     service = Chain("ip", "nat", "KUBE-SERVICES")
-    moment = next(m for m in journey.moments if m.event.kind is Kind.RULE)
+    moment = next(m for m in trace.events if m.event.kind is Kind.RULE)
     foreign = replace(moment, event=moment.event._replace(chain=service, leads="KUBE-SVC-ABCDEFGHIJKLMNOP"))
-    beside = replace(journey, moments=(journey.moments[0], foreign, *journey.moments[1:]))
-    found = hits_of(beside, listed(journey), "VIPD")
+    beside = replace(trace, events=(trace.events[0], foreign, *trace.events[1:]))
+    found = matched_rules(beside, listed(trace), "VIPD")
     (kube,) = [hit for hit in found if hit.chain == service]
-    assert (kube.ours, kube.part) == (False, "")
-    assert compare(outcome_of(beside, found), found, prediction(journey, hits)).differences == ()
-    (kube,) = [hit for hit in hits_of(beside, listed(journey), "KUBE") if hit.chain == service]
-    assert (kube.ours, kube.part) == (True, "dispatch")
-    assert hits[at].ours
+    assert (kube.ours, kube.role) == (False, "")
+    assert compare(outcome_of(beside, found), found, prediction(trace, rules)).differences == ()
+    (kube,) = [hit for hit in matched_rules(beside, listed(trace), "KUBE") if hit.chain == service]
+    assert (kube.ours, kube.role) == (True, "dispatch")
+    assert rules[at].ours
 
 
 @pytest.mark.parametrize("verdict", ["rejected", "dropped"])
 def test_what_cannot_be_read_is_said_and_is_no_difference(verdict: str) -> None:
     """Whether the rule that ended the packet refuses or drops is not known."""
-    (journey,) = journeys("iptables-refused")
-    hits = hits_of(journey, {}, "VIPD")
-    outcome = outcome_of(journey, hits)
-    comparison = compare(outcome, hits, prediction(journey, hits, verdict=verdict, backend=None))
+    (trace,) = traces("iptables-refused")
+    rules = matched_rules(trace, {}, "VIPD")
+    outcome = outcome_of(trace, rules)
+    comparison = compare(outcome, rules, prediction(trace, rules, verdict=verdict, backend=None))
     assert (outcome.unread, comparison.differences) == (True, ())
-    report = Report(journey, hits, outcome, comparison)
+    report = Report(trace, rules, outcome, comparison)
     assert "a rule that cannot be read" in report.blamed()
     assert {does for *_, does in report.rows()} == {"a rule that cannot be read"}
 
 
 def test_a_source_that_stays_the_same_may_be_masqueraded_by_a_rule_that_cannot_be_read() -> None:
-    (journey,) = journeys("iptables-loopback")
-    journey = replace(journey, end=journey.end._replace(source=journey.start.source))
-    hits = hits_of(journey, {}, "VIPD")
+    (trace,) = traces("iptables-loopback")
+    trace = replace(trace, end=trace.end._replace(source=trace.start.source))
+    rules = matched_rules(trace, {}, "VIPD")
     for masqueraded in (True, False):
-        predicted = prediction(journey, hits, masqueraded=masqueraded)
-        assert compare(outcome_of(journey, hits), hits, predicted).differences == ()
+        predicted = prediction(trace, rules, masqueraded=masqueraded)
+        assert compare(outcome_of(trace, rules), rules, predicted).differences == ()

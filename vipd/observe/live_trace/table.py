@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
-from vipd.observe.trace.events import error_of
-from vipd.observe.trace.markers import table_name, transaction
-from vipd.observe.trace.packets import Flow
+from vipd.observe.live_trace.events import error_of
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.table_messages import table_name, transaction
 
 ANSWER_SECONDS = 10.0
 SINCE = "Linux 5.12 and nf_tables"

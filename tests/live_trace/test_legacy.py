@@ -9,13 +9,13 @@ import pytest
 from tests.explain.world import ROOT
 from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
-from tests.trace.conftest import LOGGER
+from tests.live_trace.conftest import LOGGER
 
 pytestmark = pytest.mark.root
 
 HOLD = """
 import sys
-from vipd.observe.trace.legacy import _bind
+from vipd.observe.live_trace.legacy import _bind
 from vipd.dataplane.nftables.reading import open_netlink
 held = open_netlink()
 _bind(held)

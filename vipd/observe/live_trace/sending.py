@@ -10,8 +10,8 @@ import socket
 from types import TracebackType
 
 from vipd.model import Family, Protocol
-from vipd.observe.trace.packets import Flow
-from vipd.observe.trace.table import TraceError
+from vipd.observe.live_trace.packets import Flow
+from vipd.observe.live_trace.table import TraceError
 
 IPPROTO_SCTP = 132
 _KINDS = {

@@ -81,7 +81,7 @@ class Traced:
 
     @staticmethod
     def _started(host: Node) -> Process:
-        return host.start("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.trace.follower")
+        return host.start("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.live_trace.follower")
 
 
 def _fault(asked: Probe, seen: dict[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""Events are read until a packet's journey is over, however slowly."""
+"""Events are read until a packet's trace is over, however slowly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.recorded import RECORDED, journeys, table_of
-from vipd.observe.trace import watching
-from vipd.observe.trace.journey import Journeys
+from tests.live_trace.recorded import RECORDED, table_of, traces
+from vipd.observe.live_trace import watching
+from vipd.observe.live_trace.packet_trace import TraceAssembler
 
 SLOW_SECONDS = 1.0
 """Twice what a silence must last for a packet to be gone."""
@@ -30,11 +30,11 @@ def test_what_waits_to_be_read_is_no_silence(name: str, monkeypatch: pytest.Monk
             {"trace": events, "log": logs}[kind][0].send(bytes.fromhex(datagram))
         watch = watching.Watch([])
         watch._events, watch._sockets = events[1], [events[1], logs[1]]
-        watch._journeys = Journeys(table_of(name), legacy=legacy)
-        found = next(watch.journeys(None))
-    (whole,) = journeys(name, legacy=legacy)
+        watch._journeys = TraceAssembler(table_of(name), legacy=legacy)
+        found = next(watch.traces(None))
+    (whole,) = traces(name, legacy=legacy)
     assert (found.start, found.end, found.passed) == (whole.start, whole.end, whole.passed)
-    assert len(found.moments) == len(whole.moments)
+    assert len(found.events) == len(whole.events)
 
 
 def _recorded(name: str) -> list[str]:

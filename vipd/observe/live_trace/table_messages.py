@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from vipd.model import Family, Protocol
-from vipd.observe.trace.packets import PROTOCOL_NUMBERS, Flow
+from vipd.observe.live_trace.packets import PROTOCOL_NUMBERS, Flow
 
 TABLE_PREFIX = "vipd-trace-"
 EARLIER = "earlier"
