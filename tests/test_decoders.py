@@ -28,8 +28,8 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
 from tests.dataplane.watch.recorded import COMMANDS, datagrams
 from tests.live_trace.recorded import RECORDED
-from tests.rules.made import forwardings
-from tests.rules.test_faults import WEB
+from tests.rule_tree.made import forwardings
+from tests.rule_tree.test_faults import WEB
 from tests.test_route_table import Message
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
@@ -59,7 +59,7 @@ from vipd.model import Family
 from vipd.observe.live_trace.events import error_of, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
 from vipd.observe.live_trace.packets import read_headers, read_packet
-from vipd.observe.rules import reading_nftables
+from vipd.observe.rule_tree import read_nftables
 from vipd.route_table import read_routing
 
 NAMES = Names("VIPD")
@@ -335,7 +335,7 @@ def test_a_table_that_is_garbled(tables: list[bytes], seed: int) -> None:
     for _ in range(MUTATIONS // 8):
         answers = [draw.choice(garbled) if draw.random() < 0.15 else answer for answer in tables]
         answering = partial(cast, socket.socket, Answering(answers))
-        reader = reading_nftables._Counting(Family.IPV4, "vipd", answering)
+        reader = read_nftables._Counting(Family.IPV4, "vipd", answering)
         for ask in (reader.structure, reader.base_chains):
             with bearing(ApplyError):
                 ask()

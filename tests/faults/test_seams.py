@@ -104,7 +104,7 @@ BESIDE_THE_DAEMON = (
         "vipd.observe.doctor",
         "vipd.observe.live_trace",
     ),
-    *("vipd.observe.rules", "vipd.observe.simulator", "vipd.fleet.registration"),
+    *("vipd.observe.rule_tree", "vipd.observe.simulator", "vipd.fleet.registration"),
 )
 """Programs of their own, which end with what they are asked."""
 

@@ -27,22 +27,22 @@ from vipd.cli.output import (
 )
 from vipd.cli.stats import size
 from vipd.dataplane.base import ApplyError
-from vipd.observe.rules.dot import dot
-from vipd.observe.rules.graph import graphs_of
-from vipd.observe.rules.graphviz import DrawingError, draw
-from vipd.observe.rules.looking import Answer, Question, UnknownTargetError, look
-from vipd.observe.rules.mermaid import mermaid
-from vipd.observe.rules.rows import Summary, heading, rows_of, summary
-from vipd.observe.rules.tree import Count, ServiceTree, SharedTree, faults
+from vipd.observe.rule_tree.dot import dot
+from vipd.observe.rule_tree.graph import graphs_of
+from vipd.observe.rule_tree.graphviz import DrawingError, draw
+from vipd.observe.rule_tree.mermaid import mermaid
+from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
+from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
+from vipd.observe.rule_tree.tree import Count, ServiceTree, SharedTree, faults
 from vipd.process import run as run_program
 
 MOST_TREES = 20
-"""More services than these are told in a line each, unless all are asked for."""
+"""More services than these are shown in a line each, unless all are asked for."""
 PATIENCE_SECONDS = 600.0
 """How long a program may take to list what the kernel has: with 10,000 services iptables-save needs more than
 10 s of CPU."""
 LONG_SECONDS = 1.0
-"""Who waited longer is told for what."""
+"""A longer wait is explained on the screen."""
 
 COLUMNS = (
     Column("PKTS", right=True),

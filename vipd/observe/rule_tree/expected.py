@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vipd.model import Family, Frontend, Policy, Protocol
-from vipd.observe.rules.tree import Key, Kind, Node, ServiceTree
+from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
 MOST_OFF = 0.0101
 """By how much a share may differ: with nftables shares are whole numbers of slots."""
@@ -17,7 +17,7 @@ _FAMILIES = {str(family): family for family in Family}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Expected:
     """One service port in one family as the daemon means it."""
 
     service: str
@@ -36,19 +36,19 @@ class Wanted:
     message: str
 
 
-def wanted_of(view: Mapping[str, Any]) -> list[Wanted]:
+def expected_of(view: Mapping[str, Any]) -> list[Expected]:
     """Each forwarding of a ServiceView of docs/api.md."""
     return [_wanted(view, forwarding) for forwarding in view["forwardings"]]
 
 
-def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Wanted:
+def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Expected:
     protocol = str(forwarding["protocol"])
     places = [str(place) for place in (*forwarding["frontends"], *forwarding.get("external", ()))]
     node_port = forwarding.get("node_port")
     on_host = [str(Frontend("", int(node_port), Protocol(protocol)))] if node_port else []
     policies = set(forwarding.get("traffic_policy", {}).values())
     endpoints = forwarding["endpoints"]
-    return Wanted(
+    return Expected(
         str(view["name"]),
         Key(str(forwarding["name"]), protocol),
         _FAMILIES[str(forwarding["family"])],
@@ -62,40 +62,40 @@ def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Wanted:
     )
 
 
-def compare(tree: ServiceTree, wanted: Wanted) -> ServiceTree:
+def compare(tree: ServiceTree, wanted: Expected) -> ServiceTree:
     """The tree with what is missing from it, and a fault on each node that should not be there."""
     shares = _shares_found(tree)
     nodes = [_judged(node, wanted, shares) for node in tree.nodes]
     return tree.with_nodes([*nodes, *_missing(tree, wanted)])
 
 
-def absent(wanted: Wanted, place: str) -> ServiceTree:
+def absent(wanted: Expected, place: str) -> ServiceTree:
     """The tree of a service port of which the kernel has nothing."""
     empty = ServiceTree(wanted.key, wanted.family, place, ())
     return empty.with_nodes(_missing(empty, wanted))
 
 
 def _shares_found(tree: ServiceTree) -> Mapping[str, float]:
-    """The share of each backend in the ladder that has the most steps."""
-    ladders: list[dict[str, float]] = []
+    """The share of each backend in the probability chain that has the most steps."""
+    chains: list[dict[str, float]] = []
     for node in tree.walk():
         shares: dict[str, float] = defaultdict(float)
         for child in node.children:
-            if child.kind is Kind.BACKEND and child.share is not None:
+            if child.kind is NodeKind.BACKEND and child.share is not None:
                 shares[child.name] += child.share
-        ladders.append(shares)
-    return max(ladders, key=len, default={})
+        chains.append(shares)
+    return max(chains, key=len, default={})
 
 
-def _judged(node: Node, wanted: Wanted, shares: Mapping[str, float]) -> Node:
+def _judged(node: Node, wanted: Expected, shares: Mapping[str, float]) -> Node:
     children = tuple(_judged(child, wanted, shares) for child in node.children)
     fault = node.fault
-    if node.kind is Kind.BACKEND and not fault:
+    if node.kind is NodeKind.BACKEND and not fault:
         fault = _fault_of(node.name, wanted, shares)
     return replace(node, fault=fault, children=children) if fault or children else node
 
 
-def _fault_of(endpoint: str, wanted: Wanted, shares: Mapping[str, float]) -> str:
+def _fault_of(endpoint: str, wanted: Expected, shares: Mapping[str, float]) -> str:
     if endpoint not in wanted.shares:
         return NOT_WANTED
     meant, found = wanted.shares[endpoint], shares.get(endpoint)
@@ -104,16 +104,16 @@ def _fault_of(endpoint: str, wanted: Wanted, shares: Mapping[str, float]) -> str
     return ""
 
 
-def _missing(tree: ServiceTree, wanted: Wanted) -> Sequence[Node]:
-    frontends, backends = set(tree.named(Kind.FRONTEND)), set(tree.named(Kind.BACKEND))
+def _missing(tree: ServiceTree, wanted: Expected) -> Sequence[Node]:
+    frontends, backends = set(tree.named(NodeKind.FRONTEND)), set(tree.named(NodeKind.BACKEND))
     nodes = [
-        Node(Kind.MISSING, f"frontend {frontend}", frontend, fault="the kernel has nothing for it")
+        Node(NodeKind.MISSING, f"frontend {frontend}", frontend, fault="the kernel has nothing for it")
         for frontend in wanted.frontends
         if frontend not in frontends
     ]
     nodes += [
         Node(
-            Kind.MISSING,
+            NodeKind.MISSING,
             f"backend {endpoint}",
             wanted.chains.get(endpoint, ""),
             fault="no share of new flows",

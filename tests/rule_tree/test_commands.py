@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.rules.room import KINDS, Room, started
+from tests.rule_tree.room import KINDS, Room, started
 from vipd.dataplane.iptables.names import hashed
 
 pytestmark = pytest.mark.root
@@ -85,7 +85,7 @@ def test_names_chains_shares_and_counts_stand_side_by_side(room: Room) -> None:
 
 
 def test_counters_move_with_packets(room: Room) -> None:
-    def told() -> tuple[int, int, int]:
+    def parsed() -> tuple[int, int, int]:
         tree = room.rules("10.96.0.10:53/udp")["services"][0]
         frontend = next(nodes(tree, "frontend"))
         counted = [node for node in nodes(tree, "rule") if "10.244.0" in node["text"]]
@@ -96,13 +96,13 @@ def test_counters_move_with_packets(room: Room) -> None:
         )
         return frontend["packets"], frontend["bytes"], through
 
-    before = told()
+    before = parsed()
     subprocess.run(
         ["ip", "netns", "exec", room.host.namespace, sys.executable, "-c", SENDER, str(SENT)],
         check=True,
         timeout=60,
     )
-    packets, octets, through = (now - then for now, then in zip(told(), before, strict=True))
+    packets, octets, through = (now - then for now, then in zip(parsed(), before, strict=True))
     # A datagram of 20 bytes has 48 with its headers.
     assert (packets, octets, through) == (SENT, 48 * SENT, SENT)
 

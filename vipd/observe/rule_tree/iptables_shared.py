@@ -9,10 +9,10 @@ from vipd.dataplane.iptables.fixed import entry_jumps
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.words import target_of
-from vipd.observe.rules.forms import Role
-from vipd.observe.rules.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
-from vipd.observe.rules.saved import SavedRule
-from vipd.observe.rules.tree import Count, Kind, Node, SharedTree
+from vipd.observe.rule_tree.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
+from vipd.observe.rule_tree.patterns import Role
+from vipd.observe.rule_tree.saved import SavedRule
+from vipd.observe.rule_tree.tree import Count, Node, NodeKind, SharedTree
 
 _SERVICES = frozenset({Role.FRONTEND, Role.ADDRESS, Role.GROUP})
 _WORKING = {"PREROUTING": "SERVICES", "POSTROUTING": "MASQUERADE", "MARK-MASQ": "MARK"}
@@ -30,7 +30,7 @@ def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
         shown: set[str] = set()
         for hook in sorted(chain for chain in rules.tables.builtins if chain.table == table):
             children = tuple(_ways_in(rules, hook, shown))
-            nodes += [Node(Kind.CHAIN, table, hook.name, children=children)] if children else []
+            nodes += [Node(NodeKind.CHAIN, table, hook.name, children=children)] if children else []
         # Marks: only chains of services lead there.
         rest = (c for c in rules.tables.chains if c.table == table and rules.names.is_fixed(c))
         nodes += [_chain(rules, chain, None, shown) for chain in sorted(rest) if chain.name not in shown]
@@ -44,7 +44,7 @@ def single_chain(rules: IptablesRules, name: str) -> SharedTree:
         chain = ChainId(table, name)
         if rules.tables.chains.get(chain) is not None and rules.names.owns(chain):
             children = tuple(_told(rules, chain, rule) for rule in rules.tables.chains[chain])
-            nodes.append(Node(Kind.CHAIN, _purpose(rules, chain), name, children=children))
+            nodes.append(Node(NodeKind.CHAIN, _purpose(rules, chain), name, children=children))
     return SharedTree(rules.family, rules.place, tuple(nodes))
 
 
@@ -64,18 +64,18 @@ def _ways_in(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[N
         target_name = target_of(wanted)
         if target_name not in found:
             fault = f"no rule of {hook.name} leads there"
-            yield Node(Kind.MISSING, f"jump to {target_name}", target_name, wanted, fault=fault)
+            yield Node(NodeKind.MISSING, f"jump to {target_name}", target_name, wanted, fault=fault)
 
 
 def _chain(rules: IptablesRules, chain: ChainId, jump: SavedRule | None, shown: set[str]) -> Node:
     text = _purpose(rules, chain)
     text_of_jump, count = (jump.text, jump.counted) if jump else ("", None)
     if chain.name in shown:
-        return Node(Kind.CHAIN, text, chain.name, text_of_jump, count, repeated=True)
+        return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, repeated=True)
     shown.add(chain.name)
     children = tuple(_fixed_rules(rules, chain, shown))
     fault = _idle(rules, chain)
-    return Node(Kind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children)
+    return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children)
 
 
 def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Iterator[Node]:
@@ -83,29 +83,31 @@ def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Itera
     of_services: Counter[str] = Counter()
     entered = Count(0, 0)
     for rule in rules.tables.chains.get(chain, ()):
-        target, told = ChainId(chain.table, rule.target), rules.forms.tell(chain, rule.text)
-        if told is not None and told.role in _SERVICES:
-            of_services["group" if told.role is Role.GROUP else "rule"] += 1
+        target, parsed = ChainId(chain.table, rule.target), rules.patterns.parse(chain, rule.text)
+        if parsed is not None and parsed.role in _SERVICES:
+            of_services["group" if parsed.role is Role.GROUP else "rule"] += 1
             entered += rule.counted or Count(0, 0)
-        elif told is not None and rules.names.is_fixed(target):
+        elif parsed is not None and rules.names.is_fixed(target):
             yield _chain(rules, target, rule, shown)
         else:
             yield _told(rules, chain, rule)
     for what, number in sorted(of_services.items()):
         text = f"{number} {what} for services" if number == 1 else f"{number} {what}s for services"
-        yield Node(Kind.RULE, text, count=entered if len(of_services) == 1 else None)
+        yield Node(NodeKind.RULE, text, count=entered if len(of_services) == 1 else None)
 
 
 def _told(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
-    told = rules.forms.tell(chain, rule.text)
-    if told is None:
+    parsed = rules.patterns.parse(chain, rule.text)
+    if parsed is None:
         return foreign(rule)
-    note = told.service_port if told.role is Role.FRONTEND else ""
+    note = parsed.service_port if parsed.role is Role.FRONTEND else ""
     target = ChainId(chain.table, rule.target)
     onward = (
-        (Node(Kind.CHAIN, note or _purpose(rules, target), target.name),) if rules.names.owns(target) else ()
+        (Node(NodeKind.CHAIN, note or _purpose(rules, target), target.name),)
+        if rules.names.owns(target)
+        else ()
     )
-    return Node(Kind.RULE, told.text, told.frontend, rule.text, rule.counted, children=onward)
+    return Node(NodeKind.RULE, parsed.text, parsed.frontend, rule.text, rule.counted, children=onward)
 
 
 def _purpose(rules: IptablesRules, chain: ChainId) -> str:
@@ -124,12 +126,12 @@ def _purpose(rules: IptablesRules, chain: ChainId) -> str:
         "FIREWALL": "loopback addresses from elsewhere",
         "GRP": "a group of addresses",
     }
-    return purposes.get(rules.forms.kind_of(chain.name), chain.table)
+    return purposes.get(rules.patterns.kind_of(chain.name), chain.table)
 
 
 def _idle(rules: IptablesRules, chain: ChainId) -> str:
     """Why a chain cannot do what it is for."""
-    wanted = _WORKING.get(rules.forms.kind_of(chain.name)) if chain.table == "nat" else None
+    wanted = _WORKING.get(rules.patterns.kind_of(chain.name)) if chain.table == "nat" else None
     if wanted is None:
         return ""
     found = rules.tables.chains.get(chain, ())
@@ -141,10 +143,10 @@ def _stranded(rules: IptablesRules, reached: set[str]) -> Iterator[Node]:
     """Chains of services that no service's tree has."""
     found = rules.unreached(reached)
     for chain in found[:_MOST_STRANDED]:
-        yield Node(Kind.CHAIN, _of_whom(rules, chain), chain.name, fault=UNREACHED)
+        yield Node(NodeKind.CHAIN, _of_whom(rules, chain), chain.name, fault=UNREACHED)
     if len(found) > _MOST_STRANDED:
         text = f"and {len(found) - _MOST_STRANDED} more such chains"
-        yield Node(Kind.RULE, text, fault=UNREACHED)
+        yield Node(NodeKind.RULE, text, fault=UNREACHED)
 
 
 def _of_whom(rules: IptablesRules, chain: ChainId) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vipd.observe.rules.graph import Box, Graph
-from vipd.observe.rules.tree import Kind
+from vipd.observe.rule_tree.graph import Box, Graph
+from vipd.observe.rule_tree.tree import NodeKind
 
-_SHAPES = {Kind.FRONTEND: ("([", "])"), Kind.BACKEND: ("[[", "]]")}
+_SHAPES = {NodeKind.FRONTEND: ("([", "])"), NodeKind.BACKEND: ("[[", "]]")}
 _ENTITIES = str.maketrans(
     {
         '"': "#quot;",

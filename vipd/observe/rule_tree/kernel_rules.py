@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from vipd.dataplane.iptables.names import HASHED_KINDS, ChainId, hashed
 from vipd.model import Family
-from vipd.observe.rules.iptables_shared import shared_tree, single_chain
-from vipd.observe.rules.iptables_tree import IptablesRules
-from vipd.observe.rules.nftables_table import TableReading
-from vipd.observe.rules.nftables_tree import NftablesRules
-from vipd.observe.rules.tree import Key, Kind, ServiceTree, SharedTree
-from vipd.observe.rules.wanted import Wanted, absent, compare
+from vipd.observe.rule_tree.expected import Expected, absent, compare
+from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
+from vipd.observe.rule_tree.nftables_table import TableReading
+from vipd.observe.rule_tree.nftables_tree import NftablesRules
+from vipd.observe.rule_tree.tree import Key, NodeKind, ServiceTree, SharedTree
 
 _KINDS = "|".join(kind for kind in HASHED_KINDS["nat"] if kind != "GRP")
 _OF_SERVICE = re.compile(rf"([A-Z][A-Z0-9]*)-(?:{_KINDS})-[A-Z2-7]{{16}}")
@@ -38,7 +38,7 @@ class ChainName:
         found = _OF_ALL.fullmatch(text)
         return cls(text, found[1], of_service=False) if found else None
 
-    def meant_by(self, wanted: Wanted) -> str:
+    def meant_by(self, wanted: Expected) -> str:
         """What of a service port the chain is, by its hash, if it is its at all; else empty."""
         key = wanted.key.service_port + wanted.key.protocol
         digest = self.name.rpartition("-")[2]
@@ -70,12 +70,12 @@ class InUse:
 
     places: Mapping[Family, str]
     """Where it keeps the rules of each family, as trees name their places."""
-    wanted: Sequence[Wanted]
+    wanted: Sequence[Expected]
     """Of the services that it was asked about."""
 
 
 @dataclass(frozen=True)
-class Forest:
+class KernelRules:
     """What the kernel holds."""
 
     iptables: Sequence[IptablesRules]
@@ -100,7 +100,7 @@ class Forest:
             trees = [rules.tree(key) for key in rules.service_ports()]
             services += trees
             if isinstance(rules, IptablesRules):
-                names = (name for tree in trees for name in tree.named(Kind.CHAIN))
+                names = (name for tree in trees for name in tree.named(NodeKind.CHAIN))
                 shared.append(shared_tree(rules, set(names)))
             else:
                 shared.append(rules.shared())
@@ -120,7 +120,7 @@ class Forest:
         return self._compared(r.tree(key) for r in readings for key in r.service_ports() if key in wanted)
 
     def owners(self, chain: str) -> list[Key]:
-        """Whose a chain of iptables is, as the kernel tells it."""
+        """The service ports of a chain of iptables, by the rules that lead to it."""
         return list(dict.fromkeys(key for rules in self.iptables for key in rules.owners(chain)))
 
     def addresses_in(self, chains: Iterable[str]) -> set[str]:
@@ -129,8 +129,8 @@ class Forest:
         for rules in self.iptables:
             for chain in (ChainId("nat", name) for name in chains):
                 for rule in rules.tables.chains.get(chain, ()):
-                    told = rules.forms.tell(chain, rule.text)
-                    found.add(told.parts.get("address", "") if told else "")
+                    parsed = rules.patterns.parse(chain, rule.text)
+                    found.add(parsed.parts.get("address", "") if parsed else "")
         return found - {""}
 
     def chain(self, name: str) -> list[SharedTree]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.nftables.layout import HANDLERS
 from vipd.model import Family, Frontend, Protocol, socket_text
-from vipd.observe.rules.tree import Count
+from vipd.observe.rule_tree.tree import Count
 
 LIMITS = "allowed_"
 """How the maps of sources that may come begin."""
@@ -90,22 +90,22 @@ class TableReading:
         verdict = value if " " in value else self.elements.get(HANDLERS.name, {}).get(value, "")
         return verdict.rpartition(" ")[2]
 
-    def of(self, holder: str, place: Place) -> list[tuple[str, str]]:
+    def of(self, map_name: str, place: Place) -> list[tuple[str, str]]:
         """The last field of the key, and the value, of a frontend's elements in a map."""
-        return self._by_place.get((holder, place.key), [])
+        return self._by_place.get((map_name, place.key), [])
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
         found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-        for holder, elements in self.elements.items():
-            if holder.startswith(LIMITS):
+        for map_name, elements in self.elements.items():
+            if map_name.startswith(LIMITS):
                 for key, value in elements.items():
                     source, _, rest = key.partition(" . ")
-                    found[holder, rest].append((source, value))
-            elif holder.endswith(("endpoints", "picks", "numbered")):
+                    found[map_name, rest].append((source, value))
+            elif map_name.endswith(("endpoints", "picks", "numbered")):
                 for key, value in elements.items():
                     head, _, last = key.rpartition(" . ")
-                    found[holder, head].append((last, value))
+                    found[map_name, head].append((last, value))
         return found
 
     def flows_of(self, place: Place) -> Mapping[str, Count]:

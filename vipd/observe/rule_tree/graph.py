@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from vipd.observe.rules.rows import heading
-from vipd.observe.rules.tree import Count, Kind, Node, ServiceTree, SharedTree, total
+from vipd.observe.rule_tree.rows import heading
+from vipd.observe.rule_tree.tree import Count, Node, NodeKind, ServiceTree, SharedTree, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Box:
 
     id: str
     lines: tuple[str, ...]
-    kind: Kind
+    kind: NodeKind
     fault: str = ""
 
 
@@ -103,13 +103,13 @@ def graphs_of(trees: Iterable[ServiceTree | SharedTree]) -> list[Graph]:
 def _draw(graph: Graph, node: Node, parent: str, table: str) -> None:
     """A node's box, and the way to it. A rule is the way to the chain that it leads to; what leads nowhere is
     not drawn, unless it is wrong."""
-    passed = node.kind is Kind.RULE and not node.fault
+    passed = node.kind is NodeKind.RULE and not node.fault
     if node.leads_to and parent:
         graph.leave(parent, f"{table} {node.leads_to}", node)
-    chains = [child for child in node.children if child.kind is Kind.CHAIN]
-    if passed or (node.kind is Kind.BACKEND and chains):
+    chains = [child for child in node.children if child.kind is NodeKind.CHAIN]
+    if passed or (node.kind is NodeKind.BACKEND and chains):
         for child in node.children:
-            if child.kind is Kind.CHAIN:
+            if child.kind is NodeKind.CHAIN:
                 fault = child.fault or node.fault
                 text = node.text if passed else ""
                 _enter(graph, replace(child, fault=fault), parent, table, (text, node))
@@ -132,10 +132,10 @@ def _enter(graph: Graph, node: Node, parent: str, table: str, way: tuple[str, No
 def _box(node: Node, parent: str, table: str) -> tuple[str, tuple[str, ...]]:
     """What a box stands for, and its lines."""
     match node.kind:
-        case Kind.CHAIN:
+        case NodeKind.CHAIN:
             return f"{table} {node.name}", (node.text, node.name)
-        case Kind.FRONTEND:
+        case NodeKind.FRONTEND:
             return f"{table} {node.name} {node.rule}", (node.text,)
-        case Kind.BACKEND:
+        case NodeKind.BACKEND:
             return f"{parent} {node.name}", (node.name,)
     return f"{parent} {node.kind} {node.text} {node.rule}", (f"{node.kind}: {node.text}", node.fault)

@@ -12,7 +12,7 @@ from vipd.model import Family
 Json = dict[str, object]
 
 
-class Kind(StrEnum):
+class NodeKind(StrEnum):
     """What a node stands for."""
 
     CHAIN = "chain"
@@ -46,7 +46,7 @@ class Count(NamedTuple):
 class Node:
     """One line of a tree. `text` says in words what it is or does."""
 
-    kind: Kind
+    kind: NodeKind
     text: str
     name: str = ""
     rule: str = ""
@@ -54,7 +54,7 @@ class Node:
     count: Count | None = None
     """None where the kernel does not count."""
     share: float | None = None
-    """The part of the new flows that come to its ladder, 0..1; None for what is no step of one."""
+    """The part of the new flows that come to its probability chain, 0..1; None for what is no step of one."""
     fault: str = ""
     """What is not as it should be."""
     repeated: bool = False
@@ -88,7 +88,7 @@ class Key(NamedTuple):
     """What the trees of a dataplane are known by: one service port in one protocol."""
 
     service_port: str
-    """`namespace/name:port`; where the kernel has no names and no daemon tells them, the first frontend."""
+    """`namespace/name:port`; the first frontend where neither the kernel nor a daemon has the name."""
     protocol: str
 
 
@@ -111,13 +111,13 @@ class ServiceTree:
         """The same service with other nodes."""
         return replace(self, nodes=tuple(nodes))
 
-    def named(self, kind: Kind) -> list[str]:
+    def named(self, kind: NodeKind) -> list[str]:
         """The names of nodes of a kind, each once, in their order."""
         return list(dict.fromkeys(node.name for node in self.walk() if node.kind is kind))
 
     def entered(self) -> Count | None:
         """What has come in by all frontends, as far as it is counted."""
-        return total(node.count for node in self.walk() if node.kind is Kind.FRONTEND)
+        return total(node.count for node in self.walk() if node.kind is NodeKind.FRONTEND)
 
     def view(self) -> Json:
         """As a JSON value."""

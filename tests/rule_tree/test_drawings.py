@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.rules.made import forwardings, read, table
-from tests.rules.test_faults import SVC, TEXT, with_first
+from tests.rule_tree.made import forwardings, read, table
+from tests.rule_tree.test_faults import SVC, TEXT, with_first
 from tests.simulator.cases import CASES, family_of_case, rules_text
 from vipd.model import Backend, Family, Protocol, Service, ServicePort
-from vipd.observe.rules.dot import dot
-from vipd.observe.rules.graph import Graph, graphs_of
-from vipd.observe.rules.graphviz import DrawingError, draw
-from vipd.observe.rules.mermaid import mermaid
-from vipd.observe.rules.nftables_tree import NftablesRules
-from vipd.observe.rules.tree import Key, Kind, Node, ServiceTree
+from vipd.observe.rule_tree.dot import dot
+from vipd.observe.rule_tree.graph import Graph, graphs_of
+from vipd.observe.rule_tree.graphviz import DrawingError, draw
+from vipd.observe.rule_tree.mermaid import mermaid
+from vipd.observe.rule_tree.nftables_tree import NftablesRules
+from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 from vipd.process import Finished, run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,10 +47,14 @@ def graphs(case: str) -> list[Graph]:
 
 def nasty() -> list[Graph]:
     """A tree whose every text is hard to write down."""
-    foreign = Node(Kind.FOREIGN, NASTY, "", NASTY, fault=NASTY)
-    chain = Node(Kind.CHAIN, NASTY, NASTY, children=(foreign,))
+    foreign = Node(NodeKind.FOREIGN, NASTY, "", NASTY, fault=NASTY)
+    chain = Node(NodeKind.CHAIN, NASTY, NASTY, children=(foreign,))
+    frontend = Node(NodeKind.FRONTEND, NASTY, NASTY, children=(chain,))
     root = Node(
-        Kind.CHAIN, "nat", "VIPD-SERVICES", children=(Node(Kind.FRONTEND, NASTY, NASTY, children=(chain,)),)
+        NodeKind.CHAIN,
+        "nat",
+        "VIPD-SERVICES",
+        children=(frontend,),
     )
     return graphs_of([ServiceTree(Key(NASTY, "tcp"), Family.IPV4, NASTY, (root,))])
 

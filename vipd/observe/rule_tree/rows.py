@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.observe.rules.tree import Count, Kind, Node, ServiceTree, SharedTree, faults
+from vipd.observe.rule_tree.tree import Count, Node, NodeKind, ServiceTree, SharedTree, faults
 
 _BRANCH, _LAST, _DOWN, _NOTHING = "├ ", "└ ", "│ ", "  "
 
@@ -36,7 +36,7 @@ def rows_of(nodes: Sequence[Node], marked: str = "") -> Iterator[Row]:
 
 
 def _rows(node: Node, own: str, below: str) -> Iterator[Row]:
-    colour = "red" if node.fault else "bold" if node.kind is Kind.CHAIN else ""
+    colour = "red" if node.fault else "bold" if node.kind is NodeKind.CHAIN else ""
     yield Row(own + label(node), node.count, node.share, colour)
     if node.fault:
         more = _DOWN if node.children else _NOTHING
@@ -49,11 +49,11 @@ def _rows(node: Node, own: str, below: str) -> Iterator[Row]:
 
 def label(node: Node) -> str:
     """A node in a line: a chain by the kernel's name, with what it is for."""
-    if node.kind is Kind.CHAIN and node.repeated:
+    if node.kind is NodeKind.CHAIN and node.repeated:
         return f"{node.name}, as above"
-    if node.kind is Kind.CHAIN:
+    if node.kind is NodeKind.CHAIN:
         return f"{node.name}: {node.text}" if node.text else node.name
-    return f"{node.kind}: {node.text}" if node.kind in (Kind.FOREIGN, Kind.MISSING) else node.text
+    return f"{node.kind}: {node.text}" if node.kind in (NodeKind.FOREIGN, NodeKind.MISSING) else node.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Summary:
 
 def summary(tree: ServiceTree) -> Summary:
     """How many there are of everything; of several frontends the first is named."""
-    frontends = tree.named(Kind.FRONTEND)
+    frontends = tree.named(NodeKind.FRONTEND)
     places = [place.rpartition("/")[0] for place in frontends]
     shown = f"{places[0]} +{len(places) - 1}" if len(places) > 1 else "".join(places)
     return Summary(
         tree.key.service_port,
         tree.key.protocol,
         shown,
-        len(tree.named(Kind.BACKEND)),
+        len(tree.named(NodeKind.BACKEND)),
         tree.entered(),
         len(faults(tree.nodes)),
     )

@@ -19,11 +19,11 @@ from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, 
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.reading import TableReader
 from vipd.model import Family
-from vipd.observe.rules.dispatch import SHARED
-from vipd.observe.rules.forms import Forms, Role
-from vipd.observe.rules.iptables_tree import IptablesRules
-from vipd.observe.rules.saved import SavedRule, SavedTables, read_tables
-from vipd.observe.rules.tree import Count
+from vipd.observe.rule_tree.dispatch import SHARED
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
+from vipd.observe.rule_tree.patterns import Patterns, Role
+from vipd.observe.rule_tree.saved import SavedRule, SavedTables, read_tables
+from vipd.observe.rule_tree.tree import Count
 from vipd.process import Runner
 
 VARIANTS = ("nft", "legacy")
@@ -44,12 +44,12 @@ class Search:
 
 
 async def read_rules(
-    prefix: str, search: Search | None, run: Runner, tell: Callable[[str], None]
+    prefix: str, search: Search | None, run: Runner, warn: Callable[[str], None]
 ) -> list[IptablesRules]:
     """The rules under a prefix in each variant and family that has any. Raises ApplyError, also for what is
     not understood.
 
-    Without `search` everything is read, else of large tables at least what is searched for. `tell` is told
+    Without `search` everything is read, else of large tables at least what is searched for. `warn` is called
     when that will take long.
     """
     found = []
@@ -64,7 +64,7 @@ async def read_rules(
                 tables = await _ChainReader(tools, prefix, search, run).read()
             else:
                 if large:
-                    tell(f"reading every {family} rule of a large table, which takes a while")
+                    warn(f"reading every {family} rule of a large table, which takes a while")
                 tables = await _saved(tools, run)
             if rules := IptablesRules(tables, prefix, family, tools.version_text):
                 found.append(rules)
@@ -110,7 +110,7 @@ class _ChainReader:
     """Reads single chains of one family, following the jumps that are searched for."""
 
     def __init__(self, tools: Tools, prefix: str, search: Search, run: Runner) -> None:
-        self._tools, self._names, self._forms = tools, Names(prefix), Forms(prefix)
+        self._tools, self._names, self._patterns = tools, Names(prefix), Patterns(prefix)
         self._search, self._run = search, run
 
     async def read(self) -> SavedTables:
@@ -131,7 +131,7 @@ class _ChainReader:
         return SavedTables(chains, frozenset())
 
     def _onward(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
-        shared = self._names.is_fixed(chain) or self._forms.kind_of(chain.name) == "GRP"
+        shared = self._names.is_fixed(chain) or self._patterns.kind_of(chain.name) == "GRP"
         for rule in rules:
             target = ChainId(chain.table, rule.target)
             leads_on = self._names.owns(target) and not self._names.is_fixed(target)
@@ -139,14 +139,14 @@ class _ChainReader:
                 yield target
 
     def _is_wanted(self, chain: ChainId, rule: SavedRule) -> bool:
-        told = self._forms.tell(chain, rule.text)
-        if told is None:
+        parsed = self._patterns.parse(chain, rule.text)
+        if parsed is None:
             return False
-        if told.role is Role.GROUP:
-            network = ip_network(told.parts["network"])
+        if parsed.role is Role.GROUP:
+            network = ip_network(parsed.parts["network"])
             return any(ip_address(address) in network for address in self._search.addresses)
-        named = told.service_port in self._search.service_ports
-        return named or told.parts.get("address", "") in self._search.addresses
+        named = parsed.service_port in self._search.service_ports
+        return named or parsed.parts.get("address", "") in self._search.addresses
 
     async def _list(self, chain: ChainId) -> tuple[SavedRule, ...] | None:
         """One chain's rules with their counters; None when there is no such chain. Raises ApplyError."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.words import target_of
-from vipd.observe.rules.tree import Count
+from vipd.observe.rule_tree.tree import Count
 
 MOST_SHOWN = 80
 """Characters of a line that is not understood."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId
-from vipd.observe.rules.forms import Forms, Role, Told
-from vipd.observe.rules.saved import SavedRule, SavedTables
-from vipd.observe.rules.tree import Key
+from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
+from vipd.observe.rule_tree.saved import SavedRule, SavedTables
+from vipd.observe.rule_tree.tree import Key
 
 SHARED = (
     ("nat", "SERVICES"),
@@ -28,7 +28,7 @@ class Hop(NamedTuple):
 
     chain: ChainId
     rule: SavedRule
-    told: Told
+    parsed: ParsedRule
 
     @property
     def group(self) -> ChainId:
@@ -42,14 +42,14 @@ class Entry(NamedTuple):
     path: tuple[Hop, ...]
     chain: ChainId
     rule: SavedRule
-    told: Told
+    parsed: ParsedRule
 
 
 class Dispatch:
     """The rules in the shared chains, by service port."""
 
-    def __init__(self, tables: SavedTables, forms: Forms, prefix: str) -> None:
-        self._tables, self._forms = tables, forms
+    def __init__(self, tables: SavedTables, forms: Patterns, prefix: str) -> None:
+        self._tables, self._patterns = tables, forms
         self.by_key: dict[Key, list[Entry]] = defaultdict(list)
         self._by_address: dict[str, list[Entry]] = defaultdict(list)
         self._health: dict[str, list[Entry]] = defaultdict(list)
@@ -63,26 +63,26 @@ class Dispatch:
     def of(self, key: Key) -> list[Entry]:
         """The rules of a service port, then those for its addresses as a whole, by shared chain."""
         own = [*self.by_key.get(key, ()), *self._health.get(key.service_port, ())]
-        addresses = dict.fromkeys(entry.told.parts.get("address", "") for entry in own)
+        addresses = dict.fromkeys(entry.parsed.parts.get("address", "") for entry in own)
         return [*own, *(entry for a in addresses if a for entry in self._by_address.get(a, ()))]
 
     def _entries(self, chain: ChainId, path: tuple[Hop, ...]) -> Iterator[Entry]:
         self.reached.add(chain)
         for rule in self._tables.chains.get(chain, ()):
-            told = self._forms.tell(chain, rule.text)
-            if told is None:
+            parsed = self._patterns.parse(chain, rule.text)
+            if parsed is None:
                 self.foreign[chain].append(rule)
-            elif told.role is Role.GROUP:
-                hop = Hop(chain, rule, told)
+            elif parsed.role is Role.GROUP:
+                hop = Hop(chain, rule, parsed)
                 yield from self._entries(hop.group, (*path, hop))
             else:
-                yield Entry(path, chain, rule, told)
+                yield Entry(path, chain, rule, parsed)
 
     def _take(self, entry: Entry, *, health: bool) -> None:
-        told = entry.told
+        parsed = entry.parsed
         if health:
-            self._health[told.service_port].append(entry)
-        elif told.role is Role.FRONTEND and told.service_port:
-            self.by_key[Key(told.service_port, told.parts["protocol"])].append(entry)
-        elif told.role is Role.ADDRESS:
-            self._by_address[told.parts["address"]].append(entry)
+            self._health[parsed.service_port].append(entry)
+        elif parsed.role is Role.FRONTEND and parsed.service_port:
+            self.by_key[Key(parsed.service_port, parsed.parts["protocol"])].append(entry)
+        elif parsed.role is Role.ADDRESS:
+            self._by_address[parsed.parts["address"]].append(entry)

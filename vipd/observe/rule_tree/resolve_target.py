@@ -16,11 +16,11 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.model import Family
 from vipd.observe.doctor.looking.daemon import serves_elsewhere
-from vipd.observe.rules.forest import ChainName, Forest, InUse
-from vipd.observe.rules.reading_iptables import Search, read_rules
-from vipd.observe.rules.reading_nftables import read_tables
-from vipd.observe.rules.tree import Key, ServiceTree, SharedTree
-from vipd.observe.rules.wanted import Wanted, wanted_of
+from vipd.observe.rule_tree.expected import Expected, expected_of
+from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
+from vipd.observe.rule_tree.read_iptables import Search, read_rules
+from vipd.observe.rule_tree.read_nftables import read_tables
+from vipd.observe.rule_tree.tree import Key, ServiceTree, SharedTree
 from vipd.process import Runner
 
 _NOT_FOUND = 404
@@ -44,7 +44,7 @@ class Question:
     prefix: Callable[[], str]
     """Says that of chains, where no daemon does."""
     run: Runner
-    tell: Callable[[str], None]
+    warn: Callable[[str], None]
     """Says why it takes long."""
 
 
@@ -131,22 +131,22 @@ class _Look:
         return self._answer(forest, services, (), chain.name, self._said(chain, keys, wanted, there))
 
     def _said(
-        self, chain: ChainName, keys: Sequence[Key], wanted: Sequence[Wanted], there: Sequence[SharedTree]
+        self, chain: ChainName, keys: Sequence[Key], wanted: Sequence[Expected], there: Sequence[SharedTree]
     ) -> str:
         by_hash = next((meant for each in wanted if (meant := chain.meant_by(each))), "")
         owner = by_hash or ", ".join(key.service_port for key in keys)
         return f"{chain.name} is of {owner}" if there else f"{chain.name} was of {owner}; it is not there now"
 
-    async def _read(self, search: Search | None, wanted: Sequence[Wanted]) -> Forest:
+    async def _read(self, search: Search | None, wanted: Sequence[Expected]) -> KernelRules:
         began = time.monotonic()
-        iptables = await read_rules(self._prefix, search, self._question.run, self._question.tell)
+        iptables = await read_rules(self._prefix, search, self._question.run, self._question.warn)
         tables = await read_tables(self._prefix, self._question.run)
         self._seconds += time.monotonic() - began
-        return Forest(iptables, tables, None if self._places is None else InUse(self._places, wanted))
+        return KernelRules(iptables, tables, None if self._places is None else InUse(self._places, wanted))
 
     def _answer(
         self,
-        forest: Forest,
+        forest: KernelRules,
         services: Sequence[ServiceTree],
         shared: Sequence[SharedTree] = (),
         chain: str = "",
@@ -161,7 +161,7 @@ class _Look:
             notes.append(f"{place} has rules that vipd does not use now; hint: vipctl doctor")
         return Answer(shared, services, chain, said, tuple(notes), self._seconds)
 
-    def _unknown(self, what: str, forest: Forest) -> UnknownTargetError:
+    def _unknown(self, what: str, forest: KernelRules) -> UnknownTargetError:
         if not forest.places():
             return UnknownTargetError(what, "the kernel has no rule of vipd; see vipctl status")
         if self._places is None and forest.tables:
@@ -197,33 +197,33 @@ class _Look:
             raise
         return [answer["service"]] if "service" in answer else list(answer["services"])
 
-    def _wanted(self, views: Iterable[dict[str, Any]]) -> list[Wanted]:
-        found = [wanted for view in views for wanted in wanted_of(view)]
+    def _wanted(self, views: Iterable[dict[str, Any]]) -> list[Expected]:
+        found = [wanted for view in views for wanted in expected_of(view)]
         for name, message in {w.service: w.message for w in found if w.state == "quarantined"}.items():
             self._notes.append(f"{name} is quarantined: {message}")
         if any(wanted.state == "pending" for wanted in found):
             self._notes.append("a change is on its way to the kernel")
         return found
 
-    def _of_port(self, service_port: str) -> list[Wanted]:
+    def _of_port(self, service_port: str) -> list[Expected]:
         """A service port, by its name: that of its service, a colon, and the port's own."""
         service = service_port.rpartition(":")[0]
         views = self._ask("services", service) if service else []
         return [wanted for wanted in self._wanted(views) if wanted.key.service_port == service_port]
 
-    def _wanted_by(self, keys: Iterable[Key]) -> list[Wanted]:
+    def _wanted_by(self, keys: Iterable[Key]) -> list[Expected]:
         """What the daemon means by service ports. An unnamed port's is its service's name."""
-        found: list[Wanted] = []
+        found: list[Expected] = []
         for key in keys:
             named = self._wanted(self._ask("services", key.service_port)) or self._of_port(key.service_port)
             found += [wanted for wanted in named if wanted.key == key]
         return found
 
-    def _claiming(self, chain: ChainName) -> list[Wanted]:
+    def _claiming(self, chain: ChainName) -> list[Expected]:
         """The service port whose chain it would be, by its hash."""
         return [wanted for wanted in self._wanted(self._ask("services")) if chain.meant_by(wanted)]
 
-    def _search(self, wanted: Sequence[Wanted], keys: Sequence[Key] = ()) -> Search | None:
+    def _search(self, wanted: Sequence[Expected], keys: Sequence[Key] = ()) -> Search | None:
         """What has to be read of a large table; None where only all of it will do."""
         addresses = {address for each in wanted for address in each.addresses}
         if not wanted:

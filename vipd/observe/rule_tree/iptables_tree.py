@@ -11,16 +11,16 @@ from itertools import groupby
 
 from vipd.dataplane.iptables.names import ChainId, Names, hashed
 from vipd.model import Family
-from vipd.observe.rules.dispatch import SHARED, Dispatch, Entry
-from vipd.observe.rules.forms import Forms, Role, Told
-from vipd.observe.rules.saved import SavedRule, SavedTables
-from vipd.observe.rules.tree import Key, Kind, Node, ServiceTree
+from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
+from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
+from vipd.observe.rule_tree.saved import SavedRule, SavedTables
+from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
 NOT_OURS = "not written by vipd"
 EMPTY = "it is empty, so new flows go past it"
 UNREACHED = "nothing leads to it"
 _ALL_BUT = 1e-6
-"""What a ladder may leave over: chances are kept in steps of 1/2^31."""
+"""What a probability chain may leave over: chances are kept in steps of 1/2^31."""
 _OF_SERVICES = ("SVC", "SVL", "EXT")
 _PURPOSE = {"EXT": "traffic from outside", "FW": "sources that may come"}
 
@@ -30,12 +30,12 @@ class IptablesRules:
 
     def __init__(self, tables: SavedTables, prefix: str, family: Family, place: str) -> None:
         self.tables, self.family, self.place = tables, family, place
-        self.names, self.forms = Names(prefix), Forms(prefix)
+        self.names, self.patterns = Names(prefix), Patterns(prefix)
 
     @cached_property
     def dispatch(self) -> Dispatch:
         """Where the shared chains lead."""
-        return Dispatch(self.tables, self.forms, self.names.prefix)
+        return Dispatch(self.tables, self.patterns, self.names.prefix)
 
     def __bool__(self) -> bool:
         """Whether there is any chain of ours."""
@@ -58,7 +58,7 @@ class IptablesRules:
             for key, entries in sorted(self.dispatch.by_key.items())
             if key.service_port == name
             or key.service_port.startswith(f"{name}:")
-            or any(entry.told.frontend == name for entry in entries)
+            or any(entry.parsed.frontend == name for entry in entries)
         ]
 
     def tree(self, key: Key) -> ServiceTree:
@@ -71,9 +71,9 @@ class IptablesRules:
         found: dict[Key, None] = {}
         while todo:
             for caller, rule in self._callers.get(todo.pop(), ()):
-                told = self.forms.tell(caller, rule.text)
-                if told is not None and told.role is Role.FRONTEND:
-                    found[Key(told.service_port, told.parts["protocol"])] = None
+                parsed = self.patterns.parse(caller, rule.text)
+                if parsed is not None and parsed.role is Role.FRONTEND:
+                    found[Key(parsed.service_port, parsed.parts["protocol"])] = None
                 elif caller.name not in reached and not self.names.is_fixed(caller):
                     reached.add(caller.name)
                     todo.append(caller.name)
@@ -100,8 +100,8 @@ class IptablesRules:
     def _claimed(self, chain: str) -> list[Key]:
         """By the comments in a chain, if its hash is theirs."""
         for rule in self.tables.rules("nat", chain) or ():
-            told = self.forms.tell(ChainId("nat", chain), rule.text)
-            name, endpoint = (told.service_port, told.parts.get("endpoint", "")) if told else ("", "")
+            parsed = self.patterns.parse(ChainId("nat", chain), rule.text)
+            name, endpoint = (parsed.service_port, parsed.parts.get("endpoint", "")) if parsed else ("", "")
             for protocol in ("tcp", "udp", "sctp") if name else ():
                 if chain.endswith((f"-{hashed(name + protocol)}", f"-{hashed(name + protocol + endpoint)}")):
                     return [Key(name, protocol)]
@@ -125,7 +125,7 @@ class _TreeOfService:
             entries = [e for e in self._entries if (e.path[0].chain if e.path else e.chain) == root]
             if entries:
                 children = (*self._foreign(root), *self._level(entries, 0))
-                nodes.append(Node(Kind.CHAIN, f"{table}, all services", root.name, children=children))
+                nodes.append(Node(NodeKind.CHAIN, f"{table}, all services", root.name, children=children))
         nodes += self._stranded()
         return ServiceTree(self._key, self._rules.family, self._rules.place, tuple(nodes))
 
@@ -138,8 +138,8 @@ class _TreeOfService:
             else:
                 children = (*self._foreign(hop.group), *self._level(found, depth + 1))
                 yield Node(
-                    Kind.CHAIN,
-                    hop.told.text,
+                    NodeKind.CHAIN,
+                    hop.parsed.text,
                     hop.group.name,
                     hop.rule.text,
                     hop.rule.counted,
@@ -152,12 +152,12 @@ class _TreeOfService:
             yield foreign(rule)
 
     def _entry(self, entry: Entry) -> Node:
-        kind = Kind.FRONTEND if entry.told.role is Role.FRONTEND else Kind.RULE
-        name = entry.told.frontend
+        kind = NodeKind.FRONTEND if entry.parsed.role is Role.FRONTEND else NodeKind.RULE
+        name = entry.parsed.frontend
         if entry.chain.table == "filter" and entry.rule.target == "ACCEPT":
-            kind, name = Kind.RULE, ""  # a health port is answered by this host itself
-        children = self._onward(entry.rule) if kind is Kind.FRONTEND else ()
-        return Node(kind, entry.told.text, name, entry.rule.text, entry.rule.counted, children=children)
+            kind, name = NodeKind.RULE, ""  # a health port is answered by this host itself
+        children = self._onward(entry.rule) if kind is NodeKind.FRONTEND else ()
+        return Node(kind, entry.parsed.text, name, entry.rule.text, entry.rule.counted, children=children)
 
     def _onward(self, rule: SavedRule) -> tuple[Node, ...]:
         return (self._chain(rule.target),) if self._is_own(rule.target) else ()
@@ -169,69 +169,69 @@ class _TreeOfService:
     def _chain(self, name: str) -> Node:
         text, rules = self._purpose(name), self._rules.tables.rules("nat", name) or ()
         if name in self._shown:
-            return Node(Kind.CHAIN, text, name, repeated=True)
+            return Node(NodeKind.CHAIN, text, name, repeated=True)
         self._shown.add(name)
         if not rules:
-            return Node(Kind.CHAIN, text, name, fault=EMPTY)
+            return Node(NodeKind.CHAIN, text, name, fault=EMPTY)
         chain = ChainId("nat", name)
-        told = [(rule, self._rules.forms.tell(chain, rule.text)) for rule in rules]
-        steps = {rule.target for rule, each in told if each and each.role is Role.STEP}
+        parsed = [(rule, self._rules.patterns.parse(chain, rule.text)) for rule in rules]
+        steps = {rule.target for rule, each in parsed if each and each.role is Role.SHARE}
         children, left = [], 1.0
-        for rule, each in told:
+        for rule, each in parsed:
             share = None
-            if each and each.role is Role.STEP:
+            if each and each.role is Role.SHARE:
                 share = left * _chance(each)
                 left -= share
             children.append(self._rule(name, rule, each, share, steps))
-        translated = any(each and each.role is Role.TRANSLATION for _, each in told)
-        fault = _gap(self._rules.forms.kind_of(name), steps, left, translated)
-        return Node(Kind.CHAIN, text, name, fault=fault, children=tuple(children))
+        translated = any(each and each.role is Role.TRANSLATION for _, each in parsed)
+        fault = _gap(self._rules.patterns.kind_of(name), steps, left, translated)
+        return Node(NodeKind.CHAIN, text, name, fault=fault, children=tuple(children))
 
     def _rule(
-        self, chain: str, rule: SavedRule, told: Told | None, share: float | None, steps: set[str]
+        self, chain: str, rule: SavedRule, parsed: ParsedRule | None, share: float | None, steps: set[str]
     ) -> Node:
-        if told is None:
+        if parsed is None:
             return foreign(rule)
-        text, name, kind = told.text, "", Kind.RULE
-        if told.role in (Role.STEP, Role.PIN):
-            name = self._endpoint(rule.target) or told.parts["endpoint"]
-            text = text.replace("?", name, 1) if told.parts["endpoint"] == "?" else text
-            kind = Kind.BACKEND if told.role is Role.STEP else Kind.RULE
-        # Pins come first, but a chain is shown where the ladder leads to it.
-        follows = told.role in (Role.STEP, Role.ONWARD) or (
-            told.role is Role.PIN and rule.target not in steps
+        text, name, kind = parsed.text, "", NodeKind.RULE
+        if parsed.role in (Role.SHARE, Role.AFFINITY):
+            name = self._endpoint(rule.target) or parsed.parts["endpoint"]
+            text = text.replace("?", name, 1) if parsed.parts["endpoint"] == "?" else text
+            kind = NodeKind.BACKEND if parsed.role is Role.SHARE else NodeKind.RULE
+        # Pins come first, but a chain is shown where the probability chain leads to it.
+        follows = parsed.role in (Role.SHARE, Role.ONWARD) or (
+            parsed.role is Role.AFFINITY and rule.target not in steps
         )
         children = self._onward(rule) if follows else ()
-        fault = self._wrong_target(chain, told)
+        fault = self._wrong_target(chain, parsed)
         return Node(
-            kind, text, name, rule.text, rule.counted, None if kind is Kind.RULE else share, fault,
-            children=children, leads_to=rule.target if told.role is Role.PIN and not follows else "",
+            kind, text, name, rule.text, rule.counted, None if kind is NodeKind.RULE else share, fault,
+            children=children, leads_to=rule.target if parsed.role is Role.AFFINITY and not follows else "",
         )  # fmt: skip
 
     def _endpoint(self, chain: str) -> str:
         """The backend that a SEP chain translates to."""
         for rule in self._rules.tables.rules("nat", chain) or ():
-            told = self._rules.forms.tell(ChainId("nat", chain), rule.text)
-            if told and told.role is Role.TRANSLATION:
-                return told.parts["endpoint"]
+            parsed = self._rules.patterns.parse(ChainId("nat", chain), rule.text)
+            if parsed and parsed.role is Role.TRANSLATION:
+                return parsed.parts["endpoint"]
         return ""
 
-    def _wrong_target(self, chain: str, told: Told) -> str:
+    def _wrong_target(self, chain: str, parsed: ParsedRule) -> str:
         """A chain's name is made from the backend that it is for."""
-        if told.role is not Role.TRANSLATION:
+        if parsed.role is not Role.TRANSLATION:
             return ""
-        meant = hashed(f"{self._key.service_port}{self._key.protocol}{told.parts['endpoint']}")
+        meant = hashed(f"{self._key.service_port}{self._key.protocol}{parsed.parts['endpoint']}")
         return "" if chain.endswith(meant) else "the chain is another backend's"
 
     def _purpose(self, name: str) -> str:
-        kind = self._rules.forms.kind_of(name)
+        kind = self._rules.patterns.kind_of(name)
         if kind == "SEP":
             return self._endpoint(name) or "backend"
         if kind in _PURPOSE:
             return _PURPOSE[kind]
         if kind == "SVL":
             return f"{self._key.service_port}, backends of this host"
-        frontends = [entry.told.frontend for entry in self._entries if entry.told.frontend]
+        frontends = [entry.parsed.frontend for entry in self._entries if entry.parsed.frontend]
         return " ".join([self._key.service_port, *frontends[:1]])
 
     def _stranded(self) -> Iterator[Node]:
@@ -248,13 +248,13 @@ class _TreeOfService:
 
 def foreign(rule: SavedRule) -> Node:
     """A rule that vipd does not write, in a chain of its own."""
-    return Node(Kind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS)
+    return Node(NodeKind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS)
 
 
-def _chance(told: Told) -> float:
-    if "chance" in told.parts:
-        return float(told.parts["chance"])
-    return 1 / int(told.parts["every"]) if int(told.parts.get("every", 0)) else 1.0
+def _chance(parsed: ParsedRule) -> float:
+    if "chance" in parsed.parts:
+        return float(parsed.parts["chance"])
+    return 1 / int(parsed.parts["every"]) if int(parsed.parts.get("every", 0)) else 1.0
 
 
 def _gap(kind: str, steps: set[str], left: float, translated: bool) -> str:

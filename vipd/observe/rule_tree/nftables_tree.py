@@ -2,7 +2,7 @@
 
 Its chains are shared by all services like each other; a service is its elements of the maps. So each frontend
 is followed through the chains, and every rule that looks into a map has the frontend's own elements below it.
-The kernel knows no names of services: the daemon tells them, else a frontend stands for its service.
+The kernel has no names of services: they come from the daemon; without it a frontend names its service.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ipaddress import ip_address
 
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET
 from vipd.model import Family, socket_text
-from vipd.observe.rules.iptables_tree import EMPTY, NOT_OURS
-from vipd.observe.rules.nftables_table import LIMITS, ListedRule, Place, TableReading
-from vipd.observe.rules.nftables_words import in_words
-from vipd.observe.rules.tree import Count, Key, Kind, Node, ServiceTree, SharedTree
+from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
+from vipd.observe.rule_tree.nftables_table import LIMITS, ListedRule, Place, TableReading
+from vipd.observe.rule_tree.nftables_words import nft_rule_words
+from vipd.observe.rule_tree.tree import Count, Key, Node, NodeKind, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
 ROOT = "dispatch"
-_HOLDER = re.compile(r"@(\w+)")
+_MAP_NAME = re.compile(r"@(\w+)")
 _ONWARD = re.compile(r"\b(?:goto|jump) (\S+)")
 _ONLY_ONWARD = re.compile(r"(?:goto|jump) \S+")
 """A rule that is nothing but the way to a chain."""
@@ -33,7 +33,7 @@ _NUMBERED = ("numbered", "local_numbered")
 
 
 class NftablesRules:
-    """The trees of one family's table. `names` tells the service port of frontends, as the daemon does."""
+    """The trees of one family's table. `names`: the service port of each frontend, from the daemon."""
 
     def __init__(self, reading: TableReading, names: Mapping[str, Key]) -> None:
         self.reading, self.family, self.place = reading, reading.family, reading.place
@@ -56,8 +56,8 @@ class NftablesRules:
     @cached_property
     def _places(self) -> dict[Key, list[Place]]:
         found: dict[Key, list[Place]] = defaultdict(list)
-        for holder in ("frontends", "node_ports"):
-            for key in self.reading.elements.get(holder, ()):
+        for map_name in ("frontends", "node_ports"):
+            for key in self.reading.elements.get(map_name, ()):
                 place = Place(key)
                 text = str(place.frontend)
                 found[self._names.get(text) or Key(text, str(place.frontend.protocol))].append(place)
@@ -66,7 +66,7 @@ class NftablesRules:
     @cached_property
     def _users(self) -> Counter[str]:
         """How many frontends lead to a chain directly."""
-        values = (self.reading.elements.get(holder, {}) for holder in ("frontends", "node_ports"))
+        values = (self.reading.elements.get(map_name, {}) for map_name in ("frontends", "node_ports"))
         return Counter(self.reading.chain_of(value) for elements in values for value in elements.values())
 
     def tree(self, key: Key) -> ServiceTree:
@@ -81,12 +81,14 @@ class NftablesRules:
         shown: set[str] = set()
         fixed = [self._chain(name, shown) for name in HOOKS if name in reading.chains]
         rest = [
-            Node(Kind.CHAIN, _shared_by(self._users[name]), name, children=tuple(_plain(rules)))
+            Node(NodeKind.CHAIN, _shared_by(self._users[name]), name, children=tuple(_plain(rules)))
             for name, rules in sorted(reading.chains.items())
             if name not in _below(reading, HOOKS)
         ]
         sizes = [
-            Node(Kind.RULE, f"{number} in {holder}", holder) for holder, number in reading.sizes() if number
+            Node(NodeKind.RULE, f"{number} in {map_name}", map_name)
+            for map_name, number in reading.sizes()
+            if number
         ]
         return SharedTree(self.family, self.place, (*fixed, *rest, *sizes))
 
@@ -94,13 +96,13 @@ class NftablesRules:
         """One chain by its name; empty when there is none."""
         rules = self.reading.chains.get(name)
         text = _shared_by(self._users[name])
-        nodes = () if rules is None else (Node(Kind.CHAIN, text, name, children=tuple(_plain(rules))),)
+        nodes = () if rules is None else (Node(NodeKind.CHAIN, text, name, children=tuple(_plain(rules))),)
         return SharedTree(self.family, self.place, nodes)
 
     def _chain(self, name: str, shown: set[str]) -> Node:
         rules = self.reading.chains.get(name, ())
         if name in shown:
-            return Node(Kind.CHAIN, "", name, repeated=True)
+            return Node(NodeKind.CHAIN, "", name, repeated=True)
         shown.add(name)
         children = []
         for rule, node in zip(rules, _plain(rules), strict=True):
@@ -108,7 +110,7 @@ class NftablesRules:
             below = tuple(self._chain(target, shown) for target in targets)
             children.append(_rule(rule, below) if below else node)
         empty = not rules and name in ("prerouting", "output", "postrouting", ROOT)
-        return Node(Kind.CHAIN, "", name, fault=EMPTY if empty else "", children=tuple(children))
+        return Node(NodeKind.CHAIN, "", name, fault=EMPTY if empty else "", children=tuple(children))
 
 
 class _TreeOfService:
@@ -127,21 +129,21 @@ class _TreeOfService:
                 if found or not rule.ours:
                     children.append(_rule(rule, found))
             if children:
-                yield Node(Kind.CHAIN, text, chain, children=tuple(children))
+                yield Node(NodeKind.CHAIN, text, chain, children=tuple(children))
 
     def _of_all(self, rule: str) -> Iterator[Node]:
         """What a rule that all flows meet finds for this service."""
         elements = self._reading.elements
-        for holder in _HOLDER.findall(rule):
-            there = elements.get(holder, {})
+        for map_name in _MAP_NAME.findall(rule):
+            there = elements.get(map_name, {})
             for place in self._places:
-                if holder == ("node_ports" if place.on_host else "frontends"):
+                if map_name == ("node_ports" if place.on_host else "frontends"):
                     yield self._frontend(place, there[place.key])
-            if holder in ("pinged", "claimed"):
-                does = "ping to {}: answered" if holder == "pinged" else "other ports of {}: refused"
+            if map_name in ("pinged", "claimed"):
+                does = "ping to {}: answered" if map_name == "pinged" else "other ports of {}: refused"
                 addresses = dict.fromkeys(p.frontend.address for p in self._places)
-                yield from (Node(Kind.RULE, does.format(a), rule=a) for a in addresses if a in there)
-            elif holder == "hairpin":
+                yield from (Node(NodeKind.RULE, does.format(a), rule=a) for a in addresses if a in there)
+            elif map_name == "hairpin":
                 yield from self._hairpins(there)
 
     def _hairpins(self, there: Mapping[str, str]) -> Iterator[Node]:
@@ -149,66 +151,66 @@ class _TreeOfService:
                 for _, value in self._reading.of(_at(place, name), place))  # fmt: skip
         for address in dict.fromkeys(value.partition(" . ")[0] for value in held):
             if f"{address} . {address}" in there:
-                yield Node(Kind.RULE, f"{address} to itself: masqueraded", rule=f"{address} . {address}")
+                yield Node(NodeKind.RULE, f"{address} to itself: masqueraded", rule=f"{address} . {address}")
 
     def _frontend(self, place: Place, value: str) -> Node:
         text, counts = str(place.frontend), self._reading.flows_of(place)
         count = sum(counts.values(), Count(0, 0)) if "flows" in self._reading.elements else None
         chain = self._reading.chain_of(value)
         return Node(
-            Kind.FRONTEND, text, text, f"{place.key} : {value}", count,
+            NodeKind.FRONTEND, text, text, f"{place.key} : {value}", count,
             children=(self._chain(chain, place),),
         )  # fmt: skip
 
     def _chain(self, name: str, place: Place) -> Node:
         text = _shared_by(self._users[name])
         if (name, place.key) in self._shown:
-            return Node(Kind.CHAIN, text, name, repeated=True)
+            return Node(NodeKind.CHAIN, text, name, repeated=True)
         self._shown.add((name, place.key))
         rules = self._reading.chains.get(name, ())
         looked_into: set[str] = set()
         children = []
         for rule in rules:
             found = [self._chain(target, place) for target in _ONWARD.findall(rule.text)]
-            for holder in _HOLDER.findall(rule.text):
-                if holder not in looked_into:
-                    looked_into.add(holder)
-                    found += self._elements(holder, name, place)
+            for map_name in _MAP_NAME.findall(rule.text):
+                if map_name not in looked_into:
+                    looked_into.add(map_name)
+                    found += self._elements(map_name, name, place)
             children.append(_rule(rule, tuple(found)))
         fault = self._unfilled(name, place) if rules else EMPTY
-        return Node(Kind.CHAIN, text, name, fault=fault, children=tuple(children))
+        return Node(NodeKind.CHAIN, text, name, fault=fault, children=tuple(children))
 
-    def _elements(self, holder: str, chain: str, place: Place) -> Iterator[Node]:
+    def _elements(self, map_name: str, chain: str, place: Place) -> Iterator[Node]:
         """What a frontend has in one of the maps, when a flow looks into it from a chain."""
-        if holder == _at(place, "endpoints"):
-            yield from self._backends(self._slots(holder, chain, place), place)
-        elif holder == _at(place, "picks"):
+        if map_name == _at(place, "endpoints"):
+            yield from self._backends(self._slots(map_name, chain, place), place)
+        elif map_name == _at(place, "picks"):
             numbered = dict(each for name in _NUMBERED for each in self._reading.of(_at(place, name), place))
-            slots = [numbered.get(number, number) for number in self._slots(holder, chain, place)]
+            slots = [numbered.get(number, number) for number in self._slots(map_name, chain, place)]
             yield from self._backends(slots, place)
-        elif holder in [_at(place, name) for name in _NUMBERED]:
-            yield from self._numbered(holder, place)
-        elif holder.startswith(LIMITS):
-            length = holder.removeprefix(LIMITS)
-            for source, verdict in self._reading.of(holder, place):
+        elif map_name in [_at(place, name) for name in _NUMBERED]:
+            yield from self._numbered(map_name, place)
+        elif map_name.startswith(LIMITS):
+            length = map_name.removeprefix(LIMITS)
+            for source, verdict in self._reading.of(map_name, place):
                 onward = (self._chain(verdict.rpartition(" ")[2], place),)
-                yield Node(Kind.RULE, f"from {source}/{length}: let in", rule=verdict, children=onward)
+                yield Node(NodeKind.RULE, f"from {source}/{length}: let in", rule=verdict, children=onward)
 
-    def _numbered(self, holder: str, place: Place) -> Iterator[Node]:
+    def _numbered(self, map_name: str, place: Place) -> Iterator[Node]:
         """The backends that clients can be pinned to, and how many are."""
         known = self._reading.elements.get(_at(place, "services"), {})
         where = known.get(place.key, "") if self._reading.family is Family.IPV4 else ""
         of_any = "" if where else ", by any service"
-        for number, endpoint in sorted(self._reading.of(holder, place), key=lambda item: item[1]):
+        for number, endpoint in sorted(self._reading.of(map_name, place), key=lambda item: item[1]):
             pinned = self._reading.pins.get((where, number), 0)
             yield Node(
-                Kind.RULE, f"{_socket(endpoint)}: {pinned} pinned{of_any}", rule=f"{number} : {endpoint}"
+                NodeKind.RULE, f"{_socket(endpoint)}: {pinned} pinned{of_any}", rule=f"{number} : {endpoint}"
             )
 
-    def _slots(self, holder: str, chain: str, place: Place) -> list[str]:
+    def _slots(self, map_name: str, chain: str, place: Place) -> list[str]:
         """What is in each slot of those that a chain draws from."""
         local = "local" in chain.split("-")
-        found = [(_number(slot), value) for slot, value in self._reading.of(holder, place)]
+        found = [(_number(slot), value) for slot, value in self._reading.of(map_name, place)]
         return [value for slot, value in sorted(found) if (slot >= LOCAL_OFFSET) == local]
 
     def _backends(self, slots: Iterable[str], place: Place) -> Iterator[Node]:
@@ -219,21 +221,21 @@ class _TreeOfService:
             name = _socket(endpoint)
             count = flows.get(name, Count(0, 0)) if "flows" in self._reading.elements else None
             text = f"to {name}, {number} of {whole} slots" if whole > 1 else f"to {name}, the only slot"
-            yield Node(Kind.BACKEND, text, name, endpoint, count, number / whole)
+            yield Node(NodeKind.BACKEND, text, name, endpoint, count, number / whole)
 
     def _unfilled(self, chain: str, place: Place) -> str:
         """Whether a chain draws from slots that nothing is in."""
         found = _SLOTS.search(chain)
         rules = " ".join(rule.text for rule in self._reading.chains.get(chain, ()))
-        holder = next((h for n in _BY_SLOT if f"@{(h := _at(place, n))}" in rules.split()), "")
-        if not (found and holder):
+        map_name = next((h for n in _BY_SLOT if f"@{(h := _at(place, n))}" in rules.split()), "")
+        if not (found and map_name):
             return ""
-        filled = len(self._slots(holder, chain, place))
+        filled = len(self._slots(map_name, chain, place))
         return "" if filled == int(found[1]) else f"{filled} of {found[1]} slots are filled"
 
 
-def _at(place: Place, holder: str) -> str:
-    return f"node_{holder}" if place.on_host else holder
+def _at(place: Place, map_name: str) -> str:
+    return f"node_{map_name}" if place.on_host else map_name
 
 
 def _number(address: str) -> int:
@@ -247,7 +249,7 @@ def _socket(endpoint: str) -> str:
 
 
 def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
-    kind, fault = (Kind.RULE, "") if rule.ours else (Kind.FOREIGN, NOT_OURS)
+    kind, fault = (NodeKind.RULE, "") if rule.ours else (NodeKind.FOREIGN, NOT_OURS)
     if (
         rule.ours
         and len(children) == 1
@@ -255,7 +257,7 @@ def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
     ):
         # A rule that does nothing else is but the way to the chain.
         return replace(children[0], rule=rule.text)
-    text = in_words(rule.text) if rule.ours else rule.text
+    text = nft_rule_words(rule.text) if rule.ours else rule.text
     return Node(kind, text, "", rule.text, fault=fault, children=children)
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rules.made import PLACE, forwardings, in_use, read, table
+from tests.rule_tree.made import PLACE, forwardings, in_use, read, table
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.model import Affinity, Backend, Family, Protocol, Service, ServicePort
-from vipd.observe.rules.forest import ChainName, Forest, InUse
-from vipd.observe.rules.iptables_shared import shared_tree, single_chain
-from vipd.observe.rules.iptables_tree import EMPTY, NOT_OURS, UNREACHED, IptablesRules
-from vipd.observe.rules.nftables_table import ListedRule, TableReading
-from vipd.observe.rules.rows import rows_of, summary
-from vipd.observe.rules.tree import Count, Key, Kind, ServiceTree, faults
-from vipd.observe.rules.wanted import NOT_WANTED
+from vipd.observe.rule_tree.expected import NOT_WANTED
+from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
+from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS, UNREACHED, IptablesRules
+from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
+from vipd.observe.rule_tree.nftables_table import ListedRule, TableReading
+from vipd.observe.rule_tree.rows import rows_of, summary
+from vipd.observe.rule_tree.tree import Count, Key, NodeKind, ServiceTree, faults
 
 WEB = Service(
     "shop/web",
@@ -76,10 +76,10 @@ def tree_of(text: str) -> tuple[IptablesRules, ServiceTree]:
 )
 def test_damage_to_a_service_is_told_without_a_daemon(edit: Edit, fault: str) -> None:
     _, tree = tree_of(edit(TEXT))
-    told = faults(tree.nodes)
-    assert any(re.search(re.escape(fault) if "|" not in fault else fault, each) for each in told), told
+    parsed = faults(tree.nodes)
+    assert any(re.search(re.escape(fault) if "|" not in fault else fault, each) for each in parsed), parsed
     assert any(row.colour == "red" and row.text.strip("│ ").startswith("!") for row in rows_of(tree.nodes))
-    assert summary(tree).faults == len(told)
+    assert summary(tree).faults == len(parsed)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_damage_to_what_all_share_is_told(edit: Edit, fault: str) -> None:
     # The text of iptables-restore names no chain that it does not change.
     text = edit(TEXT).replace("*nat", "*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]")
     rules, tree = tree_of(text)
-    reached = set(tree.named(Kind.CHAIN)) if rules.service_ports() else set()
-    told = faults(shared_tree(rules, reached - {SVC}).nodes)
-    assert any(fault in each for each in told), told
+    reached = set(tree.named(NodeKind.CHAIN)) if rules.service_ports() else set()
+    parsed = faults(shared_tree(rules, reached - {SVC}).nodes)
+    assert any(fault in each for each in parsed), parsed
 
 
 def compared(text: str) -> list[str]:
     """The faults of the service where a daemon says what it means."""
-    forest = Forest([read(text)], [], in_use(FOUND))
+    forest = KernelRules([read(text)], [], in_use(FOUND))
     return [fault for tree in forest.named("shop/web") for fault in faults(tree.nodes)]
 
 
@@ -124,13 +124,13 @@ def compared(text: str) -> list[str]:
     ],
 )
 def test_the_daemon_s_word_tells_more(edit: Edit, fault: str) -> None:
-    told = compared(edit(TEXT))
-    assert any(fault in each for each in told) if fault else told == [], told
+    parsed = compared(edit(TEXT))
+    assert any(fault in each for each in parsed) if fault else parsed == [], parsed
 
 
 def test_rules_where_the_daemon_keeps_none_are_left_over_and_not_compared() -> None:
     daemon = InUse({Family.IPV4: "table ip vipd"}, ())
-    forest = Forest([read(TEXT)], [], daemon)
+    forest = KernelRules([read(TEXT)], [], daemon)
     assert forest.left_over() == [PLACE]
     assert [faults(tree.nodes) for tree in forest.named("shop/web")] == [[]]
 
@@ -187,7 +187,7 @@ def reading(**changes: object) -> TableReading:
 
 def nft_faults(changed: TableReading) -> list[str]:
     """What is said to be wrong with the service in a table."""
-    forest = Forest([], [changed], in_use(FOUND, "table ip vipd"))
+    forest = KernelRules([], [changed], in_use(FOUND, "table ip vipd"))
     return [fault for tree in forest.named("shop/web") for fault in faults(tree.nodes)]
 
 
@@ -197,12 +197,12 @@ def test_damage_to_a_table_is_told() -> None:
     spread = next(name for name in whole.chains if name.startswith("random-3"))
     foreign = (ListedRule("counter accept", ours=False), *whole.chains[spread])
     assert f"counter accept: {NOT_OURS}" in nft_faults(reading(chains={**whole.chains, spread: foreign}))
-    assert any(EMPTY in told for told in nft_faults(reading(chains={**whole.chains, spread: ()})))
+    assert any(EMPTY in parsed for parsed in nft_faults(reading(chains={**whole.chains, spread: ()})))
     picks = dict(list(whole.elements["picks"].items())[1:])
-    told = nft_faults(reading(elements={**whole.elements, "picks": picks}))
-    assert any("2 of 3 slots are filled" in each for each in told), told
-    told = nft_faults(reading(elements={**whole.elements, "frontends": {}}))
-    assert "frontend 10.96.0.1:80/tcp: the kernel has nothing for it" in told
+    parsed = nft_faults(reading(elements={**whole.elements, "picks": picks}))
+    assert any("2 of 3 slots are filled" in each for each in parsed), parsed
+    parsed = nft_faults(reading(elements={**whole.elements, "frontends": {}}))
+    assert "frontend 10.96.0.1:80/tcp: the kernel has nothing for it" in parsed
 
 
 def test_a_table_counts_flows_and_pins() -> None:
@@ -214,14 +214,16 @@ def test_a_table_counts_flows_and_pins() -> None:
         f"10.96.0.1 . tcp . 80 . {endpoint}": Count(5, 300),
         f"192.0.2.1 . tcp . 30080 . {endpoint}": Count(2, 9),
     }
-    forest = Forest([], [reading(flows=flows, pins={(service, number): 4})], in_use(FOUND, "table ip vipd"))
+    forest = KernelRules(
+        [], [reading(flows=flows, pins={(service, number): 4})], in_use(FOUND, "table ip vipd")
+    )
     tree = forest.named("shop/web")[0]
     assert tree.entered() == Count(7, 309)
     assert any(node.text.endswith(": 4 pinned") for node in tree.walk())
 
 
 def test_without_a_daemon_a_table_knows_frontends_only() -> None:
-    forest = Forest([], [reading()], None)
+    forest = KernelRules([], [reading()], None)
     assert forest.named("shop/web") == []
     assert [tree.key.service_port for tree in forest.named("10.96.0.1:80/tcp")] == ["10.96.0.1:80/tcp"]
 
@@ -238,15 +240,15 @@ def test_without_a_daemon_a_table_knows_frontends_only() -> None:
 )
 def test_an_upgrade_of_iptables_moves_no_rules(said: str, same: bool) -> None:
     """The daemon says the version that it found when it started."""
-    forest = Forest([read(TEXT)], [], in_use(FOUND, said))
+    forest = KernelRules([read(TEXT)], [], in_use(FOUND, said))
     trees = forest.named("shop/web")
     assert [tree.place for tree in trees] == ([PLACE] if same else [PLACE, said])
-    missing = [node for tree in trees for node in tree.nodes if node.kind is Kind.MISSING]
+    missing = [node for tree in trees for node in tree.nodes if node.kind is NodeKind.MISSING]
     assert bool(missing) is not same
     assert forest.left_over() == ([] if same else [PLACE])
 
 
 def test_rules_are_not_left_over_while_the_daemons_tool_is_gone() -> None:
     said = "iptables cannot be run: there is no such program"
-    assert Forest([read(TEXT)], [], in_use(FOUND, said)).left_over() == []
-    assert Forest([read(TEXT)], [], InUse({Family.IPV6: PLACE}, ())).left_over() == [PLACE]
+    assert KernelRules([read(TEXT)], [], in_use(FOUND, said)).left_over() == []
+    assert KernelRules([read(TEXT)], [], InUse({Family.IPV6: PLACE}, ())).left_over() == [PLACE]

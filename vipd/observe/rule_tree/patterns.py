@@ -26,9 +26,9 @@ class Role(Enum):
     """On to a part of the dispatch."""
     ADDRESS = auto()
     """For an address as a whole: ping, unused ports."""
-    STEP = auto()
-    """A step of the ladder: a share of the new flows goes on."""
-    PIN = auto()
+    SHARE = auto()
+    """A step of the probability chain: a share of the new flows goes on."""
+    AFFINITY = auto()
     """Clients that keep their backend."""
     ONWARD = auto()
     """On to another chain of the same service."""
@@ -37,7 +37,7 @@ class Role(Enum):
     """Everything else that vipd writes."""
 
 
-class Told(NamedTuple):
+class ParsedRule(NamedTuple):
     """A rule that vipd writes, understood."""
 
     role: Role
@@ -59,7 +59,7 @@ class Told(NamedTuple):
         return _AFTER_NAME.sub("", _BEFORE_NAME.sub("", self.parts.get("note") or ""))
 
 
-class Form(NamedTuple):
+class Pattern(NamedTuple):
     """A form of rule: a pattern, and the words for it, in which `{part}` stands for what was found."""
 
     role: Role
@@ -82,17 +82,18 @@ _PORT = r"-m (?P=protocol) --dport (?P<port>\d+) "
 _TO_PORT = rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_PORT}"
 _REFUSE = r"-j (?P<refusal>DROP|REJECT)(?: --reject-with \S+)?"
 _LIST = r"--name \S+ --mask \S+ --rsource "
+_FROM_HOST = "-m addrtype --src-type LOCAL "
 _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
 
-_GROUP = Form(Role.GROUP, "{network}", r"-d (?P<network>\S+) -j P-GRP-H")
+_GROUP = Pattern(Role.GROUP, "{network}", r"-d (?P<network>\S+) -j P-GRP-H")
 _REFUSALS = (
-    Form(Role.FRONTEND, "{frontend}: {refused}", rf"{_TO}{_TO_PORT}{_REFUSE}"),
-    Form(
+    Pattern(Role.FRONTEND, "{frontend}: {refused}", rf"{_TO}{_TO_PORT}{_REFUSE}"),
+    Pattern(
         Role.FRONTEND,
         "{frontend}: {refused}",
         rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}-m addrtype --dst-type LOCAL {_PORT}{_REFUSE}",
     ),
-    Form(
+    Pattern(
         Role.ADDRESS,
         "other ports of {address}/{protocol}: {refused}",
         rf"{_TO}-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_REFUSE}",
@@ -100,72 +101,74 @@ _REFUSALS = (
     _GROUP,
 )
 _BALANCE = (
-    Form(
+    Pattern(
         Role.PLAIN,
         "masquerade mark{unless}",
         r"(?:! -s (?P<inside>\S+) )?"
         rf"{_TO}{_TO_PORT}(?P<forwarded>-m addrtype ! --src-type LOCAL )?{_MARK}",
     ),
-    Form(
-        Role.PIN,
+    Pattern(
+        Role.AFFINITY,
         "clients pinned to {endpoint} for {kept}",
         rf"{_MAYBE_NOTE}-m recent --rcheck --seconds (?P<seconds>\d+) --reap {_LIST}-j P-SEP-H",
     ),
-    Form(
-        Role.STEP,
+    Pattern(
+        Role.SHARE,
         "to {endpoint}, probability {chance}",
         rf"{_MAYBE_NOTE}-m statistic --mode random --probability (?P<chance>[\d.]+) -j P-SEP-H",
     ),
-    Form(
-        Role.STEP,
+    Pattern(
+        Role.SHARE,
         "to {endpoint}, one of every {every}",
         rf"{_MAYBE_NOTE}-m statistic --mode nth --every (?P<every>\d+)(?: --packet 0)? -j P-SEP-H",
     ),
-    Form(Role.STEP, "to {endpoint}, all others", rf"{_MAYBE_NOTE}-j P-SEP-H"),
+    Pattern(Role.SHARE, "to {endpoint}, all others", rf"{_MAYBE_NOTE}-j P-SEP-H"),
 )
 _DISPATCH = (
-    Form(Role.FRONTEND, "{frontend}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
-    Form(Role.FRONTEND, "{frontend}", rf"{_TO_PORT}-j P-EXT-H"),
-    Form(
+    Pattern(Role.FRONTEND, "{frontend}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
+    Pattern(Role.FRONTEND, "{frontend}", rf"{_TO_PORT}-j P-EXT-H"),
+    Pattern(
         Role.ADDRESS,
         "ping to {address}: answered",
         rf"{_TO}-p (?:icmp|ipv6-icmp) {_NOTE}-m icmp6? --icmp(?:v6)?-type \d+ -j REDIRECT",
     ),
     _GROUP,
-    Form(
+    Pattern(
         Role.PLAIN,
         "node ports",
         rf"(?:(?:! )?-d \S+ )?{_NOTE}(?:-m addrtype --dst-type LOCAL )?-j P-NODEPORTS",
     ),
 )
 
-FORMS: dict[tuple[str, str], tuple[Form, ...]] = {
+PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
     ("nat", "SERVICES"): _DISPATCH,
     ("nat", "NODEPORTS"): _DISPATCH,
     ("nat", "GRP"): _DISPATCH,
     ("nat", "SVC"): _BALANCE,
     ("nat", "SVL"): _BALANCE,
     ("nat", "EXT"): (
-        Form(Role.PLAIN, "masquerade mark", rf"{_NOTE}{_MARK}"),
-        Form(Role.PLAIN, "from {inside}: masquerade mark", rf"-s (?P<inside>\S+) {_NOTE}{_MARK}"),
-        Form(Role.PLAIN, "from this host: masquerade mark", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"),
-        Form(
+        Pattern(Role.PLAIN, "masquerade mark", rf"{_NOTE}{_MARK}"),
+        Pattern(Role.PLAIN, "from {inside}: masquerade mark", rf"-s (?P<inside>\S+) {_NOTE}{_MARK}"),
+        Pattern(
+            Role.PLAIN, "from this host: masquerade mark", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"
+        ),
+        Pattern(
             Role.ONWARD,
             "from this host: to every backend",
             rf"{_NOTE}-m addrtype --src-type LOCAL -j P-SVC-H",
         ),
-        Form(Role.ONWARD, "from {inside}: to every backend", rf"-s (?P<inside>\S+) {_NOTE}-j P-SVC-H"),
-        Form(Role.ONWARD, "on to the backends of this host", r"-j P-SVL-H"),
-        Form(Role.ONWARD, "on to the backends", r"-j P-SVC-H"),
+        Pattern(Role.ONWARD, "from {inside}: to every backend", rf"-s (?P<inside>\S+) {_NOTE}-j P-SVC-H"),
+        Pattern(Role.ONWARD, "on to the backends of this host", r"-j P-SVL-H"),
+        Pattern(Role.ONWARD, "on to the backends", r"-j P-SVC-H"),
     ),
     ("nat", "FW"): (
-        Form(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}-j P-EXT-H"),
-        Form(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}-j P-EXT-H"),
-        Form(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
+        Pattern(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}-j P-EXT-H"),
+        Pattern(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}-j P-EXT-H"),
+        Pattern(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
     ),
     ("nat", "SEP"): (
-        Form(Role.PLAIN, "from itself: masquerade mark", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
-        Form(
+        Pattern(Role.PLAIN, "from itself: masquerade mark", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
+        Pattern(
             Role.TRANSLATION,
             "DNAT to {endpoint}{remembered}",
             rf"-p (?P<protocol>tcp|udp|sctp) {_MAYBE_NOTE}(?P<remember>-m recent --set {_LIST})?"
@@ -173,44 +176,46 @@ FORMS: dict[tuple[str, str], tuple[Form, ...]] = {
         ),
     ),
     ("nat", "MARK-MASQ"): (
-        Form(Role.PLAIN, "marked for masquerade", r"-j MARK --set-xmark 0x[0-9a-f]+/0x[0-9a-f]+"),
+        Pattern(Role.PLAIN, "marked for masquerade", r"-j MARK --set-xmark 0x[0-9a-f]+/0x[0-9a-f]+"),
     ),
     ("nat", "MARK-OFF-CLUSTER"): (
-        Form(Role.PLAIN, "from {inside}: no mark", r"-s (?P<inside>\S+) -j RETURN"),
-        Form(Role.PLAIN, "all others: masquerade mark", _MARK),
+        Pattern(Role.PLAIN, "from {inside}: no mark", r"-s (?P<inside>\S+) -j RETURN"),
+        Pattern(Role.PLAIN, "all others: masquerade mark", _MARK),
     ),
     ("nat", "PREROUTING"): (
-        Form(Role.PLAIN, "flow is no longer vipd's", r"-j CONNMARK --set-xmark 0x0/\S+"),
-        Form(Role.PLAIN, "flow marked as vipd's", r"-j CONNMARK --set-xmark \S+"),
-        Form(Role.PLAIN, "services", r"-j P-SERVICES"),
+        Pattern(Role.PLAIN, "flow is no longer vipd's", r"-j CONNMARK --set-xmark 0x0/\S+"),
+        Pattern(Role.PLAIN, "flow marked as vipd's", r"-j CONNMARK --set-xmark \S+"),
+        Pattern(Role.PLAIN, "services", r"-j P-SERVICES"),
     ),
     ("nat", "POSTROUTING"): (
-        Form(Role.PLAIN, "not marked: nothing to do", r"-m mark ! --mark \S+ -j RETURN"),
-        Form(Role.PLAIN, "mark taken off", r"-j MARK --set-xmark \S+/0x0"),
-        Form(Role.PLAIN, "this host becomes the source", rf"{_NOTE}-j MASQUERADE(?: --random-fully)?"),
+        Pattern(Role.PLAIN, "not marked: nothing to do", r"-m mark ! --mark \S+ -j RETURN"),
+        Pattern(Role.PLAIN, "mark taken off", r"-j MARK --set-xmark \S+/0x0"),
+        Pattern(Role.PLAIN, "this host becomes the source", rf"{_NOTE}-j MASQUERADE(?: --random-fully)?"),
     ),
     ("filter", "SERVICES"): _REFUSALS,
     ("filter", "EXTERNAL-SERVICES"): _REFUSALS,
     ("filter", "PROXY-FIREWALL"): _REFUSALS,
     ("filter", "UNUSED"): _REFUSALS,
     ("filter", "GRP"): _REFUSALS,
-    ("filter", "NODEPORTS"): (Form(Role.FRONTEND, "health {frontend}: accepted", rf"{_TO_PORT}-j ACCEPT"),),
+    ("filter", "NODEPORTS"): (
+        Pattern(Role.FRONTEND, "health {frontend}: accepted", rf"{_TO_PORT}-j ACCEPT"),
+    ),
     ("filter", "FORWARD"): (
-        Form(
+        Pattern(
             Role.PLAIN,
             "flows that vipd translated: accepted",
             rf"{_NOTE}-m conntrack --ctstate DNAT -m connmark --mark \S+ -j ACCEPT",
         ),
-        Form(Role.PLAIN, "invalid: dropped", r"-m conntrack --ctstate INVALID -j DROP"),
-        Form(Role.PLAIN, "marked: accepted", rf"{_NOTE}-m mark --mark \S+ -j ACCEPT"),
-        Form(
+        Pattern(Role.PLAIN, "invalid: dropped", r"-m conntrack --ctstate INVALID -j DROP"),
+        Pattern(Role.PLAIN, "marked: accepted", rf"{_NOTE}-m mark --mark \S+ -j ACCEPT"),
+        Pattern(
             Role.PLAIN,
             "established: accepted",
             rf"{_NOTE}-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
         ),
     ),
     ("filter", "FIREWALL"): (
-        Form(
+        Pattern(
             Role.PLAIN,
             "127.0.0.0/8 from elsewhere: dropped",
             rf"! -s \S+ -d \S+ {_NOTE}-m conntrack ! --ctstate \S+ -j DROP",
@@ -222,7 +227,7 @@ FORMS: dict[tuple[str, str], tuple[Form, ...]] = {
 _SORTS = {"external IP": ", external IP", "loadbalancer IP": ", load balancer IP"}
 
 
-class Forms:
+class Patterns:
     """Understands the rules under one chain prefix."""
 
     def __init__(self, prefix: str) -> None:
@@ -230,10 +235,10 @@ class Forms:
         self._kind = re.compile(rf"{prefix}-([A-Z-]+?)(?:-[A-Z2-7]{{16}})?")
 
     @cached_property
-    def _patterns(self) -> Mapping[tuple[str, str], Sequence[tuple[Form, re.Pattern[str]]]]:
+    def _patterns(self) -> Mapping[tuple[str, str], Sequence[tuple[Pattern, re.Pattern[str]]]]:
         return {
             kind: [(form, re.compile(self._written(form.pattern))) for form in forms]
-            for kind, forms in FORMS.items()
+            for kind, forms in PATTERNS.items()
         }
 
     def _written(self, pattern: str) -> str:
@@ -244,7 +249,7 @@ class Forms:
         found = self._kind.fullmatch(chain)
         return found[1] if found else ""
 
-    def tell(self, chain: ChainId, rule: str) -> Told | None:
+    def parse(self, chain: ChainId, rule: str) -> ParsedRule | None:
         """What a rule of one of our chains means; None when vipd writes none such there."""
         for form, pattern in self._patterns.get((chain.table, self.kind_of(chain.name)), ()):
             if found := pattern.fullmatch(rule):
@@ -255,11 +260,11 @@ class Forms:
         return None
 
 
-def _told(form: Form, parts: dict[str, str]) -> Told:
+def _told(form: Pattern, parts: dict[str, str]) -> ParsedRule:
     note = parts.get("note", "")
-    if form.role in (Role.STEP, Role.PIN):
+    if form.role in (Role.SHARE, Role.AFFINITY):
         parts["endpoint"] = note.rpartition(" -> ")[2] or "?"
-    bare = Told(form.role, "", parts)
+    bare = ParsedRule(form.role, "", parts)
     words = parts | {
         "frontend": bare.frontend,
         "sort": next((said for end, said in _SORTS.items() if note.endswith(end)), ""),

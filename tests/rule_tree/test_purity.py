@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.test_architecture import EFFECTS, ROOT, Tree, _below
 
-ROOM = "vipd.observe.rules"
-SHELL = {f"{ROOM}.{name}" for name in ("looking", "reading_iptables", "reading_nftables", "graphviz")}
+ROOM = "vipd.observe.rule_tree"
+SHELL = {f"{ROOM}.{name}" for name in ("resolve_target", "read_iptables", "read_nftables", "graphviz")}
 
 
 def test_only_the_edge_reaches_effects() -> None:

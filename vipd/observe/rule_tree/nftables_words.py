@@ -52,7 +52,7 @@ _WORDS = tuple(
 """The first that is found counts."""
 
 
-def in_words(rule: str) -> str:
+def nft_rule_words(rule: str) -> str:
     """What a rule does, as nft lists it without its comment."""
     for pattern, words in _WORDS:
         if found := pattern.search(rule):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rules.made import in_use, read, table
-from tests.rules.test_faults import FOUND, TEXT
+from tests.rule_tree.made import in_use, read, table
+from tests.rule_tree.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
 from vipd.dataplane.iptables.words import target_of
@@ -21,10 +21,10 @@ from vipd.model import Family
 from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.rule_reader import read_rules as read_traced
-from vipd.observe.rules.forest import Forest
-from vipd.observe.rules.nftables_table import TableReading, read_chains
-from vipd.observe.rules.reading_iptables import read_rules
-from vipd.observe.rules.saved import read_tables
+from vipd.observe.rule_tree.kernel_rules import KernelRules
+from vipd.observe.rule_tree.nftables_table import TableReading, read_chains
+from vipd.observe.rule_tree.read_iptables import read_rules
+from vipd.observe.rule_tree.saved import read_tables
 from vipd.observe.simulator import parse_ruleset, parse_tables
 from vipd.observe.simulator.errors import RulesetError
 from vipd.process import Finished, ProgramTimeoutError
@@ -79,7 +79,7 @@ def garbled(text: str, seed: int) -> Iterator[str]:
 def test_what_iptables_prints(seed: int) -> None:
     for text in garbled(TEXT, seed):
         try:
-            forest = Forest([read(text)], [], in_use(FOUND))
+            forest = KernelRules([read(text)], [], in_use(FOUND))
         except ValueError as error:
             assert "cannot be read" in str(error)  # noqa: PT017
             continue
@@ -114,7 +114,7 @@ def test_what_nft_prints(seed: int) -> None:
     listing, whole = render_table(FOUND, TableOptions(Family.IPV4)), table(FOUND, Family.IPV4)
     for text in garbled(listing, seed):
         reading = TableReading(whole.family, whole.table, read_chains(text), whole.elements, {}, {})
-        Forest([], [reading], in_use(FOUND, "table ip vipd")).everything()
+        KernelRules([], [reading], in_use(FOUND, "table ip vipd")).everything()
         try:
             parse_tables(text, Family.IPV4)
         except RulesetError:
@@ -169,15 +169,15 @@ def test_a_trace_whose_rules_cannot_be_read(family: str, fault: Finished | Excep
         version = "iptables v1.8.9 (legacy)" if family == "legacy" else "iptables v1.8.9 (nf_tables)"
         return Finished(0, version, "") if "--version" in argv else fault
 
-    told: list[str] = []
+    parsed: list[str] = []
     chain = Chain(family, "nat", "PREROUTING")
-    found = asyncio.run(read_traced([chain], run, told.append))
+    found = asyncio.run(read_traced([chain], run, parsed.append))
     if family != "inet" and fault is FAULTS["prints nothing"]:
         assert found[chain].rules == {}
         return
     assert found == {}
-    assert len(told) == 1
-    assert "cannot be read: " in told[0]
+    assert len(parsed) == 1
+    assert "cannot be read: " in parsed[0]
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS.values() if f is not FAULTS["prints nothing"]])

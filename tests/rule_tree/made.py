@@ -14,11 +14,11 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.model import Endpoint, Family, Forwarding, Service
-from vipd.observe.rules.forest import InUse
-from vipd.observe.rules.iptables_tree import IptablesRules
-from vipd.observe.rules.nftables_table import TableReading, read_chains
-from vipd.observe.rules.saved import read_tables
-from vipd.observe.rules.wanted import Wanted, wanted_of
+from vipd.observe.rule_tree.expected import Expected, expected_of
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
+from vipd.observe.rule_tree.kernel_rules import InUse
+from vipd.observe.rule_tree.nftables_table import TableReading, read_chains
+from vipd.observe.rule_tree.saved import read_tables
 from vipd.selection import Host, SelectionPolicy, choose
 from vipd.settings import Settings
 
@@ -70,13 +70,13 @@ class _Named:
         return names.service(key), {e: names.endpoint(key, e) for e in forwarding.reachable()}
 
 
-def meant(found: Iterable[Forwarding]) -> list[Wanted]:
+def meant(found: Iterable[Forwarding]) -> list[Expected]:
     """What the daemon would say of these, by its own API."""
     dataplane: Dataplane = _Named()  # type: ignore[assignment]  # only its names are asked for
     return [
         wanted
         for forwarding in found
-        for wanted in wanted_of(
+        for wanted in expected_of(
             {
                 "name": forwarding.key.service,
                 "status": {"state": "ok", "message": ""},

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from tests.rules.made import forwardings
+from tests.rule_tree.made import forwardings
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.model import Backend, Family, Protocol, Service, ServicePort
-from vipd.observe.rules.iptables_tree import IptablesRules
-from vipd.observe.rules.reading_iptables import Search, _ChainReader, listed_rule
-from vipd.observe.rules.saved import SavedRule, read_tables
-from vipd.observe.rules.tree import Count, Key
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
+from vipd.observe.rule_tree.read_iptables import Search, _ChainReader, listed_rule
+from vipd.observe.rule_tree.saved import SavedRule, read_tables
+from vipd.observe.rule_tree.tree import Count, Key
 
 MANY = 80
 """Addresses: enough to be dispatched in groups."""

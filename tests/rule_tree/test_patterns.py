@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from tests.dataplane.states import cluster_cidrs
 from tests.nftables.declared import OWN, state
-from tests.rules.made import forwardings, in_use, read, saved, table
+from tests.rule_tree.made import forwardings, in_use, read, saved, table
 from tests.simulator.cases import CASES, family_of_case, rules_text
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model import Backend, Balance, Family, Forwarding, Protocol, Service, ServicePort
-from vipd.observe.rules.forest import Forest
-from vipd.observe.rules.forms import Role
-from vipd.observe.rules.iptables_shared import shared_tree
-from vipd.observe.rules.iptables_tree import IptablesRules
-from vipd.observe.rules.tree import Kind, ServiceTree, faults
-from vipd.observe.rules.wanted import MOST_OFF
+from vipd.observe.rule_tree.expected import MOST_OFF
+from vipd.observe.rule_tree.iptables_shared import shared_tree
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
+from vipd.observe.rule_tree.kernel_rules import KernelRules
+from vipd.observe.rule_tree.patterns import Role
+from vipd.observe.rule_tree.tree import NodeKind, ServiceTree, faults
 
 
 def unknown_rules(rules: IptablesRules) -> list[str]:
@@ -31,14 +31,14 @@ def unknown_rules(rules: IptablesRules) -> list[str]:
         for chain, found in rules.tables.chains.items()
         if rules.names.owns(chain)
         for rule in found
-        if rules.forms.tell(chain, rule.text) is None
+        if rules.patterns.parse(chain, rule.text) is None
     ]
 
 
 def all_faults(rules: IptablesRules) -> list[str]:
     """Whatever is said to be wrong, in the shared chains or those of services."""
     trees = [rules.tree(key) for key in rules.service_ports()]
-    reached = {name for tree in trees for name in tree.named(Kind.CHAIN)}
+    reached = {name for tree in trees for name in tree.named(NodeKind.CHAIN)}
     shared = shared_tree(rules, reached)
     return [*faults(shared.nodes), *(fault for tree in trees for fault in faults(tree.nodes))]
 
@@ -55,7 +55,7 @@ def test_rules_of_a_real_kube_proxy_are_read_without_a_fault(case: str) -> None:
 def test_every_chain_of_a_service_is_in_its_tree(case: str) -> None:
     rules = read(rules_text(case), "KUBE", family_of_case(case))
     trees = [rules.tree(key) for key in rules.service_ports()]
-    shown = {name for tree in trees for name in tree.named(Kind.CHAIN)}
+    shown = {name for tree in trees for name in tree.named(NodeKind.CHAIN)}
     own = {chain.name for chain in rules.tables.chains if "-S" in chain.name and len(chain.name) > 20}
     assert own - {"KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"} <= shown
 
@@ -66,7 +66,7 @@ def shares(tree: ServiceTree, chain: str = "") -> dict[str, float]:
     for node in tree.walk():
         if chain in node.name:
             for child in node.children:
-                if child.kind is Kind.BACKEND:
+                if child.kind is NodeKind.BACKEND:
                     found[child.name] = found.get(child.name, 0) + (child.share or 0)
     return found
 
@@ -105,7 +105,7 @@ def test_iptables_has_what_was_declared(
         rules = saved(here, options)
         assert unknown_rules(rules) == []
         assert all_faults(rules) == []
-        forest = Forest([rules], [], in_use(here))
+        forest = KernelRules([rules], [], in_use(here))
         _, trees = forest.everything()
         assert [fault for tree in trees for fault in faults(tree.nodes)] == []
 
@@ -117,7 +117,7 @@ def test_nftables_has_what_was_declared(services: tuple[Service, ...]) -> None:
     for family in Family:
         here = [forwarding for forwarding in found if forwarding.key.family is family]
         reading = table(here, family)
-        forest = Forest([], [reading], in_use(here, reading.place))
+        forest = KernelRules([], [reading], in_use(here, reading.place))
         shared, trees = forest.everything()
         assert not here or [fault for tree in shared for fault in faults(tree.nodes)] == []
         assert [fault for tree in trees for fault in faults(tree.nodes)] == []
@@ -125,10 +125,10 @@ def test_nftables_has_what_was_declared(services: tuple[Service, ...]) -> None:
         for forwarding in here:
             key = (forwarding.key.service_port, str(forwarding.key.protocol))
             if forwarding.addresses and not forwarding.externally_accessible and forwarding.endpoints:
-                ladder = shares(by_key[key])
+                reached = shares(by_key[key])
                 number = len(forwarding.addresses)
                 for endpoint, share in _expected(forwarding).items():
-                    assert abs(ladder.get(endpoint, 0) / number - share) <= MOST_OFF
+                    assert abs(reached.get(endpoint, 0) / number - share) <= MOST_OFF
 
 
 FOREIGN = [
@@ -147,14 +147,14 @@ FOREIGN = [
 @pytest.mark.parametrize(("chain", "rule"), FOREIGN)
 def test_rules_of_others_have_no_form(chain: str, rule: str) -> None:
     rules = read("")
-    assert rules.forms.tell(ChainId("nat", f"VIPD-{chain}"), rule) is None
+    assert rules.patterns.parse(ChainId("nat", f"VIPD-{chain}"), rule) is None
 
 
 def test_a_rule_of_one_kind_of_chain_is_foreign_in_another() -> None:
-    forms = read("").forms
+    patterns = read("").patterns
     rule = "-s 10.244.0.1/32 -m comment --comment web -j VIPD-MARK-MASQ"
-    told = forms.tell(ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA"), rule)
-    assert told is not None
-    assert told.role is Role.PLAIN
-    assert forms.tell(ChainId("nat", "VIPD-SVC-AAAAAAAAAAAAAAAA"), rule) is None
-    assert forms.tell(ChainId("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"), rule) is None
+    parsed = patterns.parse(ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA"), rule)
+    assert parsed is not None
+    assert parsed.role is Role.PLAIN
+    assert patterns.parse(ChainId("nat", "VIPD-SVC-AAAAAAAAAAAAAAAA"), rule) is None
+    assert patterns.parse(ChainId("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"), rule) is None

@@ -14,8 +14,8 @@ from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import TableReader
 from vipd.dataplane.programs import finish
 from vipd.model import Family
-from vipd.observe.rules.nftables_table import LIMITS, TableReading, read_chains
-from vipd.observe.rules.tree import Count
+from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_chains
+from vipd.observe.rule_tree.tree import Count
 from vipd.process import Runner
 
 PINS = "pins"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vipd.observe.rules.graph import Box, Graph
-from vipd.observe.rules.tree import Kind
+from vipd.observe.rule_tree.graph import Box, Graph
+from vipd.observe.rule_tree.tree import NodeKind
 
 _GREY, _INK, _RED = "#7b7b7b", "#1a1a1a", "#c62828"
-_GROUNDS = {Kind.CHAIN: "#e3eaf4", Kind.FRONTEND: "#fff3cd", Kind.BACKEND: "#dcefdc"}
+_GROUNDS = {NodeKind.CHAIN: "#e3eaf4", NodeKind.FRONTEND: "#fff3cd", NodeKind.BACKEND: "#dcefdc"}
 _WRONG = "#fbdcdc"
 
 
@@ -40,7 +40,7 @@ def _lines(graphs: Iterable[Graph]) -> Iterator[str]:
 
 def _box(box: Box) -> str:
     lines = (*box.lines, *([box.fault] if box.fault and box.fault not in box.lines else []))
-    ground = _WRONG if box.fault else _GROUNDS.get(box.kind, _GROUNDS[Kind.CHAIN])
+    ground = _WRONG if box.fault else _GROUNDS.get(box.kind, _GROUNDS[NodeKind.CHAIN])
     style = f', color="{_RED}", style="filled,dashed"' if box.fault else f', color="{_GREY}"'
     return f'{box.id} [label={quoted(chr(10).join(lines))}, fillcolor="{ground}"{style}];'
 
