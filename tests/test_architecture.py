@@ -218,7 +218,7 @@ FAULTS: list[tuple[Check, str, str]] = [
     (impure_core, "operations.py", "def f():\n    import random"),
     (impure_core, "dataplane/iptables/plan.py", "from vipd.process import run"),
     (impure_core, "dataplane/iptables/new_file.py", "import logging"),
-    (impure_core, "observe/simulator/trace.py", "from vipd import process"),
+    (impure_core, "observe/simulator/walk.py", "from vipd import process"),
     (impure_core, "declaration/deep/er.py", "try:\n    import socket\nexcept ImportError:\n    pass"),
     (impure_core, "dataplane/__init__.py", "import asyncio"),
     (heavy_cli, "cli/status.py", "import vipd.settings"),

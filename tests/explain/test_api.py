@@ -18,7 +18,7 @@ from vipd.api.explain_routes import AT_ONCE
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family
-from vipd.observe.reasons import Options
+from vipd.observe.explain.explanation_text import Options
 
 
 @dataclass(slots=True)

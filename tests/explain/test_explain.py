@@ -18,8 +18,8 @@ from vipd.model import (
     Protocol,
     Refusal,
 )
-from vipd.observe.explain import Explanation, explain
-from vipd.observe.question import QuestionError, ask, parse_source
+from vipd.observe.explain.explanation import Explanation, explain
+from vipd.observe.explain.query import QueryError, ask, parse_source
 from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace
 
 HOST = ("10.10.0.1", "127.0.0.1", "192.168.100.1", "fd00:10::1", "::1", "fe80::1")
@@ -233,7 +233,7 @@ def test_names_prefer_the_source_s_family() -> None:
 def test_questions_without_an_answer(source: str, target: str, what: str, unknown: bool) -> None:
     two = forwarding("two", "10.96.0.40", "10.244.1.10")
     other = replace(two, key=two.key._replace(port_name="b"), port=81)
-    with pytest.raises(QuestionError) as caught:
+    with pytest.raises(QueryError) as caught:
         ask(source, target, [WEB, two, other], HOST)
     assert (caught.value.what, caught.value.unknown) == (what, unknown)
     assert caught.value.hint
@@ -246,5 +246,5 @@ def test_sources() -> None:
     assert ask("10.10.0.1", "web", [WEB], HOST).packet.arriving is Arrival.LOCAL
     assert ask("127.0.0.1", "127.0.0.1:1", [WEB], ()).packet.arriving is Arrival.LOCAL
     assert ask("local", "192.168.100.1:1", [WEB], HOST).packet.source == "192.168.100.1"
-    with pytest.raises(QuestionError, match="no address"):
+    with pytest.raises(QueryError, match="no address"):
         ask("local", "web", [WEB], ["127.0.0.1", "fd00::1"])

@@ -13,8 +13,8 @@ from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model import Balance, Endpoint, ExternalAddress, Family, Forwarding, Masquerade, Policy, Refusal
-from vipd.observe.explain import Explanation, explain
-from vipd.observe.question import ask
+from vipd.observe.explain.explanation import Explanation, explain
+from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Host, parse_tables, trace
 
 

@@ -20,7 +20,7 @@ from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, add_addresses, ip
 from vipd.model import Family, Frontend, family_of, socket_text
-from vipd.observe.explain import Explanation
+from vipd.observe.explain.explanation import Explanation
 from vipd.observe.simulator import Arrival, Verdict
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from tests.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Frontend, Service, family_of
-from vipd.observe.explain import explain
-from vipd.observe.question import ask
+from vipd.observe.explain.explanation import explain
+from vipd.observe.explain.query import ask
 
 pytestmark = pytest.mark.root
 

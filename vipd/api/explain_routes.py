@@ -14,9 +14,9 @@ from vipd.api.messages import Json, encoded_answer
 from vipd.api.turns import Turns
 from vipd.dataplane.base import Dataplane
 from vipd.model import Family, Forwarding
-from vipd.observe.explain import Compiled, explain
-from vipd.observe.question import QuestionError, ask
-from vipd.observe.reasons import Options
+from vipd.observe.explain.explanation import Compiled, explain
+from vipd.observe.explain.explanation_text import Options
+from vipd.observe.explain.query import QueryError, ask
 from vipd.operations import Kind, RefusedError
 from vipd.reconciler import Reconciler
 
@@ -66,14 +66,14 @@ class ExplainRoutes:
         try:
             with self._turns.taken(request, "too many questions at once", "ask again later"):
                 body = await loop.run_in_executor(self._threads, _answer, source, target, seen)
-        except QuestionError as error:
+        except QueryError as error:
             kind: Kind = "not-found" if error.unknown else "malformed"
             raise RefusedError(kind, error.what, error.why, error.hint) from None
         return encoded_answer(body)
 
 
 def _answer(source: str, target: str, seen: _Seen) -> bytes:
-    """The members of the answer's JSON object, encoded. Raises QuestionError."""
+    """The members of the answer's JSON object, encoded. Raises QueryError."""
     question = ask(source, target, seen.forwardings, seen.host_addresses)
     options = seen.options[question.packet.family]
     view = explain(question, seen.forwardings, options, seen.host_addresses).view()

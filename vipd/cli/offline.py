@@ -18,8 +18,8 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.switching import ChosenDataplane
 from vipd.host_facts import NO_FACTS, HostFacts
 from vipd.model import Family, Forwarding, Service
-from vipd.observe.explain import explain
-from vipd.observe.question import QuestionError, ask
+from vipd.observe.explain.explanation import explain
+from vipd.observe.explain.query import QueryError, ask
 from vipd.selection import SelectionPolicy, choose
 from vipd.settings import (
     DEFAULT_CONFIG,
@@ -121,7 +121,7 @@ def explain_files(
     compiled = Compilation.of(services, settings, host_addresses(settings))
     try:
         question = ask(source, target, compiled.forwardings, compiled.host_addresses)
-    except QuestionError as error:
+    except QueryError as error:
         code = NOT_FOUND if error.unknown else USAGE
         shown = "" if error.unknown else error.hint
         raise CliError(error.what, error.why, shown, code=code) from None

@@ -23,6 +23,7 @@ from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
 from vipd.declaration.notation import NotationError, parse_frontend
 from vipd.model import Frontend, Protocol, family_of
+from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import chains_of, matched_rules
 from vipd.observe.live_trace.outcome import compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
@@ -32,7 +33,6 @@ from vipd.observe.live_trace.rule_reader import read_rules
 from vipd.observe.live_trace.sending import Sender
 from vipd.observe.live_trace.table import TraceError
 from vipd.observe.live_trace.watching import Watch
-from vipd.observe.question import LOCAL, QuestionError, Source, is_own, parse_source
 from vipd.process import run
 
 COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
@@ -129,7 +129,7 @@ def _wanted(
 def _source(text: str | None) -> Source:
     try:
         return parse_source(LOCAL if text is None else text)
-    except QuestionError as error:
+    except QueryError as error:
         raise CliError(error.what, error.why, error.hint, code=USAGE) from None
 
 

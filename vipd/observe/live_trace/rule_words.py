@@ -10,9 +10,9 @@ from itertools import pairwise
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.words import split_words
 from vipd.dataplane.nftables.chains import limits_sources
+from vipd.observe.explain.rule_words import words_for_rule
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.packet_trace import TraceEvent
-from vipd.observe.reasons import meaning
 from vipd.observe.simulator import Step
 
 _ROLES = {
@@ -91,7 +91,7 @@ def rule_comment(rule: str) -> str:
 
 def rule_words(chain: Chain, rule: str) -> str:
     """What a rule of the iptables dataplane does."""
-    words = meaning(Step(chain.table, chain.name, f"-A {chain.name} {rule}", rule_comment(rule)))
+    words = words_for_rule(Step(chain.table, chain.name, f"-A {chain.name} {rule}", rule_comment(rule)))
     return f"{words}, kept for this client" if " --rcheck " in rule else words
 
 
@@ -115,7 +115,9 @@ def table_rule_words(rule: str, traced: TraceEvent, service_port: str) -> str:
     if _SLOT_CHOICE.search(rule) and " map @" not in rule:
         return "a slot is chosen"
     element = _element(rule, traced)
-    return meaning(Step(f"{chain.family} {chain.table}", chain.name, rule, element=element), service_port)
+    return words_for_rule(
+        Step(f"{chain.family} {chain.table}", chain.name, rule, element=element), service_port
+    )
 
 
 def _element(rule: str, traced: TraceEvent) -> str:

@@ -15,23 +15,12 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
 from vipd.declaration.notation import duration_text
 from vipd.model import Balance, Forwarding, Frontend, Protocol, socket_text
-from vipd.observe.question import Question
+from vipd.observe.explain.query import Query
+from vipd.observe.explain.rule_words import in_table
 from vipd.observe.simulator import Outcome, Packet, Step, Verdict
-from vipd.observe.table_meanings import meaning_in_table
 
 _MOST_NAMED = 6
 """More ports or networks than these are not listed."""
-
-_TARGETS = {
-    "MASQUERADE": "this host's address becomes the source",
-    "ACCEPT": "accepted",
-    "DROP": "dropped",
-    "REJECT": "refused",
-    "RETURN": "nothing more to do here",
-}
-
-_CLUSTER_IP = " cluster IP"
-"""How kube-proxy's comments call a service's own address, after its name."""
 
 Options: TypeAlias = RuleOptions | TableOptions
 """What shapes a family's rules; its type says the dataplane."""
@@ -60,37 +49,39 @@ class Situation:
         return [f for f in self.forwardings if f.key.protocol == self.packet.protocol]
 
 
-class Fate(NamedTuple):
-    """What becomes of a packet that is not delivered: a clause for the summary, and what follows from it."""
+class OutcomeText(NamedTuple):
+    """What becomes of a packet: a clause for the summary, and what follows from it."""
 
-    told: str
+    clause: str
     reason: str = ""
 
 
-def fate(outcome: Outcome, situation: Situation) -> Fate:
+def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
     """What becomes of a packet that is not delivered, and why."""
     if outcome.verdict is Verdict.UNCHANGED:
-        return Fate(_left_alone(situation))
+        return OutcomeText(_left_alone(situation))
     last = outcome.steps[-1]
     owner = situation.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
     if owner is None and of_unused_port(last):
-        return Fate(
+        return OutcomeText(
             f"{does}: no service has this address and port",
             "by the setting reject_unused_ports a virtual IP refuses every other port at once",
         )
     if owner is None:
-        return Fate(f"{does} by {last.chain}", last.rule if in_table(last) else last.comment or last.rule)
+        return OutcomeText(
+            f"{does} by {last.chain}", last.rule if in_table(last) else last.comment or last.rule
+        )
     name = owner.key.service_port
     if _at_limit(last, situation.options) and not _may_come(owner, situation):
-        return Fate(f"{does}: this source may not use {name}", _allowed(owner, situation))
+        return OutcomeText(f"{does}: this source may not use {name}", _allowed(owner, situation))
     if owner.served:
-        return Fate(
+        return OutcomeText(
             f"{does}: {name} has no backends on this host",
             "its traffic policy is local; a client behind a load balancer tries another host",
         )
-    return Fate(f"{does}: no backend of {name} is ready", _refusal(outcome))
+    return OutcomeText(f"{does}: no backend of {name} is ready", _refusal(outcome))
 
 
 def of_unused_port(step: Step) -> bool:
@@ -130,62 +121,21 @@ def hint(situation: Situation) -> str:
     return _node_port_hint(situation)
 
 
-def notes(question: Question, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
+def notes(query: Query, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
     """What else decides about such packets."""
     said = []
-    if question.assumed:
-        said.append(f"{question.packet.source} is assumed as the source; --from ADDRESS tells another")
+    if query.assumed:
+        said.append(f"{query.packet.source} is assumed as the source; --from ADDRESS tells another")
     hashed = owner is not None and owner.balance is Balance.SOURCE_HASH and len(owner.endpoints) > 1
     if (several or hashed) and owner is not None and owner.affinity_timeout is not None:
         kept = duration_text(owner.affinity_timeout)
         said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
     if owner is not None and hashed:
         said.append(f"{owner.key.service_port} gives each client one backend by its address")
-    if owner is not None and ip_address(question.packet.source) in ip_network(LOOPBACK):
+    if owner is not None and ip_address(query.packet.source) in ip_network(LOOPBACK):
         setting = "net.ipv4.conf.all.route_localnet is 1, which vipd never sets"
         said.append(f"from {LOOPBACK} only backends on this host are reached, unless {setting}")
     return tuple(said)
-
-
-def meaning(step: Step, service_port: str = "") -> str:
-    """What a rule does; for a jump what it is for, or where it leads.
-
-    `service_port` is that of the packet's first destination: maps of the nftables dataplane name no service.
-    """
-    return meaning_in_table(step, service_port) if in_table(step) else _meaning_of_rule(step)
-
-
-def in_table(step: Step) -> bool:
-    """The step is of the nftables dataplane."""
-    return step.table.startswith(("ip ", "ip6 "))
-
-
-def _meaning_of_rule(step: Step) -> str:
-    # Comments stand before the target in every rule that vipd writes.
-    _, jumps, target = step.rule.rpartition(" -j ")
-    if not jumps:
-        return step.comment or step.rule
-    name, _, argument = target.partition(" ")
-    match name:
-        case "DNAT":
-            return f"to {argument.removeprefix('--to-destination ')}"
-        case "MARK":
-            return "mark taken off again" if argument.endswith("/0x0") else "marked for masquerade"
-        case "CONNMARK":
-            value = argument.removeprefix("--set-xmark ")
-            return "flow is not vipd's after all" if value.startswith("0x0/") else "flow marked as vipd's"
-    if name in ("DROP", "REJECT") and step.comment:
-        return f"{_TARGETS[name]}: {step.comment.replace('endpoints', 'backends')}"
-    return _TARGETS.get(name) or _purpose(name, step.comment)
-
-
-def _purpose(chain: str, comment: str) -> str:
-    """What a jump to a chain is for."""
-    if chain.endswith("-MARK-MASQ"):
-        return "to be masqueraded"
-    if comment.endswith(_CLUSTER_IP):
-        return f"virtual IP of {comment.removesuffix(_CLUSTER_IP)}"
-    return comment or f"on to {chain}"
 
 
 def _left_alone(situation: Situation) -> str:

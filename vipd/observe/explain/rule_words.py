@@ -1,6 +1,6 @@
-"""What a single rule of the nftables dataplane does, in a few words. Pure.
+"""Words for what a single rule of either dataplane does. Pure.
 
-Whatever came from a map or set begins with its name: `@endpoints: to 10.244.0.5:53`.
+With nftables, what a map or set gave begins with its name: `@endpoints: to 10.244.0.5:53`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,76 @@ _WHY = {
 """Chains that end flows, and why."""
 
 _ENDS = {"accept": "accepted", "drop": "dropped", "return": "nothing more to do here", "reject": "refused"}
-_DRAWN = (("numgen random", "at random"), ("numgen inc", "in turn"), ("jhash", "by the client's address"))
+_SLOT_BY = (
+    ("numgen random", "at random"),
+    ("numgen inc", "in turn"),
+    ("jhash", "by the client's address"),
+)
 
-Told = Callable[[Step, "re.Match[str]", str], str]
+Words = Callable[[Step, "re.Match[str]", str], str]
 
 
-def meaning_in_table(step: Step, service_port: str) -> str:
+_TARGETS = {
+    "MASQUERADE": "this host's address becomes the source",
+    "ACCEPT": "accepted",
+    "DROP": "dropped",
+    "REJECT": "refused",
+    "RETURN": "nothing more to do here",
+}
+
+_CLUSTER_IP = " cluster IP"
+"""How kube-proxy's comments call a service's own address, after its name."""
+
+
+def words_for_rule(step: Step, service_port: str = "") -> str:
+    """What a rule does; for a jump what it is for, or where it leads.
+
+    `service_port` is that of the packet's first destination: maps of the nftables dataplane name no service.
+    """
+    return _table_rule(step, service_port) if in_table(step) else _iptables_rule(step)
+
+
+def in_table(step: Step) -> bool:
+    """The step is of the nftables dataplane."""
+    return step.table.startswith(("ip ", "ip6 "))
+
+
+def _iptables_rule(step: Step) -> str:
+    # Comments stand before the target in every rule that vipd writes.
+    _, jumps, target = step.rule.rpartition(" -j ")
+    if not jumps:
+        return step.comment or step.rule
+    name, _, argument = target.partition(" ")
+    match name:
+        case "DNAT":
+            return f"to {argument.removeprefix('--to-destination ')}"
+        case "MARK":
+            return "mark taken off again" if argument.endswith("/0x0") else "marked for masquerade"
+        case "CONNMARK":
+            value = argument.removeprefix("--set-xmark ")
+            return "flow is not vipd's after all" if value.startswith("0x0/") else "flow marked as vipd's"
+    if name in ("DROP", "REJECT") and step.comment:
+        return f"{_TARGETS[name]}: {step.comment.replace('endpoints', 'backends')}"
+    return _TARGETS.get(name) or _purpose(name, step.comment)
+
+
+def _purpose(chain: str, comment: str) -> str:
+    """What a jump to a chain is for."""
+    if chain.endswith("-MARK-MASQ"):
+        return "to be masqueraded"
+    if comment.endswith(_CLUSTER_IP):
+        return f"virtual IP of {comment.removesuffix(_CLUSTER_IP)}"
+    return comment or f"on to {chain}"
+
+
+def _table_rule(step: Step, service_port: str) -> str:
     """What a rule does. `service_port`: that of the packet's first destination; maps name no service."""
     if step.slots is not None:
         return _slots(step)
-    for form, tell in _FORMS:
-        found = form.search(step.rule)
+    for pattern, words in _PATTERNS:
+        found = pattern.search(step.rule)
         if found:
-            return tell(step, found, service_port)
+            return words(step, found, service_port)
     return step.rule
 
 
@@ -42,7 +99,7 @@ def _slots(step: Step) -> str:
     slots = step.slots
     if slots is None or slots.of == 1:
         return "the first slot"
-    how = next((how for words, how in _DRAWN if words in step.rule), "by the packet")
+    how = next((how for words, how in _SLOT_BY if words in step.rule), "by the packet")
     count = len(slots.chosen)
     chosen = f"slot {slots.chosen[0]} of {slots.of}" if count == 1 else f"{count} of {slots.of} slots"
     return f"{chosen} {how}"
@@ -84,11 +141,11 @@ def _ended(step: Step, found: re.Match[str], _: str) -> str:
     return f"{does}: {why}" if why else does
 
 
-def _always(text: str) -> Told:
+def _always(text: str) -> Words:
     return lambda *_: text
 
 
-_FORMS: tuple[tuple[re.Pattern[str], Told], ...] = (
+_PATTERNS: tuple[tuple[re.Pattern[str], Words], ...] = (
     (re.compile(rf"map @({FRONTENDS.name}) goto "), _looked_up),
     (re.compile(r"vmap @(\S+)$"), _looked_up),
     (re.compile(r"dnat .*map @(\S+)$"), _translated),
@@ -107,7 +164,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Told], ...] = (
     (re.compile(r"\b(accept|drop|return|reject)\b"), _ended),
     (re.compile(r"\b(?:goto|jump) (\S+)$"), lambda _, found, __: f"on to {found[1]}"),
 )
-"""Rules by what is most telling in them, the first that fits."""
+"""By a rule's characteristic part; the first pattern that matches."""
 
 
 def _key(step: Step) -> list[str]:

@@ -17,8 +17,8 @@ DEFAULT_SOURCE_PORT = 40000
 """Where `--from` names none; no rule of vipd asks for it."""
 
 
-class QuestionError(ValueError):
-    """A question that has no answer: what, why, hint. `unknown`: its target is no known service."""
+class QueryError(ValueError):
+    """A query that has no answer: what, why, hint. `unknown`: its target is no known service."""
 
     def __init__(self, what: str, why: str = "", hint: str = "", *, unknown: bool = False) -> None:
         super().__init__(what)
@@ -34,7 +34,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Query:
     """One packet, and whether its source address is only what this host would likely choose."""
 
     packet: Packet
@@ -42,7 +42,7 @@ class Question:
 
 
 def parse_source(text: str) -> Source:
-    """`10.10.0.9`, `10.10.0.9:40000`, `[fd00::9]:40000` or `local`. Raises QuestionError."""
+    """`10.10.0.9`, `10.10.0.9:40000`, `[fd00::9]:40000` or `local`. Raises QueryError."""
     if text == LOCAL:
         return Source("")
     try:
@@ -51,25 +51,25 @@ def parse_source(text: str) -> Source:
         backend = parse_backend(text)
     except NotationError as error:
         hint = error.hint or "an address, ADDRESS:PORT, or local for a process of this host"
-        raise QuestionError(error.what, hint=hint) from None
+        raise QueryError(error.what, hint=hint) from None
     return Source(backend.address, backend.port)
 
 
 def ask(
     source: str, target: str, forwardings: Collection[Forwarding], host_addresses: Collection[str]
-) -> Question:
+) -> Query:
     """The packet from `source` to `target`, `ADDR:PORT[/PROTO]` or a service's name.
 
     A name means the service's first frontend of the source's family. The packet starts on this host when its
-    source is `local` or one of the host's addresses. Raises QuestionError.
+    source is `local` or one of the host's addresses. Raises QueryError.
     """
     if not target:
-        raise QuestionError("no target is given", hint="ADDRESS:PORT/PROTOCOL, or the name of a service")
+        raise QueryError("no target is given", hint="ADDRESS:PORT/PROTOCOL, or the name of a service")
     sender = parse_source(source)
     family = family_of(sender.address) if sender.address else None
     frontend = _frontend(target, forwardings, family)
     if family not in (None, family_of(frontend.address)):
-        raise QuestionError(
+        raise QueryError(
             f"{sender.address} and {frontend.address} are of different families",
             hint=f"give an {family_of(frontend.address)} address with --from",
         )
@@ -83,7 +83,7 @@ def ask(
         sender.port or DEFAULT_SOURCE_PORT,
         Arrival.LOCAL if local else Arrival.FORWARDED,
     )
-    return Question(packet, assumed=not sender.address and address != frontend.address)
+    return Query(packet, assumed=not sender.address and address != frontend.address)
 
 
 def is_own(address: str, host_addresses: Collection[str]) -> bool:
@@ -99,21 +99,21 @@ def _frontend(target: str, forwardings: Iterable[Forwarding], family: Family | N
         return parse_frontend(target)
     except NotationError as error:
         if _meant_as_address(target):
-            raise QuestionError(error.what, hint=error.hint) from None
-        raise QuestionError(f"no service {target}", hint="vipctl list shows them", unknown=True) from None
+            raise QueryError(error.what, hint=error.hint) from None
+        raise QueryError(f"no service {target}", hint="vipctl list shows them", unknown=True) from None
 
 
 def _first_frontend(name: str, named: Sequence[Forwarding], family: Family | None) -> Frontend:
     found = [frontend for forwarding in named for frontend in _frontends(forwarding)]
     if not found:
-        raise QuestionError(f"{name} has no address", hint="give ADDRESS:PORT/PROTOCOL, such as a node port")
+        raise QueryError(f"{name} has no address", hint="give ADDRESS:PORT/PROTOCOL, such as a node port")
     fitting = [f for f in found if family in (None, family_of(f.address))]
     if not fitting:
-        raise QuestionError(f"{name} has no {family} address", hint=f"it has {found[0].address}")
+        raise QueryError(f"{name} has no {family} address", hint=f"it has {found[0].address}")
     first = fitting[0]
     same = [f for f in fitting if f.address == first.address]
     if len(same) > 1:
-        raise QuestionError(f"{name} has several ports", hint=f"name one: {', '.join(map(str, same))}")
+        raise QueryError(f"{name} has several ports", hint=f"name one: {', '.join(map(str, same))}")
     return first
 
 
@@ -143,7 +143,7 @@ def _chosen_source(destination: str, host_addresses: Collection[str]) -> str:
     wanted = (ip_address(a) for a in host_addresses if family_of(a) is family_of(destination))
     usable = sorted(int(a) for a in wanted if not (a.is_loopback or a.is_link_local))
     if not usable:
-        raise QuestionError(
+        raise QueryError(
             f"this host has no address to reach {socket_text(destination, 0).removesuffix(':0')} from",
             hint="give one with --from",
         )

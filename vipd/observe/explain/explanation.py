@@ -1,7 +1,6 @@
-"""What the compiled rules do to one packet, told in words and numbers. Pure: reads neither kernel nor files.
+"""What the compiled rules do to one packet, in words and numbers. Pure: reads neither kernel nor files.
 
-`question.ask` reads the words of a question, `explain` answers it with an `Explanation`; `view` is the API's
-form of that.
+`query.ask` reads what is asked, `explain` answers with an `Explanation`; its `view` is the API's form.
 """
 
 from __future__ import annotations
@@ -14,8 +13,17 @@ from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.model import Family, Forwarding, socket_text
-from vipd.observe.question import Question, is_own
-from vipd.observe.reasons import Fate, Options, Situation, fate, hint, meaning, notes, of_unused_port
+from vipd.observe.explain.explanation_text import (
+    Options,
+    OutcomeText,
+    Situation,
+    hint,
+    notes,
+    of_unused_port,
+    outcome_text,
+)
+from vipd.observe.explain.query import Query, is_own
+from vipd.observe.explain.rule_words import words_for_rule
 from vipd.observe.simulator import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
 
 Json = dict[str, object]
@@ -44,7 +52,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer to one question."""
+    """The answer to one query."""
 
     trace: Trace
     service_port: str
@@ -103,12 +111,12 @@ class Explanation:
 
 
 def explain(
-    question: Question,
+    query: Query,
     forwardings: Iterable[Forwarding],
     options: Options,
     host_addresses: Collection[str],
 ) -> Explanation:
-    """What the rules for these forwardings do to the question's packet.
+    """What the rules for these forwardings do to the query's packet.
 
     `options` are those of the packet's family in the dataplane meant, `host_addresses` all of this host. For
     speed only the forwardings are compiled that can bear on the packet: those with its destination
@@ -121,20 +129,20 @@ def explain(
     Raises:
         RulesetError: a compiled rule has a form that the simulator does not know; that is a fault in vipd.
     """
-    packet = question.packet
+    packet = query.packet
     related, others = _related(packet, forwardings)
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
     found = _traced(related or others, options, packet, Host(tuple(sorted(host_addresses))))
     situation = Situation(packet, related, options, own=is_own(packet.destination, host_addresses))
     owner = situation.owner()
-    told, reason = _fates(found, situation)
+    clause, reason = _outcome_texts(found, situation)
     return Explanation(
         found,
         owner.key.service_port if owner else "",
-        f"{_place(packet)} {told}",
+        f"{_place(packet)} {clause}",
         reason,
         hint(situation) if _unserved(found) else "",
-        notes(question, owner, several=len(found.shares()) > 1),
+        notes(query, owner, several=len(found.shares()) > 1),
     )
 
 
@@ -177,18 +185,18 @@ def _place(packet: Packet) -> str:
     return f"{packet.source} -> {there}/{packet.protocol}"
 
 
-def _fates(found: Trace, situation: Situation) -> Fate:
+def _outcome_texts(found: Trace, situation: Situation) -> OutcomeText:
     """What becomes of the packet; several ways with how likely each is."""
     delivered = found.probability(Verdict.DELIVERED)
     others = [outcome for outcome in found.outcomes if outcome.verdict is not Verdict.DELIVERED]
     if not others:
-        return Fate(_delivery(found))
-    fates = [fate(outcome, situation) for outcome in others]
+        return OutcomeText(_delivery(found))
+    texts = [outcome_text(outcome, situation) for outcome in others]
     if len(found.outcomes) == 1:
-        return fates[0]
+        return texts[0]
     ways = [f"in {100 * delivered:.1f}% {_delivery(found)}"] if delivered else []
-    ways += [f"in {100 * o.probability:.1f}% {f.told}" for o, f in zip(others, fates, strict=True)]
-    return Fate("; ".join(ways), next((f.reason for f in fates if f.reason), ""))
+    ways += [f"in {100 * o.probability:.1f}% {f.clause}" for o, f in zip(others, texts, strict=True)]
+    return OutcomeText("; ".join(ways), next((f.reason for f in texts if f.reason), ""))
 
 
 def _delivery(found: Trace) -> str:
@@ -231,7 +239,7 @@ def _outcome_view(outcome: Outcome, service_port: str) -> Json:
                 "rule": step.rule,
                 "comment": step.comment,
                 "element": step.element,
-                "meaning": meaning(step, service_port),
+                "meaning": words_for_rule(step, service_port),
             }
             for step in outcome.steps
         ],
