@@ -32,10 +32,11 @@ class FakeSource:
         self._dataplane = dataplane
         self.candidate = declared(*services)
         self.kept = Declaration()
+        self.unit = "fake"
 
     def units(self) -> Mapping[str, Unit]:
         """The unit."""
-        return {"fake": Unit(self.candidate, self.kept)}
+        return {self.unit: Unit(self.candidate, self.kept)}
 
     def faults(self) -> tuple[str, ...]:
         """Never any."""
@@ -44,7 +45,7 @@ class FakeSource:
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep the version that serves, and tell the dataplane's diary."""
         self._dataplane.events.append("accepted")
-        self.kept = chosen["fake"]
+        self.kept = chosen[self.unit]
 
 
 class World:

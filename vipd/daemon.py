@@ -319,7 +319,9 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
     that is another one."""
 
     def open_watch() -> RuleWatch:
-        return watch_of(parts.dataplane, parts.settings, parts.own)
+        watch = watch_of(parts.dataplane, parts.settings, parts.own)
+        watch.supervise = parts.supervisor.run_meanwhile
+        return watch
 
     while True:
         switched.clear()

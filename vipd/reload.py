@@ -11,6 +11,7 @@ from typing import Literal
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import listed
 from vipd.reconciler import Reconciler
+from vipd.service_state import refused_units, serving_by_owner, what_serves
 from vipd.sources.base import Source
 from vipd.systemd.fields import Event, fields
 
@@ -31,7 +32,9 @@ class Reloaded:
     fault: str
     """Why the kernel does not have all of it; empty when it has."""
     problems: tuple[str, ...]
-    """What is wrong with the sources; the last good version of each serves."""
+    """What is wrong with the sources."""
+    serves: str
+    """What serves of the files and keys that are refused; empty where none is."""
 
     def __str__(self) -> str:
         numbers = Counter(self.actions.values())
@@ -62,7 +65,9 @@ async def reload(
     problems = listed(p for found in reconciler.problems.values() for p in found)
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services
-    reloaded = Reloaded(len(after), {}, fault, tuple(problems))
+    units = {name: unit for source in sources for name, unit in source.units().items()}
+    refused_of = refused_units(units, reconciler.problems, serving_by_owner(after.values()))
+    reloaded = Reloaded(len(after), {}, fault, tuple(problems), what_serves(refused_of))
     reloaded.actions.update({name: "removed" for name in before if name not in after})
     for name, service in after.items():
         known = before.get(name)
@@ -78,8 +83,9 @@ def _tell(reloaded: Reloaded, cause: str) -> None:
     extra = fields(Event.RELOADED, cause=cause, reason=f"{reloaded}{more}")
     if reloaded.problems:
         named = reloaded.problems[:PROBLEMS_LOGGED]
-        what = "reloaded: %s; problems: %d, the last good versions go on serving: %s"
-        log.warning(what, reloaded, len(reloaded.problems), "; ".join(named), extra=extra)
+        serves = f", {reloaded.serves}" if reloaded.serves else ""
+        what = "reloaded: %s; problems: %d%s: %s"
+        log.warning(what, reloaded, len(reloaded.problems), serves, "; ".join(named), extra=extra)
     elif reloaded.fault:
         log.warning("reloaded: %s; not all of it is in the kernel: %s", reloaded, reloaded.fault, extra=extra)
     else:

@@ -1,10 +1,14 @@
-"""How a service is doing, in the words that `vipctl list`, the API and the status page share. Pure."""
+"""How a service is doing, and what serves of a refused file or key, in the words that `vipctl`, the API, the
+log and the status page share. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from vipd.catalog import NOTHING, Unit
+from vipd.declaration.problems import Problem
 from vipd.model import BackendState, Forwarding, Frontend, Refusal, Service
 from vipd.standing import Admin, Standing, Standings
 
@@ -46,6 +50,63 @@ def in_panic(service: Service, standings: Standings) -> bool:
     """Whether none of its own backends is healthy, and all serve for want of better."""
     own = [standings.get(str(backend)) for backend in service.backends]
     return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
+
+
+class RefusedUnit(NamedTuple):
+    """A unit that has problems, and how many of its services serve all the same."""
+
+    name: str
+    unit: Unit
+    serving: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether its last good version serves, all of it."""
+        return 0 < self.serving == len(self.unit.accepted.services)
+
+    @property
+    def serves(self) -> str:
+        """What of it serves."""
+        kind = {"file": "file", "etcd": "key"}.get(self.name.partition(":")[0], "store")
+        if not self.serving:
+            return f"nothing of the {kind} serves"
+        if self.whole:
+            return f"the last good version of the {kind} serves on"
+        parts = (self.unit.candidate, self.unit.accepted)
+        declared = {service.name for part in parts for service in part.services}
+        return f"{self.serving} of {len(declared)} services of the {kind} serve"
+
+
+def serving_by_owner(services: Iterable[Service]) -> Counter[str]:
+    """How many services of each unit serve."""
+    return Counter(service.origin.owner for service in services)
+
+
+def refused_units(
+    units: Mapping[str, Unit], problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
+) -> list[RefusedUnit]:
+    """The units that have problems. `serving`: how many services of each unit serve."""
+    # What joins a source, such as a registration, is no unit of it until it cannot be read.
+    return [RefusedUnit(n, units.get(n) or Unit(NOTHING), serving.get(n, 0)) for n in problems if problems[n]]
+
+
+def what_serves(refused: Sequence[RefusedUnit]) -> str:
+    """What serves of all these together; empty if there are none."""
+    if len(refused) < 2:
+        return "".join(each.serves for each in refused)
+    whole = sum(each.whole for each in refused)
+    nothing = sum(not each.serving for each in refused)
+    if whole == len(refused):
+        return "the last good versions go on serving"
+    if nothing == len(refused):
+        return "nothing of what is refused serves"
+    numbers = {
+        "in the last good version": whole,
+        "in part": len(refused) - whole - nothing,
+        "not at all": nothing,
+    }
+    told = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
+    return f"of {len(refused)} refused files and keys serve {told}"
 
 
 def _refused(empty: Sequence[Forwarding]) -> str:

@@ -139,6 +139,13 @@ class Supervisor:
                 _end_if_cancelled()
                 await asyncio.sleep(0)  # work that returns at once must not hold up the event loop
 
+    async def run_meanwhile(self, name: str, work: Work) -> NoReturn:
+        """As `run`, for what may be cancelled while the daemon goes on: it is not named any more then."""
+        try:
+            await self.run(name, work)
+        finally:
+            self._tasks.pop(name, None)
+
     async def _watched(self, name: str, task: Task, work: Work) -> None:
         """Run `work` once; when it failed the last time, see whether it keeps running."""
         if not task.in_row:

@@ -8,8 +8,9 @@ import pytest
 from tests.api.serving import Api, served
 from tests.page.examples import web
 from tests.samples import declared
-from vipd.api.views import _served_of, time_text
+from vipd.api.views import time_text
 from vipd.catalog import Unit
+from vipd.service_state import RefusedUnit
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 
@@ -143,6 +144,6 @@ def test_each_problem_says_what_of_its_unit_serves() -> None:
 )
 def test_what_serves_of_a_unit_whose_accepted_version_is_cut_down(serving: int, words: str) -> None:
     whole = declared(web(1), web(2), web(3))
-    assert _served_of("file:/a.yaml", Unit(whole, whole), serving) == words
-    assert _served_of("etcd:/x", Unit(whole, whole), 0) == "nothing of the key serves"
-    assert _served_of("cli", Unit(whole, whole), 0) == "nothing of the store serves"
+    assert RefusedUnit("file:/a.yaml", Unit(whole, whole), serving).serves == words
+    assert RefusedUnit("etcd:/x", Unit(whole, whole), 0).serves == "nothing of the key serves"
+    assert RefusedUnit("cli", Unit(whole, whole), 0).serves == "nothing of the store serves"

@@ -118,6 +118,15 @@ def test_a_bad_value_keeps_the_last_good_one_also_over_a_restart(etcd: Cluster, 
     asyncio.run(scene())
 
 
+def test_an_etcd_that_was_never_reached_leaves_nothing_to_serve(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with following(("http://127.0.0.1:9",), tmp_path) as there:
+            await there.until(there.source.faults, "a fault")
+            assert there.source.faults()[0].endswith("; no service of it is known")
+
+    asyncio.run(scene())
+
+
 def test_what_was_compacted_while_away_is_listed(etcd: Cluster, tmp_path: Path) -> None:
     etcd.put_all(values(3))
 

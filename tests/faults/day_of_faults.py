@@ -19,12 +19,14 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import vipd
 from tests.fake_dataplane import FakeDataplane
 from tests.faults.faulty_vipd import install
-from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from tests.faults.seams import ETCD, SEAMS, Seam
+from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.simulated_time import SimulatedLoop
 from vipd import daemon
 from vipd.dataplane.base import ApplyError, DataplanePlan
@@ -32,15 +34,21 @@ from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.opening import FlowCounters
 from vipd.dataplane.programs import finish
+from vipd.etcd.client import EtcdClient
+from vipd.etcd.settings import EtcdSettings
+from vipd.fleet.registration import Registration
 from vipd.health.result import Result
 from vipd.observe.counters.traffic import Table
 from vipd.observe.events.log_handler import recording
 from vipd.observe.observers import Observers
 from vipd.process import Finished
-from vipd.settings import load_settings
+from vipd.settings import Settings, load_settings
 from vipd.systemd.notify import Notifier
 from vipd.systemd.reporter import Reporter
 
+ENDPOINT = "http://127.0.0.1:2379"
+FOLLOWED = "address: 10.96.7.4\nports: 80\nbackends: [10.244.9.{number}]\n"
+REGISTERED = "/vipd/v1/backends/followed/10.244.8.8:80"
 HALF_A_DAY_SECONDS = 43_200.0
 HOUR_SECONDS = 3600.0
 RECOVERY_SECONDS = 200.0
@@ -174,6 +182,19 @@ async def _same(*_: object) -> bool:
     return False
 
 
+def _opened(etcd: SimulatedEtcd | None) -> Callable[..., object]:
+    async def opened(_: object) -> SimulatedEtcd:
+        assert etcd, "only a fleet asks"
+        return etcd
+
+    return opened
+
+
+async def _not_diagnosed(endpoint: str, error: object, found: object, *_: object) -> object:
+    """That would open connections."""
+    return found
+
+
 CALM: dict[str, Callable[..., object]] = {
     "addresses of this host": _addresses,
     "neighbours and sockets of this host": lambda *_: {},
@@ -196,6 +217,8 @@ class Control:
     def __init__(self, mode: str, names: Iterable[str]) -> None:
         self._mode, self._names = mode, frozenset(names)
         self.failing = False
+        self.etcd = SimulatedEtcd() if self._names & {seam.name for seam in ETCD} else None
+        """What the daemon is a part of the fleet of; None: of none."""
 
     def mode(self, seam: Seam) -> str:
         """How a seam fails now; empty when it works."""
@@ -219,7 +242,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
     for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
-    for seam in (*FILES, *BESIDE, *DISK, *PROGRAMS):
+    for seam in SEAMS:
         install(seam, control, CALM.get(seam.name))
     for target, value in {
         "time:monotonic": loop.time,
@@ -233,6 +256,8 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.daemon:FlowCounters": lambda _: Counters(),
         "vipd.daemon:watch_of": lambda *_: Watch(),
         "vipd.vip_routes:VipRoutes.look": _same,
+        "vipd.etcd.connection:Connection._open": _opened(control.etcd),
+        "vipd.etcd.connection:diagnose": _not_diagnosed,
         "vipd.local_sockets:LocalSockets.read": lambda _: (),
         # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
         "vipd.upkeep:LOOK_AT_HOST_SECONDS": 60.0,
@@ -268,20 +293,11 @@ async def _kernel(name: str, opening: Any) -> Kernel:
 
 async def day(directory: Path, control: Control) -> Json:
     """Wire a daemon, let seams fail for a day, and see how it is then and afterwards."""
-    for name in ("services.d", "state"):
-        (directory / name).mkdir()
-    settings = load_settings(
-        flags={
-            "services_dir": str(directory / "services.d"),
-            "state_dir": str(directory / "state"),
-            "dataplane": "nftables",
-            "manage_sysctls": False,
-        }
-    )
+    settings = _settings(directory, control)
     lines = Lines()
     logging.getLogger("vipd").addHandler(lines)
     logging.getLogger("vipd").setLevel(logging.INFO)
-    _declare(directory, 1)
+    _declare(directory, 1, control)
     with recording(settings.state_dir) as recorder:
         parts = await daemon.wire(settings)
         reporter = Reporter(Notifier(), parts.reconciler)
@@ -289,28 +305,27 @@ async def day(directory: Path, control: Control) -> Json:
         listeners = (*daemon._health(parts), *observers.listeners)
         loops = daemon._loops(parts, listeners, observers)
         work = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()]
+        told: list[str] = []
+        if settings.etcd:
+            work.append(asyncio.create_task(_register(settings.etcd.settings(), told)))
         parts.reconciler.wake()
         await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
         found: Json = {"before": parts.reconciler.progress.state}
         found["warned_before"] = _warnings(parts, listeners, recorder)
         control.failing = True
         lines.lines.clear()
-        await _half(directory, 2)
+        await _half(directory, 2, control)
         noon = _traced(), len(lines.lines)
-        await _half(directory, 20)
+        found["told_by_noon"] = len(told)
+        await _half(directory, 20, control)
         found |= {"grown": _traced() - noon[0], "lines": len(lines.lines), "lines_by_noon": noon[1]}
-        found |= {"some": lines.lines[:100], "files": sum(1 for _ in settings.state_dir.rglob("*"))}
-        found["bytes"] = sum(p.stat().st_size for p in settings.state_dir.rglob("*") if p.is_file())
+        found |= {"some": lines.lines[:100], "told": told, **_on_disk(settings.state_dir)}
         found["alive"] = not any(task.done() for task in work)
         found["events"] = len(recorder.read())
         found["warned"] = _warnings(parts, listeners, recorder)
-        control.failing = False
-        _declare(directory, 99)
-        await asyncio.sleep(RECOVERY_SECONDS)
-        found["after"] = parts.reconciler.progress.state
-        kernel = cast("Kernel", parts.dataplane).kernel
-        found["serves"] = sorted(str(e) for f in kernel.values() for e in f.endpoints)
+        found |= await _recovered(directory, control, parts)
         found["still_warned"] = _warnings(parts, listeners, recorder)
+        found["registered"] = bool(control.etcd) and REGISTERED.encode() in control.etcd.kvs
         for task in work:
             task.cancel()
         await asyncio.wait(work)
@@ -318,16 +333,53 @@ async def day(directory: Path, control: Control) -> Json:
     return found
 
 
-async def _half(directory: Path, first: int) -> None:
+def _settings(directory: Path, control: Control) -> Settings:
+    for name in ("services.d", "state"):
+        (directory / name).mkdir()
+    return load_settings(
+        flags={
+            "services_dir": str(directory / "services.d"),
+            "state_dir": str(directory / "state"),
+            "dataplane": "nftables",
+            "manage_sysctls": False,
+            **({"etcd": {"endpoints": [ENDPOINT], "report_interval": 10}} if control.etcd else {}),
+        }
+    )
+
+
+async def _register(settings: EtcdSettings, told: list[str]) -> None:
+    """What `vipctl register` does."""
+    client = EtcdClient(settings, Random(1))
+    await Registration(client, REGISTERED, "{}", 60, lambda _, what: told.append(what)).run()
+
+
+async def _recovered(directory: Path, control: Control, parts: Any) -> Json:
+    """How it is some time after the end of the fault."""
+    control.failing = False
+    _declare(directory, 99, control)
+    await asyncio.sleep(RECOVERY_SECONDS)
+    kernel = cast("Kernel", parts.dataplane).kernel
+    serves = sorted(str(e) for f in kernel.values() for e in f.endpoints)
+    return {"after": parts.reconciler.progress.state, "serves": serves}
+
+
+def _on_disk(state_dir: Path) -> Json:
+    paths = list(state_dir.rglob("*"))
+    return {"files": len(paths), "bytes": sum(p.stat().st_size for p in paths if p.is_file())}
+
+
+async def _half(directory: Path, first: int, control: Control) -> None:
     """Half a day in which somebody changes a file each hour."""
     for hour in range(12):
         await asyncio.sleep(HALF_A_DAY_SECONDS / 12)
-        _declare(directory, first + hour)
+        _declare(directory, first + hour, control)
 
 
-def _declare(directory: Path, number: int) -> None:
+def _declare(directory: Path, number: int, control: Control) -> None:
     (directory / "services.d" / "watched.yaml").write_text(DECLARED.format(number=number))
     (directory / "services.d" / "asked.yaml").write_text(ASKED.format(number=number))
+    if control.etcd:
+        control.etcd.put("/vipd/v1/services/followed", FOLLOWED.format(number=number))
 
 
 def _warnings(parts: Any, listeners: Any, recorder: Any) -> list[str]:
@@ -340,6 +392,7 @@ def _warnings(parts: Any, listeners: Any, recorder: Any) -> list[str]:
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.reconciler.progress.warnings,
+        *(parts.fleet.warnings() if parts.fleet else ()),
         *(str(problem) for found in parts.reconciler.problems.values() for problem in found),
         *(fault for source in parts.sources for fault in source.faults()),
         *parts.reconciler.progress.quarantined.values(),

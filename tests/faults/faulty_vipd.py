@@ -13,14 +13,17 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import vipd
-from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from tests.faults.seams import SEAMS, Seam
 from vipd import reconciler
 from vipd.__main__ import main
 from vipd.dataplane.iptables.watch import peace
+from vipd.sources import etcd
+from vipd.sources.etcd_follower import Times
 from vipd.supervisor import Pace
 
 TIMEOUT_SECONDS = 2.0
@@ -106,6 +109,7 @@ def hurry() -> None:
     Pace.pause = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
     reconciler.LONGEST_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
     peace.LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
+    etcd.Times = partial(Times, probe=LONGEST_PAUSE_SECONDS, grace=LONGEST_PAUSE_SECONDS)  # type: ignore[misc,assignment]
 
 
 if __name__ == "__main__":
@@ -114,6 +118,6 @@ if __name__ == "__main__":
             importlib.import_module(found.name)
     controlled = Control(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("faults"))
     hurry()
-    for one in (*FILES, *BESIDE, *DISK, *PROGRAMS):
+    for one in SEAMS:
         install(one, controlled)
     main()

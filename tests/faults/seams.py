@@ -191,15 +191,66 @@ PROGRAMS = (
 )
 """No rule can be written then."""
 
+ETCD = (
+    Seam(
+        "answers of etcd",
+        "vipd.etcd.lines:read_body",
+        ("vipd.etcd.connection", "vipd.etcd.lines", "vipd.etcd.transport_faults"),
+        "last known services go on serving",
+        nothing=lambda: "",
+    ),
+    Seam(
+        "watch of etcd",
+        "vipd.etcd.lines:Lines._read",
+        ("vipd.etcd.watch",),
+        "last known services go on serving",
+        garbage=lambda: GARBAGE_TEXT.encode() + b"\n",
+        nothing=lambda: b"{}\n",
+    ),
+    Seam(
+        "report to etcd",
+        "vipd.etcd.beacon:HostBeacon._tell",
+        (),
+        "report cannot be published",
+        quiet=RETURNS,
+    ),
+    Seam(
+        "etcd's keys on disk",
+        "vipd.sources.etcd_snapshot:Snapshot._bring",
+        ("vipd.sources.etcd_snapshot",),
+        "snapshot: cannot be written|keeping etcd's keys",
+        quiet=RETURNS,
+    ),
+)
+"""A daemon of a fleet alone has them. What is known of etcd goes on serving."""
+
+SEAMS = (*FILES, *BESIDE, *DISK, *PROGRAMS, *ETCD)
+
+MEANINGLESS = {
+    ("routes", "garbage"): "no result",
+    ("routes", "nothing"): "no result",
+    ("checks of this host", "garbage"): "no result",
+    ("checks of this host", "nothing"): "no result",
+    ("name service", "nothing"): "good",
+    ("health checks", "oserror"): "verdict",
+    ("health checks", "timeout"): "verdict",
+    ("service manager", "garbage"): "no result",
+    ("service manager", "nothing"): "no result",
+    ("events on disk", "garbage"): "no result",
+    ("events on disk", "nothing"): "no result",
+    ("writing to disk", "garbage"): "no result",
+    ("writing to disk", "nothing"): "no result",
+    ("report to etcd", "garbage"): "no result",
+    ("report to etcd", "nothing"): "no result",
+    ("etcd's keys on disk", "garbage"): "no result",
+    ("etcd's keys on disk", "nothing"): "no result",
+}
+"""The modes that mean no fault of a seam, and why: what it returns is not used, or means that all is well, or
+is what it is asked for."""
+
 ELSEWHERE = {
     "tests/test_file_calls.py": ("vipd.etcd.tls_files", "vipd.file_calls"),
-    "tests/etcd/test_malformed.py": (
-        "vipd.etcd.connection",
-        "vipd.etcd.lines",
-        "vipd.etcd.transport_faults",
-        "vipd.etcd.watch",
-    ),
-    "tests/sources/test_state_files.py": ("vipd.sources.etcd_snapshot", "vipd.host_record"),
+    "tests/sources/test_state_files.py": ("vipd.host_record",),
     "tests/api/test_large_bodies.py": ("vipd.api.bodies",),
     "tests/api/test_hostile_requests.py": (
         "vipd.api.dataplane_routes",
@@ -232,7 +283,7 @@ ELSEWHERE = {
     "tests/systemd/test_journal.py": ("vipd.systemd.journal",),
 }
 """Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the
-daemon, rather than is asked by it; what it does once, before it runs; and etcd, which few daemons have."""
+daemon, rather than is asked by it; and what it does once, before it runs."""
 
 NO_SEAM = {
     "vipd.api.client": "part of vipctl",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.seams import BESIDE, DISK, FILES, PROGRAMS, Seam
+from tests.faults.seams import BESIDE, DISK, ETCD, FILES, MEANINGLESS, PROGRAMS, Seam
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1000)]
 
@@ -31,18 +31,18 @@ MOST_GROWN_BYTES = 400_000
 MOST_FILES = 40
 MOST_BYTES = 2_000_000
 """In the state directory, the kept events among them."""
+MOST_TOLD = 5
+"""Lines of `vipctl register`."""
 PATIENCE_SECONDS = 900.0
 
-GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS}
+GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS} | {
+    seam.name: (seam,) for seam in ETCD
+}
 """What fails together: a seam behind one that fails first would never be passed."""
 MODES = ("oserror", "garbage", "nothing", "unexpected") if "VIPD_DAYS" in os.environ else ("unexpected",)
-DAYS = [
-    (group, mode)
-    for group in GROUPS
-    for mode in MODES
-    # A time-out is an OSError, and takes real time besides.
-    if (group, mode) not in {("files", "nothing"), ("programs", "nothing")}
-]
+WITHOUT = {("files", "nothing"), ("programs", "nothing")} | MEANINGLESS.keys()
+# A time-out is an OSError, and takes real time besides.
+DAYS = [(group, mode) for group in GROUPS for mode in MODES if (group, mode) not in WITHOUT]
 
 
 def day(directory: Path, mode: str, seams: tuple[Seam, ...]) -> dict[str, Any]:
@@ -78,3 +78,8 @@ def test_a_day_of_faults_has_bounds_and_an_end(group: str, mode: str, tmp_path: 
     assert found["after"] == "in-sync"
     assert "10.244.0.99:80" in found["serves"], "what was declared last"
     assert found["still_warned"] == found["warned_before"]
+    if set(seams) <= set(ETCD):
+        assert found["warned"] != found["warned_before"], "status names it"
+        assert found["registered"], "what keeps a backend in a service gets over it"
+        assert len(found["told"]) <= 2 * MOST_TOLD, found["told"]
+        assert {"10.244.9.99:80", "10.244.8.8:80"} <= set(found["serves"])

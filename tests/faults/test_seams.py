@@ -14,10 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.etcd.members import install
 from tests.faults.dataplanes import Equipment
 from tests.faults.faulty_vipd import TIMEOUT_SECONDS
-from tests.faults.seams import BESIDE, DISK, ELSEWHERE, FILES, MODES, NO_SEAM, PROGRAMS, RETURNS, Seam
+from tests.faults.seams import (
+    BESIDE,
+    DISK,
+    ELSEWHERE,
+    ETCD,
+    FILES,
+    MEANINGLESS,
+    MODES,
+    NO_SEAM,
+    PROGRAMS,
+    RETURNS,
+    SEAMS,
+    Seam,
+)
 from tests.lab.daemon import Daemon
+from tests.lab.flow import finish
 from tests.lab.topology import Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -28,6 +43,8 @@ SLOWER = 4
 """So many times the fault-free time may a change take, on a machine that others use too."""
 LATER_SECONDS = 1.0
 """And so much more."""
+ETCD_URL = "http://127.0.0.1:2379"
+"""In the lab's host, whose loopback is its own."""
 TOUCHING = {"iptables": "rule ahead of our jump", "nftables": "rule ahead of ours"}
 DECLARED = """\
   - name: watched
@@ -121,7 +138,7 @@ def meets_the_outside(path: Path) -> bool:
 
 
 def test_every_module_that_meets_the_outside_has_a_row() -> None:
-    listed = {module for seam in (*FILES, *BESIDE, *DISK, *PROGRAMS) for module in seam.modules}
+    listed = {module for seam in SEAMS for module in seam.modules}
     listed |= {module for modules in ELSEWHERE.values() for module in modules} | NO_SEAM.keys()
     known = {
         ".".join(path.relative_to(PROJECT).with_suffix("").parts): path
@@ -131,6 +148,11 @@ def test_every_module_that_meets_the_outside_has_a_row() -> None:
     assert [name for name, path in daemon.items() if meets_the_outside(path) and name not in listed] == []
     assert sorted(listed - known.keys()) == [], "rows of modules that are no more"
     assert [name for name in ELSEWHERE if not (PROJECT / name).exists()] == []
+
+
+def test_every_mode_that_means_no_fault_is_listed_with_its_reason() -> None:
+    assert MEANINGLESS.keys() == {(seam.name, mode) for seam in SEAMS for mode in seam.quiet}
+    assert all(MEANINGLESS.values())
 
 
 numbers = iter(range(1, 200))
@@ -167,6 +189,12 @@ class FaultyDaemon(Daemon):
         self.wait_in_sync()
         return time.monotonic() - began
 
+    def puts(self, number: int) -> None:
+        """Write the service that etcd declares."""
+        value = f"{{address: 10.96.7.9, ports: 80, backends: [10.244.9.{number}]}}"
+        put = ["etcdctl", "--endpoints", ETCD_URL, "put", "/vipd/v1/services/followed", value]
+        self.host.run("env", "ETCDCTL_API=3", *put)
+
     def told(self) -> str:
         """What status says is wrong."""
         status = self.status()
@@ -189,11 +217,23 @@ class FaultyDaemon(Daemon):
 
 
 @pytest.fixture(scope="module")
-def daemon(lab: Lab, equipment: Equipment) -> Iterator[FaultyDaemon]:
-    with FaultyDaemon(lab.host, **equipment.settings) as running:
-        running.touch(0)
-        running.vipctl("reload")
-        yield running
+def daemon(
+    lab: Lab, equipment: Equipment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultyDaemon]:
+    install()
+    process = lab.host.start(
+        *("etcd", "--data-dir", str(tmp_path_factory.mktemp("etcd")), "--listen-client-urls", ETCD_URL),
+        *("--advertise-client-urls", ETCD_URL, "--log-level", "error"),
+    )
+    try:
+        with FaultyDaemon(lab.host, **equipment.settings, etcd={"endpoints": [ETCD_URL]}) as running:
+            running.touch(0)
+            running.vipctl("reload")
+            running.puts(1)
+            running.wait_until(lambda: running.endpoints("followed"), ["10.244.9.1:80"])
+            yield running
+    finally:
+        finish(process)
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +305,25 @@ def test_programs_that_fail_are_named_and_made_up_for(
     daemon.recovers(PROGRAMS)
     assert daemon.endpoints(f"{service}:80/tcp") == ["10.244.0.11:80"]
     yardstick(daemon.declares(next(numbers)), daemon.declares, "")
+    assert daemon.status()["pid"] == pid
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seam", ETCD, ids=lambda seam: str(seam.name))
+def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
+    daemon: FaultyDaemon, yardstick: Yardstick, seam: Seam, mode: str
+) -> None:
+    number, pid, logged = next(numbers), daemon.status()["pid"], daemon.log.count("Traceback")
+    known = daemon.endpoints("followed")
+    daemon.fail(mode, seam)
+    daemon.puts(number)
+    yardstick(daemon.adds(number), daemon.adds, mode)
+    yardstick(daemon.declares(number), daemon.declares, mode)
+    daemon.wait_until(lambda: daemon.silent((seam,), mode), [])
+    assert daemon.endpoints("followed") in (known, [f"10.244.9.{number}:80"]), "it serves on"
+    assert daemon.log.count("Traceback") - logged <= 2, "it is logged once"
+    daemon.recovers((seam,))
+    daemon.wait_until(lambda: daemon.endpoints("followed"), [f"10.244.9.{number}:80"])
     assert daemon.status()["pid"] == pid
 
 

@@ -188,6 +188,24 @@ def test_a_file_deleted_while_the_daemon_was_down_is_gone(room: Room) -> None:
     assert list(room.kept.iterdir()) == []
 
 
+def test_a_directory_that_cannot_be_read_says_what_of_it_is_used(room: Room) -> None:
+    told = []
+    for known in (False, True):
+        if known:
+            room.write("a.yaml", GOOD)
+            room.step()
+        shutil.rmtree(room.directory)
+        room.directory.symlink_to(room.directory)
+        assert room.step() == ({"dns"} if known else set())
+        told += room.source.faults()
+        room.directory.unlink()
+        room.directory.mkdir()
+    assert [text.rpartition("; ")[2] for text in told] == [
+        "no good version of a file is known",
+        "the last good versions are used",
+    ]
+
+
 def test_a_removed_directory_leaves_the_last_good_versions_serving(room: Room) -> None:
     room.write("a.yaml", GOOD)
     room.step()

@@ -11,7 +11,10 @@ from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, looping
 from tests.samples import block, broken, declared, service
 from tests.systemd.manager import unit
+from vipd.catalog import Unit
+from vipd.model import Service
 from vipd.reload import Reloaded, reload
+from vipd.service_state import RefusedUnit, what_serves
 
 
 def reloaded(world: World, candidate: object = None, patience: float = 5) -> Reloaded:
@@ -50,6 +53,37 @@ def test_problems_are_told_and_what_served_serves(caplog: pytest.LogCaptureFixtu
     assert "/etc/vipd/x.yaml:3" in told.message
 
 
+OWN = service("dns", "10.96.0.10", "/etc/vipd/x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [((OWN,), "the last good version of the file serves on"), ((), "nothing of the file serves")],
+)
+def test_the_log_says_what_serves_of_what_is_refused(
+    known: tuple[Service, ...], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(*known)
+    world.source.unit = "file:/etc/vipd/x.yaml"
+    reloaded(world, broken("/etc/vipd/x.yaml"))
+    told = next(message for message in caplog.messages if message.startswith("reloaded: "))
+    assert f"problems: 1, {said}: /etc/vipd/x.yaml:3" in told
+
+
+def test_of_several_refused_units_it_is_counted_what_serves() -> None:
+    one = Unit(declared(DNS), declared(DNS))
+    two = Unit(declared(DNS, WEB), declared(DNS, WEB))
+    whole, part = RefusedUnit("file:/a", one, 1), RefusedUnit("file:/b", two, 1)
+    nothing = RefusedUnit("etcd:/c", one, 0)
+    assert what_serves([]) == ""
+    assert what_serves([part]) == "1 of 2 services of the file serve"
+    assert what_serves([whole, whole]) == "the last good versions go on serving"
+    assert what_serves([nothing, nothing]) == "nothing of what is refused serves"
+    assert what_serves([whole, part, nothing]) == (
+        "of 3 refused files and keys serve 1 in the last good version, 1 in part, 1 not at all"
+    )
+
+
 def test_a_kernel_that_does_not_take_it_is_told() -> None:
     world = World(DNS)
     world.dataplane.failures = [broken_tool() for _ in range(9)]
@@ -84,6 +118,6 @@ def test_vipctl_reload_says_what_was_done_or_refused() -> None:
         assert refused.returncode == 1
         assert "dns.yaml:3" in refused.stderr
         assert "more.yaml" in refused.stderr
-        assert "the last good versions go on serving" in refused.stderr
+        assert "of 2 refused files and keys serve 1 in the last good version, 1 not at all" in refused.stderr
         assert node.names() == {"dns"}
         assert "10.96.0.10" in node.rules()

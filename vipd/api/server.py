@@ -258,9 +258,9 @@ class _Routes:
             served.rescan, served.dataplane, served.reconciler, served.sources, cause=cause
         )
         if reloaded.problems:
-            why = "the last good versions go on serving"
-            why += f", but not all of them: {reloaded.fault}" if reloaded.fault else ""
+            unwritten = reloaded.fault and f"not all of it is in the kernel: {reloaded.fault}"
             what = "not everything could be read anew"
+            why = "; ".join(filter(None, (reloaded.serves, unwritten)))
             raise RefusedError("invalid", what, why, problems=reloaded.problems)
         return answer(
             {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
-from vipd.catalog import NOTHING, Unit
+from vipd.catalog import Unit
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import Problem, listed
 from vipd.limits import ALL_PROBLEMS
@@ -17,7 +16,7 @@ from vipd.model import Forwarding, Service
 from vipd.operations import spec_of
 from vipd.readiness import ready_backends
 from vipd.reconciler import Reconciler
-from vipd.service_state import in_panic, state_of
+from vipd.service_state import in_panic, refused_units, serving_by_owner, state_of
 from vipd.sources.base import Source
 from vipd.standing import Standings
 
@@ -103,12 +102,12 @@ def status_view(
 
 
 def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:
-    serving = Counter(service.origin.owner for service in reconciler.services.values())
+    serving = serving_by_owner(reconciler.services.values())
     views = []
     for source in sources:
-        # A registration is no unit of its source until it cannot be read.
-        joining = {name: Unit(NOTHING) for name in reconciler.problems if name.startswith(f"{source.name}:")}
-        views.append(_source_view(source, {**joining, **source.units()}, reconciler.problems, serving))
+        units = source.units()
+        own = {n: p for n, p in reconciler.problems.items() if n in units or n.startswith(f"{source.name}:")}
+        views.append(_source_view(source, units, own, serving))
     return views
 
 
@@ -119,31 +118,16 @@ def _source_view(
     serving: Mapping[str, int],
 ) -> Json:
     refused: list[Json] = [
-        {
-            "unit": name,
-            "serves": _served_of(name, unit, serving.get(name, 0)),
-            "problems": list(map(str, problems[name])),
-        }
-        for name, unit in islice(((n, u) for n, u in units.items() if problems.get(n)), ALL_PROBLEMS)
+        {"unit": each.name, "serves": each.serves, "problems": list(map(str, problems[each.name]))}
+        for each in islice(refused_units(units, problems, serving), ALL_PROBLEMS)
     ]
     return {
         "name": source.name,
         "location": source.location,
-        "services": sum(serving.get(name, 0) for name in units),
-        "problems": [*source.faults(), *listed(p for name in units for p in problems.get(name, ()))],
+        "services": sum(serving.get(name, 0) for name in {**units, **problems}),
+        "problems": [*source.faults(), *listed(p for found in problems.values() for p in found)],
         "refused": refused,
     }
-
-
-def _served_of(name: str, unit: Unit, serving: int) -> str:
-    """What serves of a unit that has problems."""
-    kind = {"file": "file", "etcd": "key"}.get(name.partition(":")[0], "store")
-    if not serving:
-        return f"nothing of the {kind} serves"
-    if serving == len(unit.accepted.services):
-        return f"the last good version of the {kind} serves on"
-    declared = {service.name for part in (unit.candidate, unit.accepted) for service in part.services}
-    return f"{serving} of {len(declared)} services of the {kind} serve"
 
 
 def _listed(value: object) -> list[object]:

@@ -82,7 +82,7 @@ def watch_of(dataplane: SwitchableDataplane, settings: Settings, own: OwnProcess
     else:
         watch = TableWatch(names, own)
     watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
-    watch.beside = ((ForwardPoll(accepts), "poll chains of the forward hook"),)
+    watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)
     return watch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, RejectedError
 
@@ -35,8 +36,9 @@ class Registration:
                     await self._once()
                     failures = 0
                     pause = self._ttl / 3
-                except EtcdError as error:
-                    self._say(False, str(error))
+                except Exception as error:
+                    # Whatever it is: a backend must not leave its service for a fault of vipd's.
+                    self._say(False, _reason(error))
                     longest = min(LONGEST_PAUSE_SECONDS, self._ttl / 3)
                     pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 10), longest)
                     failures += 1
@@ -77,11 +79,18 @@ class Registration:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 await self._client.revoke_lease(lease)
             self._say(False, "taken back")
-        except (EtcdError, TimeoutError) as error:
-            why = str(error) or "no answer of etcd"
+        except Exception as error:
+            why = "no answer of etcd" if isinstance(error, TimeoutError) else _reason(error)
             self._say(False, f"cannot be taken back, and ends by itself after {self._ttl} s: {why}")
 
     def _say(self, standing: bool, what: str) -> None:
         if (standing, what) != self._told:
             self._told = (standing, what)
             self._tell(standing, what)
+
+
+def _reason(error: Exception) -> str:
+    """Why it failed, in a line."""
+    if isinstance(error, EtcdError | OSError):
+        return str(error)
+    return f"{internal_error(error, 'registering')}; {PLEASE_REPORT}"

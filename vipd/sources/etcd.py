@@ -115,7 +115,9 @@ class EtcdSource:
     def faults(self) -> tuple[str, ...]:
         """Set while etcd cannot be followed, removals are held, or the disk takes nothing."""
         fault = self._follower.task.fault
-        lost = fault and f"{fault}; the last known services go on serving"
+        known = any(unit.accepted.services for unit in self._keys.units.values())
+        kept = "the last known services go on serving" if known else "no service of it is known"
+        lost = fault and f"{fault}; {kept}"
         return tuple(filter(None, (lost, self._held(), self._snapshot.task.fault)))
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:

@@ -171,14 +171,17 @@ class Snapshot:
                 return
             self._done = work.number
             try:
-                if work.state is None:
-                    self._append(work.lines)
-                else:
-                    self._write(work.state)
+                self._bring(work)
                 self._rewrite = False
             except OSError as error:
                 what = f"{self._path}: cannot be written: {error.strerror or error}"
                 raise OSError(f"{what}; hint: services outlive no restart") from None
+
+    def _bring(self, work: _Work) -> None:
+        if work.state is None:
+            self._append(work.lines)
+        else:
+            self._write(work.state)
 
     def _append(self, data: bytes) -> None:
         descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND)

@@ -249,7 +249,8 @@ class FileSource:
             self._faults = (f"{self._directory}: there is no such directory; hint: create it",)
             return False
         why = error.strerror or str(error)
-        self._faults = (f"{self._directory}: cannot be read: {why}; the last good versions go on serving",)
+        kept = "the last good versions are used" if self._accepted else "no good version of a file is known"
+        self._faults = (f"{self._directory}: cannot be read: {why}; {kept}",)
         if not self._read:
             self._read, self._stale = dict(self._accepted), True
             return True

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import socket
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import pytest
 
 from tests.dataplane.watch.recorded import datagrams
+from tests.simulated_time import simulate
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import RuleEvents
 from vipd.dataplane.iptables.watch.gathering import MOST_OPEN, Gathering
 from vipd.dataplane.iptables.watch.messages import Generation, read_messages
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import MOST_QUARRELS, Peace
-from vipd.dataplane.iptables.watch.poll import Expected, RulePoll, WatchedFamily
+from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances
 from vipd.model import Family
-from vipd.process import ProgramTimeoutError
+from vipd.supervisor import Supervisor
 
 NAMES = Names("VIPD")
 SCOPE = Scope(NAMES, frozenset(Family))
@@ -223,27 +225,43 @@ def test_culprits_by_ever_new_names_are_few() -> None:
     assert "another program has undone" in " ".join(peace.warnings(10.0))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [ApplyError("cannot read", "no"), OSError("no"), ProgramTimeoutError("iptables", 1.0), ValueError("odd")],
-)
-def test_a_poll_that_fails_says_so_once(fault: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    faults = iter([fault] * 50)
+def test_a_poll_that_fails_is_named_and_ends_no_other(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(work: Callable[..., object], *arguments: object) -> object:
+        return work(*arguments)
 
-    async def read() -> str:
-        for each in faults:
-            raise each
-        asyncio.current_task().cancel()  # type: ignore[union-attr]
-        return ""
+    monkeypatch.setattr(asyncio, "to_thread", at_once)  # simulated time does not wait for threads
+    broken, installed = {Family.IPV6}, Installed({SERVICES: ()}, {})
 
-    installed = Installed({SERVICES: ()}, {})
-    watched = WatchedFamily(Family.IPV4, True, read, lambda: Expected(1, installed))
+    def watched(family: Family) -> WatchedFamily:
+        async def read() -> str:
+            if family in broken:
+                raise ApplyError("cannot read", "no")
+            return "*nat\nCOMMIT\n"
 
-    async def poll() -> None:
-        clock = asyncio.get_running_loop().time
-        await RulePoll(watched, NAMES, clock, interval=0.0, cpu=lambda: 0.0).run(lambda found: None)
+        return WatchedFamily(family, False, read, lambda: Expected(1, installed))
 
-    with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
-        asyncio.run(poll())
-    said = [record.getMessage() for record in caplog.records if "cannot watch the rules" in record.message]
-    assert len(said) == 1
+    def no_events() -> NoReturn:
+        raise OSError(1, "not here")
+
+    async def story() -> None:
+        supervisor, own = Supervisor((OSError, ApplyError)), OwnProcesses(lambda: 0.0)
+        watch = Watch([watched(family) for family in Family], NAMES, own, open_events=no_events)
+        watch.supervise = supervisor.run_meanwhile
+        async with watch:
+            assert (await anext(watch)).families == {Family.IPV4}
+            await asyncio.sleep(3600)
+            (warning,) = supervisor.warnings
+            assert warning.startswith("polling rules of IPv6 fails: cannot read")
+            assert sum("polling rules" in message for message in caplog.messages) == 1
+            broken.clear()
+            assert (await anext(watch)).families == {Family.IPV6}, "what differed all the while"
+            await asyncio.sleep(10)
+            assert not list(supervisor.warnings)
+            broken.add(Family.IPV6)
+            await asyncio.sleep(10)
+            assert len(supervisor.warnings) == 1
+        assert supervisor.tasks == {}, "a watch that is closed is named no more"
+
+    simulate(story())

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import FORWARD
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
 from vipd.dataplane.iptables.watch.messages import Change
 from vipd.model import Family
-
-log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """Pause between two looks at iptables-legacy; where that has no tables, a look reads one small file."""
@@ -46,21 +42,11 @@ class ForwardPoll:
         """It holds nothing."""
 
     async def run(self, report: Callable[[Disturbance], None]) -> None:
-        """Report that something differs, until cancelled."""
-        fault = ""
+        """Report that something differs, until that fails. Raises ApplyError and OSError."""
         chains = frozenset((family, ChainId("legacy filter", FORWARD)) for family in Family)
         while True:
             await asyncio.sleep(self._interval)
-            try:
-                differs = await self._accepts.differs()
-            except ApplyError as error:
-                # Not raised: the watch of everything else would end with it.
-                if str(error) != fault:
-                    log.warning("chains that may drop forwarded packets cannot be read: %s", error)
-                fault = str(error)
-                continue
-            fault = ""
-            if differs:
+            if await self._accepts.differs():
                 report(Disturbance(frozenset(Family), chains, frozenset({Deed.RULES_DIFFER})))
 
 

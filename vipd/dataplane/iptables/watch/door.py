@@ -51,7 +51,7 @@ class Watch(Disturbances):
         self._start_events()
         for watched in self._families:
             if self.ways[watched.family] != "events":
-                self._start(self._poll(watched), f"poll rules of {watched.family}")
+                self._start_poll(self._poll(watched), f"polling rules of IPv{watched.family.value}")
 
     def _start_events(self) -> None:
         self.ways = {watched.family: "poll" for watched in self._families}

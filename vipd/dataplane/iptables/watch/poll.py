@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import TABLES, Names
 from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.watch.comparison import digest, touched
@@ -18,9 +16,6 @@ from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
 from vipd.dataplane.iptables.watch.gathering import CHAINS_LIMIT
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.model import Family
-from vipd.process import ProgramTimeoutError
-
-log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """Pause between two looks, at least."""
@@ -85,19 +80,11 @@ class RulePoll:
             self._tables.close()
 
     async def run(self, report: Callable[[Disturbance], None]) -> None:
-        """Report what differs, until cancelled. The same difference is reported once."""
-        fault = ""
+        """Report what differs, until that fails. The same difference is reported once, also if it is run
+        again. Raises ApplyError, OSError, ValueError."""
         while True:
             await asyncio.sleep(self._interval)
-            try:
-                disturbance = await self.look()
-            except (ApplyError, OSError, ProgramTimeoutError, ValueError) as error:
-                if str(error) != fault:  # else it would be said twice a second
-                    log.warning("cannot watch the rules of %s: %s", self._watched.family, error)
-                fault = str(error)
-                continue
-            fault = ""
-            if disturbance:
+            if disturbance := await self.look():
                 report(disturbance)
 
     async def look(self) -> Disturbance | None:
@@ -108,7 +95,9 @@ class RulePoll:
         hurried = self._shape_changed(before)
         if not hurried and self._clock() < self._next_reading:
             return None
-        began, cpu = self._clock(), self._cpu()
+        # Until that has been read: what was seen of a change is not lost with a reading that fails.
+        self._next_reading = began = self._clock()
+        cpu = self._cpu()
         saved = await self._watched.read()
         after, disturbance = self._watched.expected(), None
         trusted = after is not None and after.writes == before.writes

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from vipd.dataplane.iptables.watch.disturbance import Disturbance, Scope
+from vipd.supervisor import Loop, Pace, Supervisor, Task, Work
 
+LOOK_AGAIN = Pace(longest=5.0)
 MOST_WAITING = 200
 """Disturbances that nobody has taken yet: three come each second, and a repair that fails takes a minute."""
 MOST_NAMED = 100
@@ -30,7 +32,7 @@ def _all_of(several: Sequence[Disturbance]) -> Disturbance:
 
 
 class Watcher(Protocol):
-    """Reports what it sees until it is cancelled."""
+    """Reports what it sees until it fails or is cancelled."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -53,7 +55,9 @@ class Disturbances:
         self.widen: Callable[[Scope], Scope] | None = None
         """Adds to what concerns a dataplane what else is to be told of. Set it before entry."""
         self.beside: tuple[tuple[Watcher, str], ...] = ()
-        """More watchers, each with its name. Set them before entry."""
+        """More watchers that poll, each with its name. Set them before entry."""
+        self.supervise: Callable[[str, Work], Coroutine[Any, Any, None]] = Supervisor().run_meanwhile
+        """Runs each watcher that polls, so that its failures end no other one. Set it before entry."""
 
     def _begin(self) -> None:
         """Start the watchers. May raise OSError."""
@@ -63,8 +67,16 @@ class Disturbances:
         return self.widen(scope) if self.widen else scope
 
     def _start(self, watcher: Watcher, name: str) -> None:
+        self._run(watcher, watcher.run(self._report), name)
+
+    def _start_poll(self, watcher: Watcher, name: str) -> None:
+        """Start a watcher that can be run again when it has failed, and loses nothing by that."""
+        work = Loop(lambda: watcher.run(self._report), Task(LOOK_AGAIN))
+        self._run(watcher, self.supervise(name, work), name)
+
+    def _run(self, watcher: Watcher, work: Coroutine[Any, Any, None], name: str) -> None:
         self._stack.callback(watcher.close)
-        task = asyncio.create_task(watcher.run(self._report), name=name)
+        task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
 
@@ -90,7 +102,7 @@ class Disturbances:
         try:
             self._begin()
             for watcher, name in self.beside:
-                self._start(watcher, name)
+                self._start_poll(watcher, name)
         except BaseException:
             await self._stack.aclose()
             raise

@@ -11,12 +11,12 @@ GROUP = "Declarations"
 
 
 def judge_refused(facts: Facts) -> Iterator[Judgement]:
-    """Files with problems keep serving their last good version."""
+    """Files with problems keep serving their last good version, if there was one."""
     refused = [text for text in facts.refused if text not in facts.state.store_faults]
     if refused:
         count = len(refused)
         title = "a declaration is refused" if count == 1 else f"declarations are refused: {count} problems"
-        cause = f"{listed(refused)}; the last good version serves"
+        cause = f"{listed(refused)}; the last good version serves, if there is one"
         hint = "correct the file; vipd reads it when it is saved"
         yield problem(title, cause, f"vipctl check {facts.settings.services_dir}", hint=hint)
 
