@@ -25,6 +25,7 @@ from vipd.health.probes.base import Done
 from vipd.health.remembered import Remembered
 from vipd.health.result import Result
 from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
 from vipd.model import Protocol
@@ -121,7 +122,7 @@ def test_death_is_noticed_within_fall_intervals() -> None:
             return Answered()
 
         loop = asyncio.get_running_loop()
-        health._scheduler = Scheduler(loop, ask, health._answered, health._random, 10)
+        health._scheduler = Scheduler(loop, ask, health._answered, health._random, {"": Slots("checks", 10)})
         health._schedule_all()
         await until(lambda: health.verdict(asked).state is State.HEALTHY)
         await asyncio.sleep(0.02)
@@ -341,7 +342,9 @@ def test_new_targets_are_spread_and_asked_soon() -> None:
             return Answered()
 
         health = Health(clock=loop.time, random=Random(1).random)
-        health._scheduler = Scheduler(loop, ask, health._answered, health._random, 10_000)
+        health._scheduler = Scheduler(
+            loop, ask, health._answered, health._random, {"": Slots("checks", 10_000)}
+        )
         for number, target in enumerate(targets):
             health.follow(f"s{number}", [target])
         await until(lambda: len(asked) == len(targets))

@@ -19,13 +19,14 @@ from vipd.health.lag import LoopLag
 from vipd.health.memory import Known, SavedVerdicts
 from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
 from vipd.health.probes.dns import ask_dns
-from vipd.health.probes.exec import ExecProber
+from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
 from vipd.health.probes.http import ask_http
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.probes.udp import ask_udp
 from vipd.health.remembered import Memory, Remembered, newest
 from vipd.health.result import Result, SaidWeight
 from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.health.targets import Target
 from vipd.health.verdict_log import VerdictLog
@@ -36,7 +37,6 @@ SAVE_SECONDS = 5.0
 KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 """Types of checks."""
 
-LATE_SECONDS = 1.0
 _AS_BEFORE = "as before: "
 _MOST_NAMED = 3
 
@@ -139,11 +139,7 @@ class Health:
         more = len(troubled) - len(told)
         if more > 0:
             told.append(f"{more} more backends cannot be asked")
-        scheduler = self._scheduler
-        if scheduler is not None and scheduler.crowded and scheduler.late > LATE_SECONDS:
-            what = f"{scheduler.running} checks at once are all there is room for, others run"
-            hint = "raise LimitNOFILE of the unit, or use longer intervals"
-            told.append(f"{what} {scheduler.late:.0f} s late; hint: {hint}")
+        told += self._scheduler.troubles() if self._scheduler else []
         if self._saved.fault:
             told.append(f"verdicts cannot be saved: {self._saved.fault}")
         return tuple(told)
@@ -160,7 +156,7 @@ class Health:
 
             lag.start()
             stack.callback(lag.stop)
-            self._scheduler = Scheduler(loop, ask, self._answered, self._random, make_room().probes)
+            self._scheduler = Scheduler(loop, ask, self._answered, self._random, _slots())
             stack.callback(self._stop)
             self._schedule_all()
             async with asyncio.TaskGroup() as tasks:
@@ -169,6 +165,7 @@ class Health:
                     await asyncio.sleep(SAVE_SECONDS)
                     self._memory.tidy(self.clock())
                     self._log.tell((), self.clock())
+                    self._log.tell_late(self._scheduler.troubles(), self.clock())
 
     def _stop(self) -> None:
         if self._scheduler is not None:
@@ -269,6 +266,13 @@ def _replaced(target: Target, left: Sequence[Target]) -> Target | None:
     """Whose verdict a target takes over, of those at its address that its service has no more."""
     heir_of = [old for old in left if old.port == target.port] or left
     return heir_of[0] if len(heir_of) == 1 else None
+
+
+def _slots() -> Mapping[str, Slots]:
+    """Programs have places of their own: they take threads and processes, and no network check waits for
+    them."""
+    hint = "give those that hang a shorter timeout, or all of them longer intervals"
+    return {"": Slots("checks", make_room().probes), "exec": Slots("exec checks", PROGRAMS_AT_ONCE, hint)}
 
 
 def _probers(
