@@ -86,6 +86,10 @@ ETCD_BYTES = 128 * MIB
 """Of all keys and values that are followed: four times 100,000 services. etcd's own default is 2 GiB for
 everything."""
 
+REGISTERED_CHECK_SECONDS = 1.0
+"""Shortest interval of a registered backend's own check, which every host of a fleet asks. What asks oftener
+is the service's own check, of its administrator."""
+
 JSON_DEPTH = 64
 """Deepest nesting of JSON that others wrote; the API's answers have a dozen levels."""
 

@@ -251,6 +251,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "asyncio:to_thread": at_once,
         "watchfiles:awatch": saves,
         "vipd.health.prerequisites:threading": _Threading,
+        "vipd.health.memory:threading": _Threading,
         "vipd.daemon:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
         "vipd.daemon:FlowCounters": lambda _: Counters(),

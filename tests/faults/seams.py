@@ -291,6 +291,7 @@ NO_SEAM = {
     "vipd.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.descriptors": "asks for this process's own limit, once at the start",
+    "vipd.health.probes.keeper": "a program of its own, whose failures are those of the check's program",
     "vipd.health.door": "its clock is the loop's",
     "vipd.observe.counters.ledger": "its `open` is of a flow",
     "vipd.observe.counters.volume": "its `open` is of a flow",

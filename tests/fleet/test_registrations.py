@@ -42,6 +42,10 @@ def test_checks_that_run_programs_are_left_out(sources: tuple[str, ...], left: i
 @pytest.mark.parametrize(
     ("check", "fault"),
     [
+        (
+            "{type: tcp, interval: 100ms, timeout: 100ms}",
+            "check.interval: a registered backend's check asks every 0.1 s, from every host",
+        ),
         ("{type: udp, send: ping}", "check.send: a registered backend's check sends no datagrams of its own"),
         ("{type: http, body: 'a+'}", "check.body: a registered backend's check wants plain text"),
         ("{type: dns, query: example.com}", ""),

@@ -35,6 +35,12 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     return asyncio.run(limited())
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what has no event of its own."""
+    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+        await asyncio.sleep(0.01)
+
+
 def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> Target:
     """Something to ask once."""
     return Target(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))

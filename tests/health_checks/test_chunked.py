@@ -53,6 +53,14 @@ def test_every_split_into_two_and_single_bytes() -> None:
         assert (whole.body, whole.done) == (b"\r\n\r\n0\r\n\r\nhello", True)
 
 
+def test_lines_that_end_with_lf_alone() -> None:
+    data = encoded([b"ab", b"c"]).replace(b"\r\n", b"\n")
+    ways = [[data[:place], data[place:]] for place in range(len(data))]
+    for pieces in (*ways, [data[n : n + 1] for n in range(len(data))]):
+        whole = decoded(pieces)
+        assert (whole.body, whole.done) == (b"abc", True)
+
+
 def test_it_ends_with_its_last_line_and_no_earlier() -> None:
     data = encoded([b"x\r\n\r\n"], trailers=b"a: b\r\n")
     for length in range(len(data)):

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.health_checks.servers import answer, ask_once, run, target, tcp_server, udp_server
-from tests.health_checks.test_door import FAST, Backend, backend, becomes, running, until
+from tests.health_checks.servers import answer, ask_once, run, target, tcp_server, udp_server, until
+from tests.health_checks.test_door import FAST, Backend, backend, becomes, running
 from vipd.accounts import CheckUsers
 from vipd.checks import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
 from vipd.health import door, faults

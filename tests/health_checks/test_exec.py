@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import getpass
 import os
 import pwd
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.health_checks.servers import PATIENCE, answer, run, target
 from vipd.accounts import CheckUsers
 from vipd.checks import ExecProbe
 from vipd.health.probes import exec as exec_module
+from vipd.health.probes import keeper
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
 
@@ -225,39 +227,120 @@ def test_no_program_gains_or_inherits_a_privilege() -> None:
     assert "NoNewPrivs:\t0" in status
 
 
+WITHOUT_RIGHTS = """
+import errno, os, runpy, signal
+def kill(pid, number):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+os.kill = os.killpg = kill
+keeper = runpy.run_path({keeper!r}, run_name="keeper")
+keeper["main"].__globals__["KILLED_SECONDS"] = 0.2
+keeper["main"]()
+"""
+
+
 def test_a_program_that_vipd_may_not_end_holds_up_nobody(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user of its own without CAP_KILL it may not signal the processes of another one."""
-    command, killpg = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300"), os.killpg
-    pids = tmp_path / "pids"
-
-    def not_permitted(group: int, number: int) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "killpg", not_permitted)
-    monkeypatch.setattr(exec_module, "KILLED_SECONDS", 0.2)
+    command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
+    pids, powerless = tmp_path / "pids", tmp_path / "powerless.py"
+    powerless.write_text(WITHOUT_RIGHTS.format(keeper=keeper.__file__))
     monkeypatch.setattr(exec_module, "PROGRAMS_AT_ONCE", 2)
+    monkeypatch.setattr(keeper, "__file__", str(powerless))
 
     async def ask() -> list[Result]:
         found: list[Result] = []
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME), 0.3)
             found += [await answer(prober, asked) for _ in range(3)]
-            attempt = prober.start(asked, found.append)
-            began = time.monotonic()
-            attempt.cancel()
-            assert time.monotonic() - began < PATIENCE / 2
             for pid in pids.read_text().split():
-                killpg(int(pid), signal.SIGKILL)
-            left = prober._left._running
-            await asyncio.to_thread(lambda: [process.wait() for process in left])
+                os.kill(int(pid), signal.SIGKILL)
+            found.append(await answer(prober, asked))
+            while " should have ended " in found[-1].reason:
+                await asyncio.sleep(0.05)
+                found[-1] = await answer(prober, asked)
+        os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
         return found
 
     results = run(ask())
-    assert [result.good for result in results] == [None] * 3
+    assert [result.good for result in results] == [None] * 4
     assert " cannot be ended; hint: " in results[0].reason
     assert "2 programs that should have ended run on" in results[2].reason
+    assert " cannot be ended; hint: " in results[3].reason
+
+
+def test_a_child_that_leaves_its_session_ends_with_the_check(program: Program, tmp_path: Path) -> None:
+    """Also one that made itself a child of somebody else, and one that outlives its parent."""
+    child = f"setsid sh -c 'echo $$ >> {tmp_path}/children; exec sleep 300'"
+    for lines in (
+        f"{child} & sleep 0.3; exit 0",
+        f"({child} &); sleep 0.3; exit 0",
+        f"{child} & exec sleep 300",
+    ):
+        result = probe(program(lines), timeout=10 if "exit" in lines else 2)
+        assert result.good is ("exit" in lines)
+    children = (tmp_path / "children").read_text().split()
+    assert len(children) == 3
+    for pid in children:
+        assert not alive(int(pid)), "its end is waited for"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+DAEMON = """
+import asyncio, sys
+from tests.health_checks.servers import target
+from vipd.accounts import CheckUsers
+from vipd.checks import ExecProbe
+from vipd.health.probes.exec import ExecProber
+CheckUsers._privileged = lambda *_: ""
+async def main():
+    with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
+        for number in range(3):
+            prober.start(target(80, ExecProbe(command=(sys.argv[1],), user=sys.argv[2])), print)
+        await asyncio.sleep(300)
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_vipd_leaves_no_program(program: Program, tmp_path: Path) -> None:
+    command = program(
+        f"setsid sh -c 'echo $$ >> {tmp_path}/pids; exec sleep 300' &\n"
+        f"echo $$ >> {tmp_path}/pids; exec sleep 300"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, command, ME])
+    pids = tmp_path / "pids"
+    try:
+        end = time.monotonic() + PATIENCE / 2
+        while not pids.exists() or len(pids.read_text().split()) < 6:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
+
+
+def test_what_runs_programs_may_be_killed(program: Program, tmp_path: Path) -> None:
+    """Programs that run go on to their end, or their time's; the next one is run by a new process."""
+    command = program("exit 0")
+
+    async def ask() -> list[Result]:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
+            asked = target(80, ExecProbe(command=(command,), user=ME))
+            found = [await answer(prober, asked)]
+            process = prober._keepers._process
+            assert process is not None
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            return [*found, await answer(prober, asked)]
+
+    assert [result.good for result in run(ask())] == [True, True]
 
 
 def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:

@@ -226,3 +226,28 @@ def test_a_body_in_odd_chunks_is_no_http() -> None:
 def test_interim_answers_without_end_are_bad() -> None:
     raw = b"HTTP/1.1 102 Processing\r\n\r\n" * 5000
     assert told(probe(raw)) == (False, "no HTTP: more than 10 interim answers")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\n\r\nhello",
+        b"HTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 200 OK\n\nhello",
+        b"HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nhel\n2\nlo\n0\n\n",
+    ],
+)
+def test_a_line_may_end_with_a_bare_lf(raw: bytes) -> None:
+    """RFC 9112, 2.2."""
+    assert probe(raw, close=True).good
+    assert probe(raw, HttpProbe(body="^hello$"), close=True).good
+
+
+def test_a_head_of_many_lines_is_bad() -> None:
+    """Each of them costs its time: 64 KiB of two bytes each would hold up the loop."""
+    assert told(probe(b"HTTP/1.1 200 OK\n" + b"a\n" * 10_000)) == (
+        False,
+        "no HTTP: the answer's head has more than 100 fields",
+    )
+    most = b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 99 + b"\r\n"
+    assert probe(most).good

@@ -6,13 +6,15 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 from tests.simulated_time import pass_over, simulate
-from vipd.checks import TcpProbe, Timing
+from vipd.checks import ExecProbe, TcpProbe, Timing
 from vipd.health.probes.base import Attempt, Done
 from vipd.health.result import Result
 from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
 from vipd.health.targets import Target
 from vipd.model import Protocol
 
@@ -60,7 +62,8 @@ def target(number: int, **timing: float) -> Target:
 
 def scheduler(probers: Probers, at_once: int = 100, part: Callable[[], float] | None = None) -> Scheduler:
     loop = asyncio.get_running_loop()
-    return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, at_once)
+    slots = {"": Slots("checks", at_once), "exec": Slots("exec checks", 4)}
+    return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, slots)
 
 
 def test_pauses_are_never_longer_than_the_interval() -> None:
@@ -194,3 +197,55 @@ def test_after_a_stall_probes_start_in_turns_with_everything_else() -> None:
         made.stop()
 
     simulate(story())
+
+
+class Programs(Probers):
+    """Those of even numbers answer at once, the others hang until their timeout."""
+
+    def ask(self, target: Target, done: Done) -> Attempt:
+        held = super().ask(target, done)
+        hangs = target.kind == "exec" and int(target.address.rpartition(".")[2]) % 2
+        takes = target.timing.timeout if hangs else 0.01
+        asyncio.get_running_loop().call_later(takes, done, Result.timeout(2.0) if hangs else GOOD)
+        return held
+
+
+def test_checks_that_hang_delay_neither_good_ones_of_their_type_nor_others() -> None:
+    """There are places for four programs, and forty that hang for two seconds of every five."""
+    hanging = [replace(target(n), probe=ExecProbe(), port=1000 + n) for n in range(1, 80, 2)]
+    good = [replace(target(n), probe=ExecProbe()) for n in (80, 82)]
+    plain = [target(100)]
+
+    async def story() -> tuple[list[float], list[float], list[str]]:
+        probers = Programs()
+        made = scheduler(probers)
+        made.add([*hanging, *good, *plain])
+        await asyncio.sleep(120.0)
+        troubles = made.troubles()
+        made.stop()
+        late = [pause for each in good for pause in pauses_of(probers.times(each)[4:])]
+        return late, [pause for each in plain for pause in pauses_of(probers.times(each))], troubles
+
+    late, others, troubles = simulate(story())
+    assert max(others) <= 5.1
+    assert max(late) <= 5.1
+    (trouble,) = troubles
+    assert trouble.startswith("4 exec checks at once are all there is room for, 3 of which hung before: ")
+    assert " s late; hint: " in trouble
+
+
+def pauses_of(times: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+def test_what_hung_gets_its_turn_beside_many_that_do_not() -> None:
+    async def story() -> int:
+        probers = Programs()
+        made = scheduler(probers)
+        slow = replace(target(1), probe=ExecProbe())
+        made.add([slow, *(replace(target(0), probe=ExecProbe(), port=n + 1) for n in range(3000))])
+        await asyncio.sleep(60.0)
+        made.stop()
+        return len(probers.times(slow))
+
+    assert simulate(story()) >= 5

@@ -10,6 +10,7 @@ from vipd.checks import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpPro
 from vipd.declaration.native import parse_declaration
 from vipd.fitness import Fitness
 from vipd.health.door import Health
+from vipd.health.state import Record, State
 from vipd.health.targets import Target, targets_of, without_port
 from vipd.model import Backend, Protocol, Service, ServicePort
 
@@ -110,10 +111,36 @@ def test_a_backend_may_have_its_own_check_or_none() -> None:
     assert {name: target.kind for name, target in found.items()} == {"10.0.0.1": "http", "10.0.0.3": "tcp"}
 
 
-def test_the_last_resort_is_asked_by_its_own_check_only() -> None:
-    spare = (Backend("10.0.0.8"), Backend("10.0.0.9", check=TCP))
+def test_the_last_resort_is_asked_as_other_backends_are() -> None:
+    own = Check(HttpProbe(path="/sorry"))
+    spare = (Backend("10.0.0.7", check=UNCHECKED), Backend("10.0.0.8"), Backend("10.0.0.9", check=own))
     found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=spare)
-    assert set(targets_of(found)) == {"10.0.0.9"}
+    assert {name: target.kind for name, target in targets_of(found).items()} == {
+        "10.0.0.8": "tcp",
+        "10.0.0.9": "http",
+    }
+
+
+def test_a_last_resort_that_the_services_check_cannot_ask_is_no_problem() -> None:
+    """It was none, and is better than a refusal; a check of its own must work."""
+    odd = Backend("10.0.0.8", ports=(("dns", 53),))
+    found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(odd,))
+    assert targets_of(found) == {}
+    assert without_port(found) == ()
+    own = replace(found, fallback=(replace(odd, check=TCP),))
+    assert without_port(own) == own.fallback
+
+
+def test_a_dead_last_resort_does_not_serve() -> None:
+    """What declaration.md promises: if they cannot serve either, the flow is refused."""
+    found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(Backend("10.0.0.8"),))
+    (target,) = targets_of(found).values()
+    health = Health()
+    fitness = Fitness((), health, lambda: 0.0)
+    fitness.follow({"s": found})
+    assert fitness.standings(found)["10.0.0.8"].health == "unknown"
+    health._records[target] = Record(0.0, State.UNHEALTHY)
+    assert not fitness.standings(found)["10.0.0.8"].healthy
 
 
 def test_services_share_equal_targets() -> None:

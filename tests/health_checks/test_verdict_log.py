@@ -9,7 +9,7 @@ import pytest
 from vipd.checks import TcpProbe, Timing
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
-from vipd.health.verdict_log import LINES, PERIOD_SECONDS, VerdictLog
+from vipd.health.verdict_log import CALM_SECONDS, LINES, PERIOD_SECONDS, VerdictLog
 from vipd.model import Protocol
 
 DEAD = Record(0.0, State.UNHEALTHY, last="connection refused, 3 of 3")
@@ -45,3 +45,18 @@ def test_thousands_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     ]
     log.tell([(target(1), DEAD)], 111.0)
     assert len(caplog.messages) == LINES + 2
+
+
+def test_late_checks_are_told_once_until_they_were_in_time_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = VerdictLog()
+    with caplog.at_level(logging.INFO):
+        for now in (0.0, 5.0, 10.0):
+            log.tell_late(["32 exec checks at once are all there is room for"], now)
+        log.tell_late([], 15.0)
+        log.tell_late(["32 exec checks at once are all there is room for"], 20.0)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        log.tell_late([], 20.0 + CALM_SECONDS)
+        log.tell_late([], 90.0 + CALM_SECONDS)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -96,6 +96,16 @@ def test_weights_stay_in_range_and_zero_only_for_zero(
         ("1.5", None),
         ("", None),
         ("٣", None),
+        ("²", None),
+        ("00004", SaidWeight(4)),
+        ("000000000004", SaidWeight(4)),
+        ("0065536", None),
+        ("007%", SaidWeight(7, True)),
+        ("0" * 100, SaidWeight(0)),
+        ("\t5 ", SaidWeight(5)),
+        ("\N{NO-BREAK SPACE}5", None),
+        ("+5", None),
+        ("1_0", None),
     ],
 )
 def test_a_weight_is_read_or_refused(text: str, wanted: SaidWeight | None) -> None:

@@ -24,6 +24,7 @@ from vipd.dataplane.switching import ChosenDataplane
 from vipd.declaration.native import parse_declaration
 from vipd.durable import MOST_ASIDE
 from vipd.health.memory import SavedVerdicts, encode
+from vipd.health.remembered import Remembered
 from vipd.health.state import Record, State
 from vipd.model import Family, ForwardingKey
 from vipd.model import Protocol as Transport
@@ -70,7 +71,7 @@ class Counter:
 def _health(path: Path) -> list[str]:
     saved = SavedVerdicts(path, lambda: 100.0, lambda: 2000.0)
     known = saved.load()
-    saved.save(known)
+    saved.save(lambda: known)
     return []
 
 
@@ -187,7 +188,9 @@ CHANGE = change_record("7", 9, [(KEY, Kept("address: 10.96.0.1\nports: 80\n", 5,
 FILES = (
     StateFile(
         "health.json",
-        encode([(("10.0.0.1", 80, "tcp"), 50.0, Record(10.0, State.UNHEALTHY))], 100.0, 2000.0),
+        encode(
+            [Remembered(("10.0.0.1", 80, "tcp"), "", (), 50.0, Record(10.0, State.UNHEALTHY))], 100.0, 2000.0
+        ),
         _health,
     ),
     StateFile("counters.json", _counted(), _counters),

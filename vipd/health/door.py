@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,28 +16,29 @@ from vipd.descriptors import make_room
 from vipd.durations import CHECK_BOUNDS, Durations
 from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
-from vipd.health.memory import Memory, Remembered, SavedVerdicts, place_of
+from vipd.health.memory import Known, SavedVerdicts
 from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
 from vipd.health.probes.dns import ask_dns
-from vipd.health.probes.exec import ExecProber
+from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
 from vipd.health.probes.http import ask_http
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.probes.udp import ask_udp
+from vipd.health.remembered import Memory, Remembered, newest
 from vipd.health.result import Result, SaidWeight
 from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.health.targets import Target
 from vipd.health.verdict_log import VerdictLog
 
 SAVE_SECONDS = 5.0
-"""Changed verdicts are saved so soon."""
+"""Changed verdicts are saved so soon; those that take a backend out are at once."""
 
 KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 """Types of checks."""
 
-LATE_SECONDS = 1.0
+_AS_BEFORE = "as before: "
 _MOST_NAMED = 3
-_MOST_SERVICES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,12 @@ class Health:
         self._users_of_checks = users
         self.clock, self._wall, self._random = clock, wall, random
         self._saved = SavedVerdicts(file, clock, wall)
-        self._memory = Memory()
-        for place, at, record in self._saved.load():
-            self._memory.learn(place, at, record)
+        self._memory = Memory(self._doubt)
+        for known in self._saved.load():
+            self._memory.learn(known)
         self._followed: dict[str, frozenset[Target]] = {}
-        self._users: dict[Target, int] = {}
+        self._users: dict[Target, set[str]] = {}
+        """The services of each target."""
         self._records: dict[Target, Record] = {}
         self._unscheduled: set[Target] = set()
         self._changed: set[Target] = set()
@@ -101,16 +103,21 @@ class Health:
         before, wanted = self._followed.pop(service, frozenset()), frozenset(targets)
         if wanted:
             self._followed[service] = wanted
-        leaving = before - wanted
-        for target in wanted - before:
-            self._users[target] = self._users.get(target, 0) + 1
+        leaving, new = before - wanted, wanted - before
+        left_at: dict[str, list[Target]] = {}
+        for target in leaving if new else ():
+            left_at.setdefault(target.address, []).append(target)
+        for target in new:
+            self._users.setdefault(target, set()).add(service)
             if target not in self._records:
-                self._records[target] = self._first_record(target, leaving)
-                self._schedule(target)
+                replaced = _replaced(target, left_at.get(target.address, ()))
+                inherited = self._records.get(replaced) if replaced else None
+                known = inherited or self._memory.recall(target, service, wanted, self.clock())
+                self._begin(target, known)
         for target in leaving:
-            self._users[target] -= 1
+            self._users[target].discard(service)
             if not self._users[target]:
-                self._leave(target)
+                self._leave(target, service)
 
     def verdict(self, target: Target) -> Verdict:
         """What is known of a target; of one that is not followed, nothing."""
@@ -132,11 +139,7 @@ class Health:
         more = len(troubled) - len(told)
         if more > 0:
             told.append(f"{more} more backends cannot be asked")
-        scheduler = self._scheduler
-        if scheduler is not None and scheduler.crowded and scheduler.late > LATE_SECONDS:
-            what = f"{scheduler.running} checks at once are all there is room for, others run"
-            hint = "raise LimitNOFILE of the unit, or use longer intervals"
-            told.append(f"{what} {scheduler.late:.0f} s late; hint: {hint}")
+        told += self._scheduler.troubles() if self._scheduler else []
         if self._saved.fault:
             told.append(f"verdicts cannot be saved: {self._saved.fault}")
         return tuple(told)
@@ -153,15 +156,16 @@ class Health:
 
             lag.start()
             stack.callback(lag.stop)
-            self._scheduler = Scheduler(loop, ask, self._answered, self._random, make_room().probes)
+            self._scheduler = Scheduler(loop, ask, self._answered, self._random, _slots())
             stack.callback(self._stop)
             self._schedule_all()
-            while True:
-                await asyncio.sleep(SAVE_SECONDS)
-                self._memory.tidy(self.clock())
-                self._log.tell((), self.clock())
-                if self._saved.due:
-                    await asyncio.to_thread(self._saved.save, self._known())
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._saved.keep(self._known, SAVE_SECONDS))
+                while True:
+                    await asyncio.sleep(SAVE_SECONDS)
+                    self._memory.tidy(self.clock())
+                    self._log.tell((), self.clock())
+                    self._log.tell_late(self._scheduler.troubles(), self.clock())
 
     def _stop(self) -> None:
         if self._scheduler is not None:
@@ -170,20 +174,26 @@ class Health:
         self._unscheduled = set(self._records)
         self._saved.save(self._known())
 
-    def _first_record(self, target: Target, leaving: Collection[Target]) -> Record:
-        """What a new target begins with: what another check found there, or what was known before."""
-        here = [old for old in leaving if old.address == target.address and old in self._records]
-        same_port = [old for old in here if old.port == target.port]
-        heir_of = same_port or here
-        inherited = self._records[heir_of[0]] if len(heir_of) == 1 else None
-        known = inherited or self._memory.recall(target, self.clock())
-        if known is None:
-            return Record(self.clock())
-        return begin_anew(known, f"as before: {known.last.removeprefix('as before: ')}")
+    def _begin(self, target: Target, known: Record | None) -> None:
+        """Ask a new target, which begins with what is known."""
+        record = Record(self.clock())
+        if known is not None:
+            record = begin_anew(known, f"{_AS_BEFORE}{known.last.removeprefix(_AS_BEFORE)}")
+            # A crash after each start must not let it grow old, nor lose whose it is.
+            self._saved.changed(bad=known.state is State.UNHEALTHY)
+        self._records[target] = record
+        self._schedule(target)
 
-    def _leave(self, target: Target) -> None:
+    def _doubt(self, target: Target) -> None:
+        """What a target began with may be of another check: unless it has been asked, nothing is known."""
+        record = self._records.get(target)
+        if record is not None and record.last.startswith(_AS_BEFORE):
+            self._records[target] = Record(self.clock())
+            self._note(target)
+
+    def _leave(self, target: Target, service: str) -> None:
         del self._users[target]
-        self._memory.remember(target, self._records.pop(target), self.clock())
+        self._memory.remember(target, (service,), self._records.pop(target), self.clock())
         self._unscheduled.discard(target)
         self._changed.discard(target)
         if self._scheduler is not None:
@@ -211,10 +221,16 @@ class Health:
             after = replace(before, trouble=trouble)
         self._records[target] = after
         if (before.state, before.weight) != (after.state, after.weight):
-            if not self._changed:
-                asyncio.get_running_loop().call_soon(self._tell)
-            self._changed.add(target)
-            self._saved.stale = True
+            self._note(target)
+            self._saved.changed(bad=after.state is State.UNHEALTHY is not before.state)
+
+    def _note(self, target: Target) -> None:
+        """It is told soon that a target's verdict is another one."""
+        if self._scheduler is None:
+            return
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed.add(target)
 
     def _tell(self) -> None:
         changed, self._changed = frozenset(self._changed), set()
@@ -232,14 +248,31 @@ class Health:
                 log_once(error, "telling of verdicts")
 
     def _services_of(self, target: Target) -> list[str]:
-        return [name for name, targets in self._followed.items() if target in targets]
+        return list(self._users.get(target, ()))
 
-    def _known(self) -> list[Remembered]:
-        """All that is worth remembering, as of now."""
-        now = self.clock()
-        live = {place_of(t): (now, r) for t, r in self._records.items() if r.state is not State.UNKNOWN}
-        left = {place: (at, record) for place, at, record in self._memory.known()}
-        return [(place, at, record) for place, (at, record) in {**left, **live}.items()]
+    def _known(self) -> Known:
+        """All that is worth remembering, as of now; what takes time is left to who calls it."""
+        now, live, left = self.clock(), self._records.copy(), self._memory.known()
+        users = self._users
+
+        def known() -> Iterator[Remembered]:
+            decided = ((t, r) for t, r in live.items() if r.state is not State.UNKNOWN)
+            return newest(left, (Remembered.of(t, tuple(users.get(t, ())), now, r) for t, r in decided))
+
+        return known
+
+
+def _replaced(target: Target, left: Sequence[Target]) -> Target | None:
+    """Whose verdict a target takes over, of those at its address that its service has no more."""
+    heir_of = [old for old in left if old.port == target.port] or left
+    return heir_of[0] if len(heir_of) == 1 else None
+
+
+def _slots() -> Mapping[str, Slots]:
+    """Programs have places of their own: they take threads and processes, and no network check waits for
+    them."""
+    hint = "give those that hang a shorter timeout, or all of them longer intervals"
+    return {"": Slots("checks", make_room().probes), "exec": Slots("exec checks", PROGRAMS_AT_ONCE, hint)}
 
 
 def _probers(

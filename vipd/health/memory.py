@@ -1,81 +1,72 @@
 """Verdicts that outlive vipd: a restart must not put dead backends back to work.
 
 A small file, trusted for ten minutes only; losing it costs the time of some checks, so it is not synced.
+Older versions read it too: what they do not know stands beside what they do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vipd.durable import keep_aside, read_own, why, write_aside
+from vipd.health.faults import log_once
 from vipd.health.flapping import Flapping
+from vipd.health.remembered import TRUSTED_SECONDS, Remembered
 from vipd.health.result import one_line, parse_weight
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 
 log = logging.getLogger(__name__)
-
-TRUSTED_SECONDS = 600.0
-"""Older verdicts are not used."""
 
 SAVE_ANYWAY_SECONDS = 60.0
 """Unchanged verdicts are saved so often, since saved ones age."""
 
+AGAIN_SECONDS = 0.1
+"""From one save to the next at least: many backends that fail one by one are not many files."""
+PART_OF_TIME = 10
+"""Of which saving takes one at most, however large the file is."""
+
+HANGS_SECONDS = 10.0
+"""A save that takes longer is told."""
+LAST_SECONDS = 2.0
+"""How long the end of vipd waits for a save that hangs."""
+
 _FORMAT = 1
+_ENTRIES_AT_ONCE = 500
+"""Python's lock is held while so many are made into text."""
 _END_OF_TIME = 1e11
 _MOST_CHANGES = 2**53
 
-Place = tuple[str, int, str]
-"""Address, port and type of check: what else a check says may change, the verdict stays."""
-
-Remembered = tuple[Place, float, Record]
-"""Of whom, as of when, and what."""
-
-
-def place_of(target: Target) -> Place:
-    """Where a target is remembered."""
-    return target.address, target.port, target.kind
-
-
-class Memory:
-    """What targets that are not followed now were like. Times are of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._known: dict[Place, tuple[float, Record]] = {}
-
-    def remember(self, target: Target, record: Record, now: float) -> None:
-        """Keep the verdict of a target that is left; nothing is kept of one without."""
-        if record.state is not State.UNKNOWN:
-            self._known[place_of(target)] = (now, record)
-
-    def recall(self, target: Target, now: float) -> Record | None:
-        """The record that the target begins with; None when there is none to trust."""
-        at, record = self._known.get(place_of(target), (now, None))
-        return record if now - at <= TRUSTED_SECONDS else None
-
-    def tidy(self, now: float) -> None:
-        """Forget what is too old."""
-        self._known = {place: kept for place, kept in self._known.items() if now - kept[0] <= TRUSTED_SECONDS}
-
-    def known(self) -> Iterable[Remembered]:
-        """All that is remembered, and when it was so."""
-        return [(place, at, record) for place, (at, record) in self._known.items()]
-
-    def learn(self, place: Place, at: float, record: Record) -> None:
-        """Add what an earlier vipd knew."""
-        self._known[place] = (at, record)
+Known = Callable[[], Iterable[Remembered]]
+"""All that is worth remembering as of when this was made; it may be called in a thread."""
 
 
 def encode(known: Iterable[Remembered], now: float, wall: float) -> bytes:
-    """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar."""
+    """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar.
+
+    `verdicts` is what older versions read, of whom the last at a place counts: a healthy one, as if there
+    were none. `checks` says of each which check it is of, and of which services.
+    """
+    entries = sorted(known, key=lambda each: each.record.state is State.HEALTHY)
     offset = wall - now
-    entries = [[*place, round(at + offset, 3), *_fields(record, offset)] for place, at, record in known]
-    return json.dumps({"format": _FORMAT, "verdicts": entries}, separators=(",", ":")).encode()
+    verdicts = ([*e.place, round(e.at + offset, 3), *_fields(e.record, offset)] for e in entries)
+    checks = ([each.check, *each.services] for each in entries)
+    text = f'{{"format":{_FORMAT},"verdicts":{_list(verdicts)},"checks":{_list(checks)}}}'
+    return text.encode()
+
+
+def _list(entries: Iterator[list[Any]]) -> str:
+    parts = []
+    while some := list(islice(entries, _ENTRIES_AT_ONCE)):
+        parts.append(json.dumps(some, separators=(",", ":"))[1:-1])
+    return f"[{','.join(parts)}]"
 
 
 def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
@@ -84,10 +75,13 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
         read = json.loads(data)
         if read["format"] != _FORMAT:
             raise ValueError(f"format {read['format']!r} is not known")
-        entries = [_entry(entry, wall - now) for entry in read["verdicts"]]
+        verdicts = read["verdicts"]
+        checks = read.get("checks") or [[""]] * len(verdicts)
+        entries = [_entry(*both, wall - now) for both in zip(verdicts, checks, strict=True)]
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    return [entry for entry in entries if 0 <= now - entry[1] <= TRUSTED_SECONDS]
+    fresh = [entry for entry in entries if 0 <= now - entry.at <= TRUSTED_SECONDS]
+    return sorted(fresh, key=lambda entry: entry.at)
 
 
 def load(path: Path, now: float, wall: float) -> list[Remembered]:
@@ -123,7 +117,7 @@ def _fields(record: Record, offset: float) -> list[Any]:
     ]
 
 
-def _entry(entry: list[Any], offset: float) -> Remembered:
+def _entry(entry: list[Any], check: list[Any], offset: float) -> Remembered:
     address, port, kind, at, state, since, last, changes, serves, weight, flaps, level, held = entry
     flapping = Flapping(tuple(_moment(t, offset) for t in flaps), int(level), _moment(held, offset))
     if level and not flaps:
@@ -139,7 +133,9 @@ def _entry(entry: list[Any], offset: float) -> Remembered:
     )
     if not 0 <= record.changes < _MOST_CHANGES or abs(flapping.level) > _MOST_CHANGES:
         raise ValueError(f"{changes!r} changes")
-    return (str(address), int(port), str(kind)), _moment(at, offset), record
+    id_, *services = map(str, check)
+    place = str(address), int(port), str(kind)
+    return Remembered(place, id_, tuple(services), _moment(at, offset), record)
 
 
 def _moment(seconds: Any, offset: float) -> float:
@@ -149,41 +145,113 @@ def _moment(seconds: Any, offset: float) -> float:
     return float(seconds) - offset
 
 
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
 class SavedVerdicts:
-    """The file of verdicts. A failure to write it is told once, and tried again."""
+    """The file of verdicts. A failure to write it is told once, and tried again.
+
+    What keeps a dead backend from work is written at once, other changes are after some seconds.
+    """
 
     def __init__(self, path: Path | None, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._path, self._clock, self._wall = path, clock, wall
         self._saved_at = clock()
-        self.fault = ""
+        self._fault = ""
+        self._one_at_a_time = threading.Lock()
+        self._began: float | None = None
+        """When the save that is under way began."""
+        self._stale = self._urgent = False
+        self._wake = asyncio.Event()
+
+    @property
+    def fault(self) -> str:
         """Why verdicts cannot be saved; empty while they can. Contained here: a loop that ended with it would
         end all checks."""
-        self._one_at_a_time = threading.Lock()
-        self.stale = False
-        """Verdicts have changed since the last save."""
+        hangs = 0.0 if self._began is None else self._clock() - self._began
+        return f"the disk has not answered for {hangs:.0f} s" if hangs > HANGS_SECONDS else self._fault
 
     def load(self) -> list[Remembered]:
         """What is in the file and not too old."""
         return [] if self._path is None else load(self._path, self._clock(), self._wall())
 
+    def changed(self, bad: bool) -> None:
+        """A verdict is other than what is saved; `bad`: a restart without it would bring a dead backend
+        back. Call it from the event loop's thread."""
+        self._stale = True
+        if bad and not self._urgent and self._path is not None:
+            self._urgent = True
+            self._wake.set()
+
     @property
     def due(self) -> bool:
         """Whether something has changed, or what is saved grows old."""
         return self._path is not None and (
-            self.stale or self._clock() - self._saved_at >= SAVE_ANYWAY_SECONDS
+            self._stale or self._clock() - self._saved_at >= SAVE_ANYWAY_SECONDS
         )
 
-    def save(self, known: Iterable[Remembered]) -> None:
-        """Save now. May run in a thread."""
+    async def keep(self, known: Callable[[], Known], pause: float) -> None:
+        """Save for ever what is due: what is urgent at once, all else `pause` seconds later."""
+        self._wake = asyncio.Event()
+        while True:
+            if not self._urgent:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+            self._wake.clear()
+            self._stale |= self._urgent  # the one must not go without the other, or this would never wait
+            if not self.due:
+                continue
+            began = self._clock()
+            await self._save_beside(known())
+            took = self._clock() - began
+            await asyncio.sleep(pause if self._fault else max(AGAIN_SECONDS, took * (PART_OF_TIME - 1)))
+
+    async def _save_beside(self, known: Known) -> None:
+        """Save in a thread of its own: those that others use may all be busy, or hang."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def work() -> None:
+            self._write(known)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: vipd has ended meanwhile
+                loop.call_soon_threadsafe(_settle, done)
+
+        self._stale = self._urgent = False
+        try:
+            threading.Thread(target=work, name="vipd verdicts", daemon=True).start()
+        except RuntimeError as error:
+            self._failed(f"no thread for it: {error}")
+            return
+        await done
+
+    def save(self, known: Known) -> None:
+        """Save now, and wait for it, but not for a save that hangs."""
+        self._stale = self._urgent = False
+        self._write(known)
+
+    def _write(self, known: Known) -> None:
         if self._path is None:
             return
-        self.stale = False
-        try:
-            with self._one_at_a_time:
-                save(self._path, encode(known, self._clock(), self._wall()))
-        except OSError as error:
-            if str(error) != self.fault:
-                log.warning("verdicts cannot be saved: %s", error)
-            self.stale, self.fault = True, str(error)
+        if not self._one_at_a_time.acquire(timeout=LAST_SECONDS):
+            self._failed(self.fault or "the disk does not answer")
             return
-        self._saved_at, self.fault = self._clock(), ""
+        try:
+            self._began = self._clock()
+            save(self._path, encode(known(), self._clock(), self._wall()))
+        except OSError as error:
+            self._failed(str(error))
+        except Exception as error:
+            self._failed(log_once(error, "saving verdicts"))
+        else:
+            self._saved_at, self._fault = self._clock(), ""
+        finally:
+            self._began = None
+            self._one_at_a_time.release()
+
+    def _failed(self, fault: str) -> None:
+        if fault != self._fault:
+            log.warning("verdicts cannot be saved: %s", fault)
+        self._stale, self._fault = True, fault

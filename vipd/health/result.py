@@ -69,12 +69,14 @@ def one_line(text: str) -> str:
     return in_words(text, _LONGEST_REASON)
 
 
-_WEIGHT = re.compile(r"([0-9]{1,5})(%?)", re.ASCII)
+_WEIGHT = re.compile(r"0*([0-9]{1,5})(%?)")
+"""Digits of ASCII alone; zeros in front say nothing, however many."""
 
 
 def parse_weight(text: str) -> SaidWeight | None:
-    """A weight 0..65535, or a percentage 0%..100%; None if it is neither."""
-    match = _WEIGHT.fullmatch(text.strip())
+    """A weight 0..65535, or a percentage 0%..100%, in decimal; None if it is neither. Zeros in front, and
+    spaces and tabs around it, say nothing."""
+    match = _WEIGHT.fullmatch(text.strip(" \t"))
     if match is None:
         return None
     said = SaidWeight(int(match[1]), bool(match[2]))

@@ -1,4 +1,5 @@
-"""When which target is asked: each at its own interval, spread evenly, none waiting for another.
+"""When which target is asked: each at its own interval, spread evenly, none waiting for another while there
+are places (`slots.py`).
 
 A heap of due times and one timer. Probes that are due within some milliseconds of each other start together,
 since waking costs more than a probe does.
@@ -9,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
+from typing import cast
 
 from vipd.health.faults import log_once
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result
+from vipd.health.slots import Slots
 from vipd.health.targets import Target
 
 TOGETHER_SECONDS = 0.005
@@ -33,7 +35,18 @@ SHORTEST_PART = 0.1
 class _Job:
     """A target's place in the schedule."""
 
-    __slots__ = ("attempt", "due", "gone", "overtaken", "rounds", "running", "target")
+    __slots__ = (
+        "attempt",
+        "began",
+        "due",
+        "gone",
+        "overtaken",
+        "rounds",
+        "running",
+        "slow",
+        "target",
+        "was_slow",
+    )
 
     def __init__(self, target: Target, due: float) -> None:
         self.target, self.due = target, due
@@ -42,6 +55,9 @@ class _Job:
         self.overtaken = False
         """It was due again while it ran or waited."""
         self.rounds = 0
+        self.began = 0.0
+        self.slow = self.was_slow = False
+        """Whether its last run took all the time that it has; and so the one before."""
 
 
 class Scheduler:
@@ -53,27 +69,33 @@ class Scheduler:
         ask: Callable[[Target, Done], Attempt],
         answered: Callable[[Target, Result], None],
         random: Callable[[], float],
-        at_once: int,
+        slots: Mapping[str, Slots],
     ) -> None:
+        """`slots` are the places of types of checks; those of "" are for all that are not named."""
         self._loop, self._ask, self._answered = loop, ask, answered
-        self._random, self._at_once = random, at_once
+        self._random, self._slots = random, slots
         self._jobs: dict[Target, _Job] = {}
         self._due: list[tuple[float, int, _Job]] = []
-        self._waiting: deque[_Job] = deque()
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
-        self.running = 0
-        """Probes on their way."""
         self.asked = 0
         """Probes that were started, ever."""
-        self.late = 0.0
-        """Seconds by which the last probe started too late."""
+
+    @property
+    def running(self) -> int:
+        """Probes on their way."""
+        return sum(slots.running for slots in self._slots.values())
 
     @property
     def crowded(self) -> bool:
         """Whether probes wait for others to end."""
-        return bool(self._waiting) and self.running >= self._at_once
+        return any(slots.waiting and slots.running >= slots.most for slots in self._slots.values())
+
+    def troubles(self) -> list[str]:
+        """Which types of checks are late, as all their places are taken."""
+        now = self._loop.time()
+        return [trouble for slots in self._slots.values() if (trouble := slots.trouble(now))]
 
     def add(self, targets: Iterable[Target]) -> None:
         """Ask these too, soon."""
@@ -119,30 +141,28 @@ class Scheduler:
             if job.running:
                 job.overtaken = True
             else:
-                self._waiting.append(job)
+                self._slots_of(job).wait(job)
         self._start_some()
 
     def _start_some(self) -> None:
         self._turn = None
-        for _ in range(MOST_STARTS_AT_ONCE):
-            if not self._waiting or self.running >= self._at_once:
-                break
-            job = self._waiting.popleft()
-            if not job.gone:
-                self._start(job)
-        else:
+        left = MOST_STARTS_AT_ONCE
+        for slots in self._slots.values():
+            while left and (job := slots.next()):
+                left -= 1
+                self._start(cast("_Job", job))
+        if not left:
             self._soon()
         # Those that were started have new due times, and perhaps no others wait for the timer.
         self._arm()
 
     def _start(self, job: _Job) -> None:
-        now = self._loop.time()
-        self.late = max(0.0, now - job.due)
+        now = job.began = self._loop.time()
+        job.was_slow = job.slow
         job.due = now + self._pause(job)
         job.rounds += 1
         self._push(job)
         job.running = True
-        self.running += 1
         self.asked += 1
         done = partial(self._finished, job, job.rounds)
         try:
@@ -172,12 +192,18 @@ class Scheduler:
 
     def _ended(self, job: _Job) -> None:
         job.running = False
-        self.running -= 1
-        if job.overtaken:
-            job.overtaken, job.due = False, self._loop.time()
-            self._waiting.append(job)
-        if self._waiting:
+        slots = self._slots_of(job)
+        slots.ended(job.was_slow)
+        now = self._loop.time()
+        job.slow = now - job.began >= job.target.timing.timeout
+        if job.overtaken and not job.gone:
+            job.overtaken, job.due = False, now
+            slots.wait(job)
+        if slots.waiting:
             self._soon()
+
+    def _slots_of(self, job: _Job) -> Slots:
+        return self._slots.get(job.target.kind) or self._slots[""]
 
     def _push(self, job: _Job) -> None:
         heapq.heappush(self._due, (job.due, next(self._numbers), job))

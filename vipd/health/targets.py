@@ -3,8 +3,7 @@
 A backend is asked once for each service, and the answer counts for all of the service's ports: at the check's
 own port if it has one, else where the backend serves the service's first port of the check's protocol (UDP
 for udp and dns, TCP for tcp and http, any for exec). Equal targets are one, however many services have them.
-Backends of a `fallback` are the last resort: they are asked only by a check of their own, since the service's
-check may well be for something that a page of regrets does not have.
+Backends of a `fallback` are asked likewise; one that has no port for the service's check is not asked.
 """
 
 from __future__ import annotations
@@ -71,13 +70,17 @@ def targets_of(service: Service) -> dict[str, Target]:
 
 
 def without_port(service: Service) -> tuple[Backend, ...]:
-    """The backends that have a check, but no port that it could ask."""
-    return tuple(b for b, check in _checked(service) if _target(service, b, check) is None)
+    """The backends that have a check, but no port that it could ask; of a fallback those with one of their
+    own."""
+    asked = [(b, check) for b, check in _checked(service) if _target(service, b, check) is None]
+    # The last resort may be a page of regrets, which is better than none where nobody can ask it.
+    inherits = {id(b) for b in service.fallback if b.check is None}
+    return tuple(b for b, _ in asked if id(b) not in inherits)
 
 
 def _checked(service: Service) -> list[tuple[Backend, Check]]:
-    pairs = [(b, service.check if b.check is None else b.check) for b in service.backends]
-    pairs += [(b, b.check) for b in service.fallback if b.check is not None]
+    backends = (*service.backends, *service.fallback)
+    pairs = [(b, service.check if b.check is None else b.check) for b in backends]
     return [(backend, check) for backend, check in pairs if check.probe is not None]
 
 

@@ -17,6 +17,10 @@ LINES = 20
 SERVICES_NAMED = 100
 PERIOD_SECONDS = 10.0
 """After so many lines within it, its other verdicts are only counted."""
+CALM_SECONDS = 60.0
+"""Checks that were late must have been in time for so long until that is told."""
+
+_CHECKS = "health checks"
 
 
 class VerdictLog:
@@ -28,6 +32,7 @@ class VerdictLog:
         self._began = float("-inf")
         self._lines = 0
         self._more: Counter[State] = Counter()
+        self._late, self._late_at = False, 0.0
 
     def tell(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
         """These changed, at `now` of the records' clock. With none, what was counted is told if it is due."""
@@ -44,6 +49,20 @@ class VerdictLog:
             level = logging.WARNING if record.state is State.UNHEALTHY else logging.INFO
             reason = f"{record.state}: {record.reason(now)}"
             log.log(level, "%s is %s", target, reason, extra=self._fields(target, reason))
+
+    def tell_late(self, troubles: Sequence[str], now: float) -> None:
+        """Checks are late, each time for one reason of `troubles`; told when it begins, and when there has
+        been no such trouble for a while."""
+        if troubles:
+            self._late_at = now
+            if not self._late:
+                self._late = True
+                what = "; ".join(troubles)
+                log.warning("%s", what, extra=fields(Event.TASK_FAILED, cause=_CHECKS, reason=what))
+        elif self._late and now - self._late_at >= CALM_SECONDS:
+            self._late = False
+            what = f"health checks have been in time for {CALM_SECONDS:.0f} s"
+            log.info("%s", what, extra=fields(Event.TASK_RECOVERED, cause=_CHECKS, reason=what))
 
     def _fields(self, target: Target, reason: str) -> dict[str, object]:
         return fields(

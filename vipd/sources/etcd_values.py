@@ -7,6 +7,7 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -117,10 +118,15 @@ def _too_long(place: str, text: str, most: int) -> Problem | None:
 
 
 def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
-    """Who may register a backend may not have every host work on its patterns, send its datagrams, or open a
-    file."""
+    """Who may register a backend may not have every host work on its patterns, send its datagrams, open a
+    file, or ask at a pace that is a load for whom it asks."""
     for backend in backends:
         probe = backend.check.probe if backend.check else None
+        interval = backend.check.timing.interval if backend.check and probe else math.inf
+        if interval < limits.REGISTERED_CHECK_SECONDS:
+            what = f"a registered backend's check asks every {interval:g} s, from every host"
+            hint = f"{limits.REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
+            report.add(1, "check.interval", what, hint)
         if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
             what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
             hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"

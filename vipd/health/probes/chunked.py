@@ -53,6 +53,8 @@ class ChunkedBody:
         taken = min(self._left, len(self._rest) - place)
         own = max(0, min(taken, self._left - 2))
         self._body += self._rest[place : place + min(own, self._most - len(self._body))]
+        if self._left - own == 2 and self._rest[place + own : place + own + 1] == b"\n":
+            taken, self._left = own + 1, own + 1  # LF alone ends a line, too
         for at in range(place + own, place + taken):
             wanted = b"\r\n"[-(self._left - (at - place)) :][:1]
             if self._rest[at : at + 1] != wanted:

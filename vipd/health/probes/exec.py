@@ -1,42 +1,39 @@
 """Whether a program says that a backend is fit: it ends with 0 in time.
 
-Each run has a thread of its own pool. Privileges, and the flag that no program may gain any, belong to a
-thread in Linux: these threads have given up theirs, so the programs are born without, while vipd keeps its
-own. (A change of user alone would not do when vipd runs without root but with ambient capabilities.)
+Programs are run by a process of their own (`keeper.py`), which ends all that they leave, also when vipd is
+killed. It is small, so that it forks at once, and it is of vipd's own user: a program of another one cannot
+harm it. Threads here look users up and wait for answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
-import os
-import pwd
+import json
 import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TypedDict, cast
+from typing import Any, cast
 
 from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.checks import ExecProbe
+from vipd.health.probes import keeper
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
 from vipd.health.targets import Target
 
 PROGRAMS_AT_ONCE = 32
-KILLED_SECONDS = 5.0
-"""How long to wait for the end of what was killed: without CAP_KILL nothing of another user's is."""
+PATIENCE_SECONDS = 2 * keeper.KILLED_SECONDS
+"""A keeper that has not answered so long after the timeout does not work."""
+MOST_ANSWER = 8 * keeper.MOST_OUTPUT
 _MAY_KILL = "hint: give vipd CAP_KILL, as exec-checks.conf does"
-MOST_OUTPUT = 64 * 1024
-"""What a program says beyond is thrown away."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4  # linux/prctl.h
 
 
 class ExecProber:
@@ -45,7 +42,7 @@ class ExecProber:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, users: CheckUsers, at_once: int = PROGRAMS_AT_ONCE
     ) -> None:
-        self._loop, self._users, self._left = loop, users, _Left()
+        self._loop, self._users, self._keepers = loop, users, _Keepers()
         self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[_Run] = set()
 
@@ -56,10 +53,11 @@ class ExecProber:
         for run in tuple(self._runs):
             run.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._keepers.close()
 
     def start(self, target: Target, done: Done) -> Attempt:
         """Ask once; the timeout begins when the program does."""
-        run = _Run(target, self._users, self._left)
+        run = _Run(target, self._users, self._keepers)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
         except RuntimeError as error:
@@ -78,43 +76,106 @@ class ExecProber:
         return run
 
 
-class _Left:
-    """Programs that run on, since vipd may not end them. For any thread."""
+class _Keepers:
+    """Has programs run, each by a keeper. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+        self._left: list[socket.socket] = []
+        """Of keepers whose programs run on, since vipd may not end them."""
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
-        """One more."""
+    def start(self, request: dict[str, Any]) -> socket.socket:
+        """The socket on which a keeper answers. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._send(theirs)
+                ours.settimeout(PATIENCE_SECONDS)
+                ours.sendall(json.dumps(request).encode() + b"\n")
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def _send(self, theirs: socket.socket) -> None:
         with self._lock:
-            self._running.append(process)
+            for _ in range(2):
+                orders = self._orders or self._begin()
+                try:
+                    socket.send_fds(orders, [b"+"], [theirs.fileno()])
+                    return
+                except (BrokenPipeError, ConnectionError):
+                    self._end()
+        raise OSError(errno.EPIPE, "what runs it ends at once")
 
-    def require_few(self) -> None:
+    def _begin(self) -> socket.socket:
+        self._orders, theirs = socket.socketpair()
+        argv = [sys.executable, "-I", "-S", str(keeper.__file__)]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(argv, stdin=theirs.fileno(), start_new_session=True, cwd="/")
+            except OSError:
+                self._end()
+                raise
+        return self._orders
+
+    def _end(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(keeper.KILLED_SECONDS)
+        self._orders = self._process = None
+
+    def add_left(self, connection: socket.socket) -> None:
+        """One more whose program runs on."""
+        with self._lock:
+            self._left.append(connection)
+
+    def require_few_left(self) -> None:
         """Raises NotEndedError while there are so many that there should not be another."""
         with self._lock:
-            self._running = [process for process in self._running if process.poll() is None]
-            if len(self._running) >= PROGRAMS_AT_ONCE:
-                raise NotEndedError(
-                    f"{len(self._running)} programs that should have ended run on; {_MAY_KILL}"
-                )
+            if self._left:
+                poll = select.poll()
+                for each in self._left:
+                    poll.register(each, select.POLLIN)
+                ended = {descriptor for descriptor, _ in poll.poll(0)}
+                for each in [each for each in self._left if each.fileno() in ended]:
+                    self._left.remove(each)
+                    each.close()
+            if len(self._left) >= PROGRAMS_AT_ONCE:
+                raise NotEndedError(f"{len(self._left)} programs that should have ended run on; {_MAY_KILL}")
+
+    def close(self) -> None:
+        """Have what is left end, as far as it can."""
+        with self._lock:
+            for each in self._left:
+                each.close()
+            self._left.clear()
+            self._end()
 
 
 class _Run:
     """One run of a program. `to_end` belongs to a thread of the pool, `cancel` to the loop's."""
 
-    def __init__(self, target: Target, users: CheckUsers, left: _Left) -> None:
+    def __init__(self, target: Target, users: CheckUsers, keepers: _Keepers) -> None:
         self._target, self._probe = target, cast("ExecProbe", target.probe)
-        self._users, self._left = users, left
+        self._users, self._keepers = users, keepers
         self.cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._group: int | None = None
-        """The process group to end: while its leader is not reaped, nobody else's can have the number."""
+        self._connection: socket.socket | None = None
 
     def cancel(self) -> None:
         """End it if it runs; never let it start if it does not."""
         self.cancelled.set()
-        self._kill()
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_WR)
 
     def to_end(self) -> Result:
         """Run the program."""
@@ -122,82 +183,61 @@ class _Run:
             return Result.unasked("stopped")
         if not self._probe.command:
             return Result.unasked("it has no command")
-        began = time.monotonic()
+        timeout = self._target.timing.timeout
         try:
-            self._left.require_few()
-            _give_up_privileges()
-            with self._started() as process:
-                told = self._watch(process, began + self._target.timing.timeout)
+            self._keepers.require_few_left()
+            # Asked again: since the declaration was looked at, the account may have become another one.
+            account = self._users.account(self._probe.user)
+            answer = self._kept(
+                {
+                    "command": self._probe.command,
+                    "environment": environment(self._target),
+                    "uid": account.pw_uid,
+                    "gid": account.pw_gid,
+                    "timeout": timeout,
+                }
+            )
+            if "failed" in answer:
+                raise _failure(answer)
         except (OSError, subprocess.SubprocessError, UserRefusedError, KeyError, ValueError) as error:
             return Result.unasked(trouble(self._probe, error))
-        if told is None:
-            return Result.timeout(self._target.timing.timeout)
-        return _judged(process.returncode, told, time.monotonic() - began)
+        if "timeout" in answer:
+            return Result.timeout(timeout)
+        return _judged(answer["code"], answer["told"].encode("latin-1"), answer["seconds"])
 
-    @contextlib.contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The program running; afterwards it is dead and reaped, with all of its group."""
-        # Asked again: since the declaration was looked at, the account may have become another one.
-        process = subprocess.Popen(
-            self._probe.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env=environment(self._target),
-            start_new_session=True,
-            umask=0o077,
-            **_identity(self._users.account(self._probe.user)),
-        )
+    def _kept(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a keeper answers, once the program and all of its have ended. Raises OSError, NotEndedError,
+        ValueError."""
+        connection = self._keepers.start(request)
         with self._lock:
-            self._group = process.pid
+            self._connection = connection
+        if self.cancelled.is_set():
+            self._tell()
+        left = False
         try:
-            if self.cancelled.is_set():
-                self._kill()
-            yield process
+            connection.settimeout(request["timeout"] + PATIENCE_SECONDS)
+            with connection.makefile("rb") as lines:
+                line = lines.readline(MOST_ANSWER)
+            if not line:
+                raise OSError(errno.EPIPE, "what ran it has ended")
+            answer: dict[str, Any] = json.loads(line)
+            left = "left" in answer
         finally:
-            self._kill()
-            ended = _ends_within(process, KILLED_SECONDS)
             with self._lock:
-                # From here on the number may be that of another group.
-                self._group = None
-                if ended:
-                    process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-            if not ended:
-                self._left.add(process)
-                raise NotEndedError(f"{self._probe.command[0]} cannot be ended; {_MAY_KILL}")
+                self._connection = None
+            if left:
+                self._keepers.add_left(connection)
+            else:
+                connection.close()
+        if left:
+            raise NotEndedError(f"{self._probe.command[0]} cannot be ended; {_MAY_KILL}")
+        return answer
 
-    def _watch(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """What the program says first, once it has ended; None when its time is up.
 
-        Its end is what counts, not that of its output: children that it leaves may hold that open.
-        """
-        output = cast("IO[bytes]", process.stdout).fileno()
-        os.set_blocking(output, False)
-        ended = os.pidfd_open(process.pid)
-        try:
-            poll = select.poll()
-            poll.register(ended, select.POLLIN)
-            poll.register(output, select.POLLIN)
-            told = b""
-            while (left := deadline - time.monotonic()) > 0:
-                ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-                more = _read(output) if output in ready else None
-                told = (told + (more or b""))[:MOST_OUTPUT]
-                if ended in ready:
-                    return told
-                if more == b"":
-                    poll.unregister(output)
-            return None
-        finally:
-            os.close(ended)
-
-    def _kill(self) -> None:
-        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._group is not None:
-                os.killpg(self._group, signal.SIGKILL)
+def _failure(answer: dict[str, Any]) -> Exception:
+    """Why a program could not be started, as it was raised."""
+    number = answer.get("errno")
+    return OSError(number, answer["failed"]) if number else ValueError(answer["failed"])
 
 
 def environment(target: Target) -> dict[str, str]:
@@ -229,37 +269,6 @@ class NotEndedError(subprocess.SubprocessError):
     """A program that runs on: which, why; hint."""
 
 
-class _Identity(TypedDict, total=False):
-    """Popen's arguments for running as another user."""
-
-    user: int
-    group: int
-    extra_groups: tuple[int, ...]
-
-
-def _identity(entry: pwd.struct_passwd) -> _Identity:
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
-
-
-def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether a process ends in time. It is not reaped."""
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-    finally:
-        os.close(descriptor)
-
-
-def _read(output: int) -> bytes | None:
-    """Some of what was said; empty at its end, None when there is nothing now."""
-    try:
-        return os.read(output, MOST_OUTPUT)
-    except BlockingIOError:
-        return None
-
-
 def _judged(code: int, told: bytes, seconds: float) -> Result:
     first = one_line(told.decode(errors="replace").strip().partition("\n")[0])
     if code == 0:
@@ -274,15 +283,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _give_up_privileges() -> None:
-    """Give up what programs of this thread could inherit or gain. Raises SubprocessError."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    for arguments in (
-        (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0),
-        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-    ):
-        if prctl(*map(ctypes.c_ulong, arguments)) != 0:
-            number = ctypes.get_errno()
-            raise subprocess.SubprocessError(f"privileges cannot be given up: {os.strerror(number)}")

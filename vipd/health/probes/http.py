@@ -36,7 +36,11 @@ _PIECE = 8 * 1024
 _WORK_AT_ONCE = 300_000
 """By `BodyPattern.work`: about 20 ms of the event loop. More is done in a thread, without Python's lock."""
 
-_END_OF_HEAD = b"\r\n\r\n"
+_MOST_LINES = 102
+"""Of a head: the standard library takes a status, a hundred fields, and the end."""
+
+_ENDS_OF_HEAD = (b"\r\n", b"\n")
+"""An empty line. A recipient may take LF alone for the end of a line (RFC 9112, 2.2)."""
 
 
 async def ask_http(asking: Asking) -> Result:
@@ -110,12 +114,7 @@ async def read_answer(
     Raises HTTPException, LimitOverrunError or ValueError for what is no HTTP.
     """
     for _ in range(_MOST_INTERIM + 1):
-        try:
-            head = await reader.readuntil(_END_OF_HEAD)
-        except asyncio.IncompleteReadError as error:
-            what = f"{error.partial[:40]!r}" if error.partial else "nothing"
-            raise http.client.HTTPException(f"connection closed after {what}") from None
-        response = _parsed(head, probe.method)
+        response = _parsed(await _head(reader), probe.method)
         if not 100 <= response.status < 200:
             break
     else:
@@ -123,6 +122,25 @@ async def read_answer(
     if not probe.body:
         return response, b""
     return await _with_body(reader, response)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """All lines to the first empty one. Raises HTTPException, LimitOverrunError."""
+    head = bytearray()
+    for _ in range(_MOST_LINES):
+        try:
+            line = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            came = bytes(head[:40] + error.partial[:40])[:40]
+            raise http.client.HTTPException(
+                f"connection closed after {repr(came) if came else 'nothing'}"
+            ) from None
+        head += line
+        if len(head) > MOST_HEAD:
+            raise asyncio.LimitOverrunError("", MOST_HEAD)
+        if line in _ENDS_OF_HEAD:
+            return bytes(head)
+    raise http.client.HTTPException(f"the answer's head has more than {_MOST_LINES - 2} fields")
 
 
 async def _with_body(

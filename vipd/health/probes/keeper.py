@@ -1,0 +1,225 @@
+"""Keeps programs of checks: a stand-alone program, standard library only, that `exec.py` runs.
+
+Its standard input is a socket of vipd's, by which others come, each with a byte. For each it forks a keeper,
+which reads there what to run (a line of JSON), runs it, and answers with a line. A keeper is the reaper of
+all that its program starts (PR_SET_CHILD_SUBREAPER), so nothing gets away, whatever session it makes. When
+the program has ended, its time is up, or vipd has closed the socket, as it does however it ends, the keeper
+ends all of it, and then itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MOST_OUTPUT = 64 * 1024
+"""What a program says beyond is thrown away."""
+KILLED_SECONDS = 5.0
+"""How long to wait for the end of what was killed: without CAP_KILL nothing of another user's is."""
+_LOOK_SECONDS = 0.005
+_PATIENT_SECONDS = 0.5
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def main() -> None:
+    """Fork a keeper for each socket that comes, until vipd closes its own or has ended."""
+    _set(_PR_SET_CHILD_SUBREAPER, 1)
+    with socket.socket(fileno=os.dup(0)) as orders:
+        keepers: set[int] = set()
+        while True:
+            _reap(keepers)
+            if not select.select([orders], [], [], _PATIENT_SECONDS if keepers else None)[0]:
+                continue
+            some, sockets, _, _ = socket.recv_fds(orders, 1, 1)
+            if not some:
+                return
+            for descriptor in sockets:
+                os.set_inheritable(descriptor, False)
+                keepers.add(_forked(descriptor, orders))
+
+
+def _forked(descriptor: int, orders: socket.socket) -> int:
+    """The pid of a new keeper."""
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        return pid
+    try:
+        orders.close()
+        os.close(0)  # vipd must see that nobody of ours has it any more
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        with socket.socket(fileno=descriptor) as vipd:
+            _keep(vipd)
+    except BaseException as error:
+        sys.stderr.write(f"vipd: a keeper of a check's program failed: {error!r}\n")
+    finally:
+        os._exit(0)
+
+
+def _reap(keepers: set[int]) -> None:
+    """Keepers that have ended; what one that was killed has left is ended too."""
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
+            keepers.discard(pid)
+    for orphan in set(_children()) - keepers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(orphan, signal.SIGKILL)
+
+
+def _keep(vipd: socket.socket) -> None:
+    _set(_PR_SET_CHILD_SUBREAPER, 1)
+    answer = _ran(vipd, _request(vipd))
+    if not _end_all(KILLED_SECONDS):
+        _say(vipd, {"left": True})
+        while not _end_all(KILLED_SECONDS):
+            pass
+        return
+    _say(vipd, answer)
+
+
+def _request(vipd: socket.socket) -> dict[str, Any]:
+    vipd.settimeout(KILLED_SECONDS)
+    with vipd.makefile("rb") as lines:
+        request: dict[str, Any] = json.loads(lines.readline())
+    return request
+
+
+def _ran(vipd: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+    """What became of a program: `code`, `told` and `seconds`; `timeout`; or why there is none, `errno` or
+    `failed`. Its descendants may still run."""
+    reading, writing = os.pipe()
+    failing, failed = os.pipe()
+    began = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        _become(request, writing, failed)
+    os.close(writing)
+    os.close(failed)
+    with open(failing, "rb") as faults:  # noqa: PTH123 (a descriptor): it ends when the program begins
+        if fault := faults.read():
+            found: dict[str, Any] = json.loads(fault)
+            return found
+    told, ended = _watch(vipd, (pid, reading), began + request["timeout"])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)  # at once, and while the number is nobody else's: it is not reaped
+    if not ended:
+        return {"timeout": True}
+    status = os.waitpid(pid, 0)[1]
+    return {
+        "code": os.waitstatus_to_exitcode(status),
+        "told": told.decode("latin-1"),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _become(request: dict[str, Any], output: int, failed: int) -> None:
+    """Be the program, with no privilege, and the kernel's promise to end when the keeper does."""
+    try:
+        os.setsid()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir("/")
+        os.umask(0o077)
+        _set(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        _set(_PR_SET_NO_NEW_PRIVS, 1)
+        os.setgroups([])
+        os.setresgid(*[request["gid"]] * 3)
+        os.setresuid(*[request["uid"]] * 3)
+        _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.execve(request["command"][0], request["command"], request["environment"])  # noqa: S606
+    except OSError as error:
+        fault: dict[str, Any] = {"errno": error.errno, "failed": error.strerror or str(error)}
+    except BaseException as error:
+        fault = {"failed": str(error)}
+    os.write(failed, json.dumps(fault).encode())
+    os._exit(127)
+
+
+def _watch(vipd: socket.socket, program: tuple[int, int], deadline: float) -> tuple[bytes, bool]:
+    """What a program says first, and whether it has ended: else its time is up, or vipd wants no more of it.
+
+    Its end is what counts, not that of its output: children that it leaves may hold that open.
+    """
+    pid, output = program
+    os.set_blocking(output, False)
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    for descriptor in (ended, output, vipd.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    told = b""
+    while (left := deadline - time.monotonic()) > 0:
+        ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+        if output in ready:
+            more = _read(output)
+            told = (told + (more or b""))[:MOST_OUTPUT]
+            if more == b"":
+                poll.unregister(output)
+        if ended in ready:
+            return told, True
+        if vipd.fileno() in ready:
+            break
+    return told, False
+
+
+def _read(output: int) -> bytes | None:
+    """Some of what was said; empty at its end, None when there is nothing now."""
+    try:
+        return os.read(output, MOST_OUTPUT)
+    except BlockingIOError:
+        return None
+
+
+def _end_all(seconds: float) -> bool:
+    """End every descendant; whether none is left in time. What loses its parent becomes a child of ours."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0] > 0:
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+
+
+def _children() -> list[int]:
+    """The pids of this process's children, also where those of other users are hidden in /proc; none where
+    the kernel does not tell of them (it is without CONFIG_PROC_CHILDREN)."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _say(vipd: socket.socket, answer: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        vipd.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _set(*arguments: int) -> None:
+    if _prctl(*map(ctypes.c_ulong, (*arguments, *[0] * (5 - len(arguments))))) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"privileges cannot be given up: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

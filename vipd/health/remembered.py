@@ -1,0 +1,176 @@
+"""What is known of targets that nobody follows now: they were left, or an earlier vipd asked them. Pure.
+
+A verdict is of a whole check: what is asked, how, and how often. Another check of the same backend may well
+find something else, so it takes a verdict over only where it replaces that check in the same service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from vipd.checks import Probe, Timing
+from vipd.health.state import Record, State
+from vipd.health.targets import Target
+from vipd.model import Protocol
+
+TRUSTED_SECONDS = 600.0
+"""Older verdicts are not used."""
+
+MOST_SERVICES = 100
+"""Of one target, by which it is remembered; a check that is the same needs none."""
+
+_MOST_FORGOTTEN_AT_ONCE = 5_000
+
+Place = tuple[str, int, str]
+"""Address, port and type of check."""
+
+Key = tuple[str, int, str, str]
+"""A place, and the id of the whole check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What was known of one target."""
+
+    place: Place
+    check: str
+    """`check_id`; empty: an older version wrote it, which had one verdict for all checks of a place."""
+    services: tuple[str, ...]
+    """Which had the target, of many some."""
+    at: float
+    """As of when."""
+    record: Record
+
+    @property
+    def key(self) -> Key:
+        """What it is of."""
+        return (*self.place, self.check)
+
+    @classmethod
+    def of(cls, target: Target, services: Iterable[str], at: float, record: Record) -> Remembered:
+        """What is known of a target that these services have."""
+        named = tuple(name for name, _ in zip(services, range(MOST_SERVICES), strict=False))
+        return cls(place_of(target), check_id(target), named, at, record)
+
+
+def place_of(target: Target) -> Place:
+    """Where a target is."""
+    return target.address, target.port, target.kind
+
+
+def check_id(target: Target) -> str:
+    """The same for equal checks, also after a restart."""
+    return _check_id(target.protocol, target.probe, target.timing)
+
+
+@lru_cache(maxsize=4096)
+def _check_id(protocol: Protocol, probe: Probe, timing: Timing) -> str:
+    return blake2b(repr((str(protocol), probe, timing)).encode(), digest_size=9).hexdigest()
+
+
+class Memory:
+    """What targets that are not followed now were like. Times are of the monotonic clock."""
+
+    def __init__(self, doubted: Callable[[Target], None] = lambda target: None) -> None:
+        """`doubted`: a target began with what an older version wrote, and that may be of another check."""
+        self._doubted = doubted
+        self._known: dict[Key, Remembered] = {}
+        """The oldest first."""
+        self._of: dict[tuple[str, str], set[Key]] = {}
+        """By service and address."""
+        self._takers: dict[Place, list[Target]] = {}
+        """Who began with what an older version wrote."""
+
+    def remember(self, target: Target, services: Iterable[str], record: Record, now: float) -> None:
+        """Keep the verdict of a target that is left; nothing is kept of one without."""
+        if record.state is not State.UNKNOWN:
+            self.learn(Remembered.of(target, services, now, record))
+
+    def learn(self, known: Remembered) -> None:
+        """Add what an earlier vipd knew."""
+        self._drop(known.key)
+        self._known[known.key] = known
+        for service in known.services:
+            self._of.setdefault((service, known.place[0]), set()).add(known.key)
+
+    def recall(self, target: Target, service: str, wanted: Collection[Target], now: float) -> Record | None:
+        """What a target begins with, that a service wants with others; None when nothing is there to trust.
+
+        That is what was known of the same check; else of the one which it replaces in this service.
+        """
+        same = self._fresh((*place_of(target), check_id(target)), now)
+        if same is not None:
+            self._drop(same.key)  # it lives on in the target
+            return same.record
+        replaced = self._replaced(target, service, wanted, now)
+        if replaced is not None:
+            return replaced.record
+        return self._of_older_version(target, now)
+
+    def _replaced(
+        self, target: Target, service: str, wanted: Collection[Target], now: float
+    ) -> Remembered | None:
+        keys = self._of.get((service, target.address), ())
+        found = [each for key in keys if (each := self._fresh(key, now))]
+        if not found:
+            return None
+        others = {(*place_of(t), check_id(t)) for t in wanted if t.address == target.address}
+        found = [each for each in found if each.key not in others]
+        same_port = [each for each in found if each.place[1] == target.port]
+        heir_of = same_port or found
+        return heir_of[0] if len(heir_of) == 1 else None
+
+    def _of_older_version(self, target: Target, now: float) -> Record | None:
+        """What an older version knew of a place, unless several that ask differently could have found it."""
+        place = place_of(target)
+        old = self._fresh((*place, ""), now)
+        if old is None:
+            return None
+        takers = self._takers.setdefault(place, [])
+        takers.append(target)
+        if all(_asks_alike(target, other) for other in takers):
+            return old.record
+        self._drop(old.key)
+        for taker in takers[:-1]:
+            self._doubted(taker)
+        return None
+
+    def tidy(self, now: float) -> None:
+        """Forget what is too old, or some of it if that is much."""
+        for _ in range(_MOST_FORGOTTEN_AT_ONCE):
+            oldest = next(iter(self._known.values()), None)
+            if oldest is None or now - oldest.at <= TRUSTED_SECONDS:
+                break
+            self._drop(oldest.key)
+
+    def known(self) -> list[Remembered]:
+        """All that is remembered."""
+        return list(self._known.values())
+
+    def _fresh(self, key: Key, now: float) -> Remembered | None:
+        found = self._known.get(key)
+        return found if found is not None and now - found.at <= TRUSTED_SECONDS else None
+
+    def _drop(self, key: Key) -> None:
+        known = self._known.pop(key, None)
+        if known is None:
+            return
+        if not known.check:
+            self._takers.pop(known.place, None)
+        for service in known.services:
+            keys = self._of.get((service, known.place[0]), set())
+            keys.discard(key)
+            if not keys:
+                self._of.pop((service, known.place[0]), None)
+
+
+def _asks_alike(one: Target, other: Target) -> bool:
+    return one.protocol is other.protocol and one.probe == other.probe
+
+
+def newest(known: Iterable[Remembered], live: Iterable[Remembered]) -> Iterator[Remembered]:
+    """What is remembered, and what is known now, which wins."""
+    return iter({each.key: each for found in (known, live) for each in found}.values())

@@ -1,0 +1,83 @@
+"""How many checks run at once: those that take a program have places of their own, and those that hung the
+last time must leave some to the others. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+PART_FOR_SLOW = (3, 4)
+"""Of the places that checks may have which hung the last time: the rest is for those that answer."""
+
+LATE_SECONDS = 1.0
+"""What waits longer than that is told."""
+
+
+class Waiting(Protocol):
+    """A check that is due."""
+
+    due: float
+    gone: bool
+    """It is not to run any more."""
+    slow: bool
+    """Its last run took all the time that it has."""
+
+
+@dataclass(slots=True)
+class Slots:
+    """The places of some types of checks."""
+
+    what: str
+    """Of what kind, in the plural."""
+    most: int
+    hint: str = "raise LimitNOFILE of the unit, or use longer intervals"
+    running: int = 0
+    slow: int = 0
+    """Running ones that hung the last time."""
+    _ready: deque[Waiting] = field(default_factory=deque)
+    _slow: deque[Waiting] = field(default_factory=deque)
+
+    def wait(self, job: Waiting) -> None:
+        """It waits for its turn."""
+        (self._slow if job.slow else self._ready).append(job)
+
+    def next(self) -> Waiting | None:
+        """The one that may run now, and is no more waiting; None when there is none, or no place."""
+        part, whole = PART_FOR_SLOW
+        queues = [queue for queue in (self._ready, self._slow) if _head(queue) is not None]
+        if self.slow >= max(1, self.most * part // whole):
+            queues = [queue for queue in queues if queue is not self._slow]
+        if not queues or self.running >= self.most:
+            return None
+        job = min(queues, key=lambda queue: queue[0].due).popleft()
+        self.running += 1
+        self.slow += job.slow
+        return job
+
+    def ended(self, slow: bool) -> None:
+        """One that ran has ended; `slow`: as it was when it began."""
+        self.running -= 1
+        self.slow -= slow
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._ready) + len(self._slow)
+
+    def trouble(self, now: float) -> str:
+        """That checks wait for others to end, with numbers; empty while none waits for long."""
+        heads = [head for queue in (self._ready, self._slow) if (head := _head(queue))]
+        late = max((now - head.due for head in heads), default=0.0)
+        if late <= LATE_SECONDS:
+            return ""
+        hung = f", {len(self._slow)} of them since they hung the last time" if self._slow else ""
+        what = f"{self.most} {self.what} at once are all there is room for, {self.slow} of which hung before"
+        return f"{what}: {self.waiting} wait{hung}, up to {late:.0f} s late; hint: {self.hint}"
+
+
+def _head(queue: deque[Waiting]) -> Waiting | None:
+    """What waits longest and is still to run."""
+    while queue and queue[0].gone:
+        queue.popleft()
+    return queue[0] if queue else None
