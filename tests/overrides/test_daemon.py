@@ -17,9 +17,8 @@ import pytest
 from tests.api.daemon_process import Host, host
 from vipd.overrides import Subject
 
-pytestmark = pytest.mark.root
-
 SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "25"))
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + 2 * SECONDS)]
 SEED = int(os.environ.get("VIPD_OVERRIDES_SEED", "1"))
 ROOM_BYTES = 2 * 2**20
 STATES = ("10.0.0.1, 10.0.0.2", "10.0.0.1", "10.0.0.1, '10.0.0.2:8080'", "")

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -303,6 +304,7 @@ def _subject(order: Json) -> Subject:
     return Subject(order["service"], order["backend"])
 
 
+pytestmark = pytest.mark.timeout(300 + 3 * EXAMPLES)
 TestOrders = Orders.TestCase
 TestOrders.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
