@@ -72,6 +72,7 @@ from vipd.upkeep import (
     grow_shares,
     look_at_host,
     save_checkpoint,
+    save_ended_overrides,
     sweep,
     watch_files,
     watch_rules,
@@ -179,6 +180,9 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
             log.info("vipd %s serves %s", __version__, settings.socket, extra=started)
             cause = f"signal {(await stop).name}"
             reporter.stopping()
+            if parts.fleet:
+                parts.fleet.store.stopping = True
+            await parts.reconciler.stop_waiting()
             if parts.reconciler.progress.done:  # else there are no rules yet that could have counted
                 await parts.numbers.close()
             for task in work:
@@ -342,7 +346,7 @@ def _timed(parts: Parts) -> dict[str, Work]:
     books: dict[str, OverrideStore | FleetOrders] = {"ending overrides": parts.overrides}
     if parts.fleet:
         books["ending overrides of the fleet"] = parts.fleet.orders
-    changed = {name: asyncio.Event() for name in books}
+    changed = {name: asyncio.Event() for name in (*books, "saving ended overrides")}
     grown = _after_step(parts)
 
     def orders_changed(subjects: frozenset[Subject]) -> None:
@@ -363,6 +367,9 @@ def _timed(parts: Parts) -> dict[str, Work]:
             name: partial(end_overrides, book, parts.reconciler, changed[name])
             for name, book in books.items()
         },
+        "saving ended overrides": partial(
+            save_ended_overrides, parts.overrides, changed["saving ended overrides"]
+        ),
     }
 
 

@@ -19,7 +19,7 @@ from vipd.model import Backend, Frontend, Origin, Service
 
 Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
-Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "invalid", "internal"]
+Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "invalid", "internal", "busy"]
 
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from vipd.declaration.notation import NotationError, parse_address, parse_backend
 from vipd.model import MAX_WEIGHT, Backend, Service
 from vipd.operations import RefusedError, Services, find
-from vipd.overrides import Override, Overrides, Subject, merged
+from vipd.overrides import Override, Subject
 from vipd.standing import Admin
 
 MAX_SECONDS = 366 * 86400
@@ -20,18 +20,19 @@ MAX_REASON = 200
 _KEYS = ("service", "backend", "address", "admin", "weight", "reason", "for", "pins")
 
 
+Backends = tuple[tuple[Service, Backend], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """An order, and what it is about now."""
 
     override: Override
-    backends: tuple[tuple[Service, Backend], ...]
+    backends: Backends
 
 
-def order(
-    snapshot: Services, overrides: Overrides, request: Mapping[str, object], by: str, now: datetime
-) -> Ordered:
-    """The override that a request asks for, an earlier one about the same taken into account.
+def order(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> Ordered:
+    """The override that a request asks for.
 
     `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
     `for` and `pins` in seconds: how long it holds, and how long clients with affinity are still served.
@@ -52,42 +53,76 @@ def order(
         _later(request, "for", now),
         _later(request, "pins", now),
     )
-    return Ordered(merged(overrides.get(subject), override), backends)
+    return Ordered(override, backends)
 
 
-def subject_of(
-    snapshot: Services, request: Mapping[str, object], known: Collection[Subject] = ()
-) -> tuple[Subject, tuple[tuple[Service, Backend], ...]]:
-    """What a request is about, and the backends that this is now. A subject in `known` needs none."""
-    service, backend, address = (request.get(key, "") for key in ("service", "backend", "address"))
-    if not all(isinstance(word, str) for word in (service, backend, address)):
+def subject_of(snapshot: Services, request: Mapping[str, object]) -> tuple[Subject, Backends]:
+    """What a request is about, and the backends that this is now, at least one. Raises RefusedError."""
+    service, backend, address = _named(request)
+    return _every(snapshot, address) if address else _one(snapshot, service, backend)
+
+
+def cleared(
+    snapshot: Services, request: Mapping[str, object], known: Collection[Subject]
+) -> tuple[frozenset[Subject], Backends]:
+    """Which of the `known` subjects of orders a request to take back means, and the backends that these are
+    about now.
+
+    An order can be taken back by the words that list it, whatever has become of its service and backend, and
+    also by those that name its backend now. Raises RefusedError for words that name neither.
+    """
+    if request.get("all") is True:
+        return frozenset(known), _about(snapshot, known)
+    service, backend, address = _named(request)
+    found = {Subject("", address)} if address else {Subject(service, backend)}
+    found |= {Subject(subject.service, _canonical(subject.backend)) for subject in found}
+    backends: Backends = ()
+    try:
+        subject, backends = subject_of(snapshot, request)
+        found.add(subject)
+        if not address:
+            found |= {Subject(subject.service, backend), Subject(subject.service, _canonical(backend))}
+    except RefusedError:
+        if not found & set(known):
+            raise
+    return frozenset(found & set(known)), backends
+
+
+def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
+    """The service and backend, or the address, that a request is about. Raises RefusedError."""
+    words = [request.get(key, "") for key in ("service", "backend", "address")]
+    if not all(isinstance(word, str) for word in words):
         raise RefusedError("malformed", "service, backend and address must be text")
-    if address:
-        return _every(snapshot, _address(str(address)), known)
-    if not service or not backend:
+    service, backend, address = map(str, words)
+    if not address and not (service and backend):
         raise RefusedError(
             "malformed", "service and backend are missing", "", "or say address for all services"
         )
-    return _one(snapshot, str(service), str(backend), known)
+    return service, backend, address
 
 
-def _every(
-    snapshot: Services, address: str, known: Collection[Subject]
-) -> tuple[Subject, tuple[tuple[Service, Backend], ...]]:
+def _about(snapshot: Services, subjects: Collection[Subject]) -> Backends:
+    """The backends that orders about these subjects are about."""
+    known = frozenset(subjects)
+    return tuple(
+        (service, backend)
+        for service in snapshot.values()
+        for backend in service.backends
+        if known & {Subject(service.name, str(backend)), Subject("", backend.address)}
+    )
+
+
+def _every(snapshot: Services, word: str) -> tuple[Subject, Backends]:
+    address = _address(word)
     found = tuple((s, b) for s in snapshot.values() for b in s.backends if b.address == address)
-    subject = Subject("", address)
-    if not found and subject not in known:
+    if not found:
         raise RefusedError(
             "not-found", f"no service has a backend {address}", "", "vipctl list -o wide shows them"
         )
-    return subject, found
+    return Subject("", address), found
 
 
-def _one(
-    snapshot: Services, target: str, name: str, known: Collection[Subject]
-) -> tuple[Subject, tuple[tuple[Service, Backend], ...]]:
-    if Subject(target, name) in known and target not in snapshot:
-        return Subject(target, name), ()
+def _one(snapshot: Services, target: str, name: str) -> tuple[Subject, Backends]:
     service = find(snapshot, target)
     try:
         wanted = parse_backend(name)
@@ -96,12 +131,18 @@ def _one(
     found = [b for b in service.backends if (b.address, b.port) == (wanted.address, wanted.port)]
     if not found and wanted.port is None:
         found = [b for b in service.backends if b.address == wanted.address]
-    if not found and Subject(service.name, str(wanted)) in known:
-        return Subject(service.name, str(wanted)), ()
     if len(found) != 1:
         what = f"{service.name} has {'several backends' if found else 'no backend'} {name}"
         raise RefusedError("not-found", what, "", f"vipctl describe {service.name} shows them")
     return Subject(service.name, str(found[0])), ((service, found[0]),)
+
+
+def _canonical(backend: str) -> str:
+    """A backend as its service names it; text that names none stays as it is."""
+    try:
+        return str(parse_backend(backend))
+    except NotationError:
+        return backend
 
 
 def _address(text: str) -> str:

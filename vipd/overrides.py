@@ -7,9 +7,10 @@ why, and may end by itself.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import NamedTuple
 
 from vipd.model import MAX_WEIGHT, Backend, Service
@@ -34,9 +35,23 @@ class Subject(NamedTuple):
         return f"{self.service}/{self.backend}" if self.service else f"address {self.backend}"
 
 
+class Part(StrEnum):
+    """What an order says of a backend. Each part is given, and ends, by itself."""
+
+    STATE = "state"
+    WEIGHT = "weight"
+
+
+class Key(NamedTuple):
+    """By which a part of an order is known."""
+
+    subject: Subject
+    part: Part
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One order. Times are in UTC."""
+    """One order: a state, a weight, or both as they were given at once. Times are in UTC."""
 
     subject: Subject
     by: str
@@ -55,12 +70,18 @@ class Override:
             return self.subject == (service, str(backend))
         return self.subject.backend == backend.address
 
-    def orders(self) -> bool:
-        """Whether anything is left of it."""
-        return self.admin is not Admin.ACTIVE or self.weight is not None
+    def parts(self) -> dict[Key, Override]:
+        """Its state and its weight, each an order of its own."""
+        found: dict[Key, Override] = {}
+        if self.admin is not Admin.ACTIVE:
+            found[Key(self.subject, Part.STATE)] = replace(self, weight=None)
+        if self.weight is not None:
+            found[Key(self.subject, Part.WEIGHT)] = replace(self, admin=Admin.ACTIVE, pins_until=None)
+        return found
 
 
-Overrides = Mapping[Subject, Override]
+Overrides = Mapping[Key, Override]
+"""Orders in parts."""
 
 
 class MalformedError(ValueError):
@@ -93,14 +114,40 @@ def orders_about(service: Service, backend: Backend, overrides: Iterable[Overrid
 NO_ORDERS = Orders()
 
 
-def lapsed(overrides: Overrides, now: datetime) -> dict[Subject, Override | None]:
+def in_parts(orders: Iterable[Override]) -> dict[Key, Override]:
+    """The parts of these orders; of two that say the same part about the same, the last one counts."""
+    return {key: part for order in orders for key, part in order.parts().items()}
+
+
+def joined(overrides: Overrides) -> list[Override]:
+    """Parts that were given at once, and end at once, as one order again."""
+    found: list[Override] = []
+    for state, weight in _pairs(overrides):
+        both = state and weight and _both(state, weight)
+        found += [both] if both else [part for part in (state, weight) if part]
+    return found
+
+
+def _pairs(overrides: Overrides) -> Iterator[tuple[Override | None, Override | None]]:
+    """State and weight of each subject."""
+    for subject in dict.fromkeys(key.subject for key in overrides):
+        yield overrides.get(Key(subject, Part.STATE)), overrides.get(Key(subject, Part.WEIGHT))
+
+
+def _both(state: Override, weight: Override) -> Override | None:
+    """State and weight as one order; None if they differ in anything else."""
+    both = replace(state, weight=weight.weight)
+    return both if replace(weight, admin=state.admin, pins_until=state.pins_until) == both else None
+
+
+def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
     """What time has changed: None for an order that has ended, else the order without its pins."""
-    changed: dict[Subject, Override | None] = {}
-    for subject, override in overrides.items():
+    changed: dict[Key, Override | None] = {}
+    for key, override in overrides.items():
         if override.until is not None and override.until <= now:
-            changed[subject] = None
+            changed[key] = None
         elif override.pins_until is not None and override.pins_until <= now:
-            changed[subject] = replace(override, pins_until=None)
+            changed[key] = replace(override, pins_until=None)
     return changed
 
 
@@ -108,18 +155,6 @@ def next_lapse(overrides: Overrides) -> datetime | None:
     """When the next order changes by itself; None: no one will."""
     times = (time for o in overrides.values() for time in (o.until, o.pins_until) if time is not None)
     return min(times, default=None)
-
-
-def merged(before: Override | None, order: Override) -> Override:
-    """An order given beside an earlier one about the same: a weight keeps the state, a state the weight."""
-    if before is None:
-        return order
-    if order.weight is None:
-        return replace(order, weight=before.weight)
-    if order.admin is Admin.ACTIVE:
-        kept = (before.until, before.pins_until)
-        return replace(order, admin=before.admin, until=order.until or kept[0], pins_until=kept[1])
-    return order
 
 
 def describe(override: Override) -> str:
@@ -154,7 +189,7 @@ def from_json(value: object) -> Override:
     try:
         subject = Subject(_text(value, "service"), _text(value, "backend"))
         if not subject.service:
-            ipaddress.ip_address(subject.backend)
+            subject = Subject("", str(ipaddress.ip_address(subject.backend)))
         return Override(
             subject,
             by=_text(value, "by"),
@@ -196,3 +231,19 @@ def _time(value: object) -> datetime:
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except OverflowError:
         raise MalformedError(f"{value!r} is not a time") from None
+
+
+def to_document(overrides: Overrides) -> dict[str, object]:
+    """All orders as JSON types. A version that knows no parts reads `overrides` alone, one order for each
+    subject: it has the weight beside the state, unless that ends earlier, and ends it with the state."""
+    items: list[Override] = []
+    apart: list[Override] = []
+    for state, weight in _pairs(overrides):
+        if not (state and weight) or _both(state, weight):
+            items += joined(in_parts(part for part in (state, weight) if part))
+            continue
+        outlives = weight.until is None or (state.until is not None and weight.until >= state.until)
+        items.append(replace(state, weight=weight.weight) if outlives else state)
+        apart.append(weight)
+    found: dict[str, object] = {"overrides": [to_json(item) for item in items]}
+    return {**found, "weights": [to_json(weight) for weight in apart]} if apart else found

@@ -33,6 +33,8 @@ class Progress:
     """When the oldest wish was made that no good step has fulfilled; None while there is none."""
     untaken_since: datetime | None = None
     """When the oldest wish was made that no step has taken up; None while there is none."""
+    stopping: bool = False
+    """Whether vipd stops: no wish is taken up any more."""
 
     @property
     def state(self) -> str:
@@ -44,6 +46,12 @@ class Progress:
         if self.done != self.wanted:
             return "pending"
         return "degraded" if self.quarantined else "in-sync"
+
+    def unfulfilled(self, waited: float) -> str:
+        """Why a wish is not fulfilled after so many seconds."""
+        if self.stopping:
+            return "vipd is stopping: it is in the kernel when vipd has started again"
+        return self.fault or f"not in the kernel after {waited:.0f} s; vipd goes on trying"
 
     def wish(self, now: datetime) -> int:
         """Note a wish for a step; returns its number."""

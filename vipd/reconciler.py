@@ -147,15 +147,23 @@ class Reconciler:
         return self.progress.wish(self.clock())
 
     async def settled(self, wish: int, timeout: float) -> bool:
-        """Wait until a step took up a wish: True when the kernel is as wished, else False."""
+        """Wait until a step took up a wish: True when the kernel is as wished, else False, also when vipd
+        stops."""
         async with self._stepped:
             try:
                 await asyncio.wait_for(
-                    self._stepped.wait_for(lambda: self.progress.tried >= wish), timeout=timeout
+                    self._stepped.wait_for(lambda: self.progress.stopping or self.progress.tried >= wish),
+                    timeout=timeout,
                 )
             except TimeoutError:
                 return False
         return self.progress.done >= wish
+
+    async def stop_waiting(self) -> None:
+        """Nobody is to wait for a step any more: vipd stops."""
+        self.progress.stopping = True
+        async with self._stepped:
+            self._stepped.notify_all()
 
     async def run(self) -> None:
         """Step when woken, for ever; after a failure also without being woken."""

@@ -59,9 +59,8 @@ async def reload(
     await rescan()
     dataplane.forget()
     settled = await reconciler.settled(reconciler.wake(), patience)
-    late = f"not in the kernel after {patience:.0f} s; vipd goes on trying"
     refused = [f"{name} is quarantined: {why}" for name, why in reconciler.progress.quarantined.items()]
-    fault = "; ".join(refused) if settled else reconciler.progress.fault or late
+    fault = "; ".join(refused) if settled else reconciler.progress.unfulfilled(patience)
     problems = listed(p for found in reconciler.problems.values() for p in found)
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services

@@ -76,7 +76,18 @@ class Expiring(Protocol):
         """When the next one ends."""
 
     def tick(self) -> None:
-        """Let those end whose time has come. Raises StoreError."""
+        """Let those end whose time has come."""
+
+
+class Ending(Protocol):
+    """Overrides whose file may lag behind what time has ended."""
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the file is to be written."""
+
+    def save_ended(self) -> None:
+        """Write it. Raises StoreError."""
 
 
 class Growing(Protocol):
@@ -90,8 +101,8 @@ class Growing(Protocol):
 
 
 async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
-    """Wait until the next override ends, and wake the reconciler then. `changed`: set when others may be due.
-    Raises StoreError."""
+    """Wait until the next override ends, and wake the reconciler then. `changed`: set when another may be
+    due."""
     changed.clear()
     moment = overrides.due()
     pause = LONGEST_PAUSE_SECONDS
@@ -102,6 +113,15 @@ async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: as
     overrides.tick()
     if moment is not None and moment <= reconciler.clock():
         reconciler.wake()
+
+
+async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> None:
+    """Bring to disk that overrides have ended; that they end does not wait for it. `changed`: set when some
+    may have. Raises StoreError; it is due again then."""
+    changed.clear()
+    if not overrides.unsaved:
+        await _set_within(changed, LONGEST_PAUSE_SECONDS)
+    overrides.save_ended()
 
 
 async def grow_shares(shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Vipctl
-from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.fake_daemon import FakeDaemon, Request
 
 Json = dict[str, Any]
 
@@ -62,6 +62,36 @@ def test_a_daemon_that_goes_while_flows_are_waited_for_leaves_the_drain(
     ended = vipctl("drain", "web/10.0.0.1", "--wait")
     assert ended.code == 1
     assert ended.err == "vipctl: the daemon stops; the drain stays: wait again with the same command\n"
+
+
+def test_a_drain_waits_for_a_daemon_that_restarts(
+    vipctl: Vipctl, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vipd.cli.waiting.POLL_SECONDS", 0.0)
+    daemon.answer("POST /v1/overrides", given(applied=False, message="vipd is stopping", stopping=True))
+    daemon.refuse("GET /v1/flows", 503, "busy", "vipd is starting")
+    asked, handle = [0], daemon.handle
+
+    def later(request: Request) -> tuple[int, Json | None]:
+        asked[0] += request.path == "/v1/flows"
+        if asked[0] == 3:
+            daemon.answer("GET /v1/flows", {"flows": 0})
+        return handle(request)
+
+    monkeypatch.setattr(daemon, "handle", later)
+    ended = vipctl("drain", "web/10.0.0.1", "--wait")
+    assert (ended.code, ended.err) == (0, "vipd does not answer\nno flows left\n")
+    assert vipctl("drain", "web/10.0.0.1").code == 1, "who does not wait learns of it"
+
+
+def test_a_drain_does_not_wait_for_ever_for_a_daemon(
+    vipctl: Vipctl, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vipd.cli.waiting.RESTART_SECONDS", 0.0)
+    daemon.answer("POST /v1/overrides", given())
+    daemon.refuse("GET /v1/flows", 503, "busy", "vipd is starting")
+    ended = vipctl("drain", "web/10.0.0.1", "--wait")
+    assert (ended.code, "the drain stays" in ended.err) == (4, True)
 
 
 @pytest.mark.parametrize(

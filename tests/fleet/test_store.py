@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -42,6 +43,8 @@ class Refusing:
 
 class Empty:
     """A source that knows no key."""
+
+    overrides: Mapping[str, str] = {}
 
     def mod_revision(self, key: str) -> int:
         return 0

@@ -23,7 +23,7 @@ class Book(Protocol):
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force."""
+        """Every order in force, in parts."""
 
     async def put(self, order: Override) -> str:
         """Keep an order; why this host does not follow it, if so. Raises RefusedError or StoreError."""

@@ -18,8 +18,8 @@ from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.model import Backend, Service
 from vipd.operations import RefusedError
-from vipd.orders import Ordered, order, subject_of
-from vipd.overrides import Override, Overrides, Subject, describe, to_json
+from vipd.orders import Ordered, cleared, order, subject_of
+from vipd.overrides import Override, Overrides, Subject, describe, joined, to_json
 from vipd.reconciler import Reconciler
 from vipd.sources.override_store import OverrideStore
 from vipd.systemd.fields import Event, fields
@@ -57,9 +57,7 @@ class OverrideRoutes:
 
     async def listed(self, _: web.Request) -> web.Response:
         """Every order in force, for this host and for the fleet."""
-        fleet = self.fleet()
-        books: list[Book] = [HostBook(self.store), *([FleetBook(fleet)] if fleet else [])]
-        return answer({"overrides": [_shown(o, book) for book in books for o in book.overrides.values()]})
+        return answer({"overrides": [_shown(o, book) for book in self._books() for o in _of(book.overrides)]})
 
     async def ordered(self, request: web.Request) -> web.Response:
         """An order: stored, in the kernel, answered."""
@@ -78,9 +76,11 @@ class OverrideRoutes:
     async def _order(self, request: web.Request, wanted: Json, book: Book) -> Json:
         peer = self.permission.peer(request.transport)
         by = str(peer) if book.scope == "host" else f"{peer} on {self._host()}"
-        found = order(self.reconciler.services, book.overrides, wanted, by, self.reconciler.clock())
-        known = book.overrides.get(found.override.subject)
-        changed = known is None or not _same(known, found.override)
+        found = order(self.reconciler.services, wanted, by, self.reconciler.clock())
+        known = book.overrides
+        changed = any(
+            key not in known or not _same(known[key], part) for key, part in found.override.parts().items()
+        )
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if changed:
@@ -91,30 +91,33 @@ class OverrideRoutes:
             "changed": changed,
             "applied": applied,
             "message": message,
+            "stopping": self.reconciler.progress.stopping,
             "override": _shown(found.override, book),
             "backends": _listed(found.backends),
         }
 
     async def taken_back(self, request: web.Request) -> web.Response:
         """Orders about a backend, an address, or (`all`) about anything are taken back."""
-        book = self._book(request)
-        body, known = await body_of(request), book.overrides
-        subjects, backends = self._meant(body, known)
-        gone = [subject for subject in subjects if subject in known]
+        book, body = self._book(request), await body_of(request)
+        known, books = book.overrides, self._books()
+        # One order may be in either book, so that its words mean something in both.
+        everywhere = {key.subject for each in books for key in each.overrides}
+        meant, backends = cleared(self.reconciler.services, body, everywhere)
+        gone = _of(known, meant)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if gone:
-                message = await book.take_back(gone)
-                peer = self.permission.peer(request.transport)
-                _tell_taken_back([known[subject] for subject in gone], backends, peer)
+                message = await book.take_back({override.subject for override in gone})
+                _tell_taken_back(gone, backends, self.permission.peer(request.transport))
             applied, message = await self._settled(gone and message, backends)
+        others = [each for each in books if each.scope != book.scope]
         return answer(
             {
                 "changed": bool(gone),
                 "applied": applied,
                 "message": message,
-                "overrides": [_shown(known[subject], book) for subject in gone],
-                "elsewhere": self._elsewhere(body, book),
+                "overrides": [_shown(override, book) for override in gone],
+                "elsewhere": [_shown(o, other) for other in others for o in _of(other.overrides, meant)],
                 "backends": _listed(backends),
             }
         )
@@ -132,21 +135,21 @@ class OverrideRoutes:
             raise without_etcd()
         return FleetBook(fleet)
 
-    def _elsewhere(self, body: Json, book: Book) -> list[Json]:
-        """Orders about the same that the other book holds, and that hold on."""
+    def _books(self) -> list[Book]:
+        """All that hold orders."""
         fleet = self.fleet()
-        if fleet is None:
-            return []
-        other: Book = HostBook(self.store) if book.scope == "fleet" else FleetBook(fleet)
-        subjects = other.overrides if body.get("all") is True else self._meant(body, other.overrides)[0]
-        return [_shown(other.overrides[s], other) for s in subjects if s in other.overrides]
+        return [HostBook(self.store), *([FleetBook(fleet)] if fleet else [])]
 
     def _host(self) -> str:
         fleet = self.fleet()
         return fleet.name if fleet else ""
 
     async def flows(self, request: web.Request) -> web.Response:
-        """How many flows one backend, or one address in every service, still has."""
+        """How many flows one backend, or one address in every service, still has. Refused while the kernel is
+        not kept as orders have it: at the start, and while vipd stops."""
+        progress = self.reconciler.progress
+        if progress.stopping or not progress.done:
+            raise RefusedError("busy", "vipd is stopping" if progress.stopping else "vipd is starting")
         _, backends = subject_of(self.reconciler.services, dict(request.query))
         forwardings = [f for name in _names(backends) for f in self.reconciler.forwardings.get(name, ())]
         addresses = {backend.address for _, backend in backends}
@@ -162,21 +165,6 @@ class OverrideRoutes:
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
         return answer({"flows": count})
-
-    def _meant(
-        self, body: Json, known: Overrides
-    ) -> tuple[Collection[Subject], tuple[tuple[Service, Backend], ...]]:
-        services = self.reconciler.services
-        if body.get("all") is True:
-            about = [
-                (service, backend)
-                for service in services.values()
-                for backend in service.backends
-                if any(override.about(service.name, backend) for override in known.values())
-            ]
-            return list(known), tuple(about)
-        subject, backends = subject_of(services, body, known)
-        return [subject], backends
 
 
 def _tell_given(found: Ordered, peer: Peer) -> None:
@@ -203,6 +191,11 @@ def _tell_taken_back(gone: Sequence[Override], about: Iterable[tuple[Service, Ba
     )
     told = ", ".join(str(override.subject) for override in named) + (f" and {more} more" if more > 0 else "")
     log.info("%s: taken back by %s", told, peer, extra=extra)
+
+
+def _of(known: Overrides, subjects: Collection[Subject] | None = None) -> list[Override]:
+    """The orders, about these subjects if they are given."""
+    return joined({key: o for key, o in known.items() if subjects is None or key.subject in subjects})
 
 
 def _shown(override: Override, book: Book) -> Json:

@@ -350,8 +350,7 @@ class _Routes:
         reconciler = self._served.reconciler
         wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
         if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
-            late = f"not in the kernel after {APPLY_TIMEOUT_SECONDS:.0f} s; vipd goes on trying"
-            return False, reconciler.progress.fault or late
+            return False, reconciler.progress.unfulfilled(APPLY_TIMEOUT_SECONDS)
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
         faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]

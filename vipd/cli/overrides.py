@@ -89,7 +89,7 @@ def drain(
     order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
     subjects = _subjects(backends, address, "drain")
     daemon = connect()
-    _give(daemon, subjects, order, telling, fleet=fleet)
+    _give(daemon, subjects, order, telling, fleet=fleet, over_restart=wait)
     if wait and not telling["dry_run"]:
         wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
     return OK
@@ -209,8 +209,17 @@ def _seconds(word: str | None) -> int | None:
     return None if word is None else seconds(word)
 
 
-def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Json, *, fleet: bool) -> None:
-    """Give an order about each subject; one that is refused does not keep the others."""
+def _give(
+    daemon: Daemon,
+    subjects: Sequence[Subject],
+    order: Json,
+    telling: Json,
+    *,
+    fleet: bool,
+    over_restart: bool = False,
+) -> None:
+    """Give an order about each subject; one that is refused does not keep the others. `over_restart`: it is
+    no failure that a daemon stops which has stored it."""
     answers, failures = [], []
     for subject in subjects:
         body = {**subject, **{key: value for key, value in order.items() if value is not None}}
@@ -225,7 +234,7 @@ def _give(daemon: Daemon, subjects: Sequence[Subject], order: Json, telling: Jso
     elif not telling["quiet"]:
         for answer in answers:
             _tell_given(answer, dry_run=telling["dry_run"])
-    failures += _unapplied(answers, telling)
+    failures += _unapplied([a for a in answers if not (over_restart and a.get("stopping"))], telling)
     if failures:
         raise together(failures)
 

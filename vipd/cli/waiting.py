@@ -1,4 +1,4 @@
-"""`vipctl drain --wait`: until backends have no flows any more."""
+"""`vipctl drain --wait`: until backends have no flows any more, also across a restart of vipd."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from urllib.parse import urlencode
 
 from vipd.cli.connection import Daemon
-from vipd.cli.errors import INTERRUPTED, TIMED_OUT, CliError
+from vipd.cli.errors import INTERRUPTED, TIMED_OUT, UNREACHABLE, CliError
 from vipd.cli.output import counted, duration
 from vipd.cli.terminal import CLEAR_LINE
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 10.0
 """How often a wait that is not on a terminal says how it goes."""
+RESTART_SECONDS = 120.0
+"""How long vipd may be away, as while it is restarted or upgraded: the drain outlives that."""
 
 Subject = dict[str, str]
 """A backend of a service, or an address in every service, as the API takes it."""
@@ -24,15 +26,15 @@ Subject = dict[str, str]
 def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
     """Until the backends have no flows; raises CliError at the end of the time."""
     began, line = time.monotonic(), _Line(quiet)
+    asking = _Asking(daemon, subjects)
     try:
-        while left := sum(int(_flows(daemon, subject)) for subject in subjects):
+        while left := asking.flows():
             waited = time.monotonic() - began
             if longest is not None and waited >= longest:
                 hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
-                what = f"{counted(left, 'flow')} left after {duration(waited)}"
-                raise CliError(what, hint=hint, code=TIMED_OUT)
+                raise CliError(f"{left} after {duration(waited)}", hint=hint, code=TIMED_OUT)
             rest = "" if longest is None else f", {duration(longest - waited)} to go"
-            line.show(f"{counted(left, 'flow')} left{rest}")
+            line.show(f"{left}{rest}")
             time.sleep(POLL_SECONDS)
         line.show("no flows left", last=True)
     except CliError as err:
@@ -47,8 +49,28 @@ def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | N
         line.end()
 
 
-def _flows(daemon: Daemon, subject: Subject) -> Any:
-    return daemon.get_query("flows", urlencode(subject))["flows"]
+class _Asking:
+    """Asks how many flows are left, and bears that vipd is away for a while."""
+
+    def __init__(self, daemon: Daemon, subjects: Sequence[Subject]) -> None:
+        self._daemon, self._subjects = daemon, subjects
+        self._away_since: float | None = None
+
+    def flows(self) -> str:
+        """What there is to wait for, in words; empty when no flow is left. Raises CliError."""
+        try:
+            left = sum(int(self._flows(subject)) for subject in self._subjects)
+        except CliError as err:
+            now = time.monotonic()
+            self._away_since = self._away_since or now
+            if err.code != UNREACHABLE or now - self._away_since >= RESTART_SECONDS:
+                raise
+            return "vipd does not answer"
+        self._away_since = None
+        return f"{counted(left, 'flow')} left" if left else ""
+
+    def _flows(self, subject: Subject) -> Any:
+        return self._daemon.get_query("flows", urlencode(subject))["flows"]
 
 
 class _Line:

@@ -11,9 +11,20 @@ from vipd.declaration.yaml_text import dump_yaml
 from vipd.limits import ETCD_NOTE_BYTES
 from vipd.model import Backend, Service
 from vipd.operations import spec_of
-from vipd.overrides import MalformedError, Override, Subject, from_json, to_json
+from vipd.overrides import (
+    Key,
+    MalformedError,
+    Override,
+    Overrides,
+    Subject,
+    from_json,
+    in_parts,
+    joined,
+    to_json,
+)
 from vipd.registrations import declared
 from vipd.sources.etcd_values import Layout, read_registration, read_service_value
+from vipd.standing import Admin
 
 MOST_FAULTS = 10
 """Of malformed orders that are named."""
@@ -49,8 +60,27 @@ def service_value(layout: Layout, service: Service) -> str:
 
 def order_key(layout: Layout, subject: Subject) -> str:
     """The key of an order for the fleet."""
+    return f"{layout.overrides}{_place(subject)}"
+
+
+def weight_key(layout: Layout, subject: Subject) -> str:
+    """The key of a weight that has an end of its own, and so a lease of its own. It sorts before all others:
+    versions that know of no parts take the last key of a subject, which is that of the state."""
+    return f"{layout.overrides}_weights/{_place(subject)}"
+
+
+def _place(subject: Subject) -> str:
     place = f"services/{subject.service}" if subject.service else "addresses"
-    return f"{layout.overrides}{place}/{subject.backend}"
+    return f"{place}/{subject.backend}"
+
+
+def order_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
+    """The orders that are to stand at the two keys of one subject, for these parts of it."""
+    found = {}
+    for order in joined(parts):
+        alone = order.admin is Admin.ACTIVE
+        found[(weight_key if alone else order_key)(layout, order.subject)] = order
+    return found
 
 
 def order_value(order: Override) -> str:
@@ -65,20 +95,18 @@ def order_value(order: Override) -> str:
     return text
 
 
-def read_orders(values: Mapping[str, str]) -> tuple[dict[Subject, Override], tuple[str, ...]]:
+def read_orders(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
     """The orders that these values below `overrides/` are, and what is wrong with others. A key does not
-    count for more than a place: of two with the same subject the last one does."""
-    orders, faults = {}, []
+    count for more than a place: of two that say the same part of a subject the last one does."""
+    orders, faults = [], []
     for key, value in sorted(values.items()):
         try:
-            order = from_json(read_json(value, ETCD_NOTE_BYTES))
+            orders.append(from_json(read_json(value, ETCD_NOTE_BYTES)))
         except (MalformedError, ValueError) as error:
             faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
-        else:
-            orders[order.subject] = order
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"{len(faults) - MOST_FAULTS} more orders in etcd are left out"]
-    return orders, tuple(faults)
+    return in_parts(orders), tuple(faults)
 
 
 def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:
@@ -97,5 +125,5 @@ def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[S
     found = []
     for key, value in sorted(values.items()):
         orders, _ = read_orders({key: value})
-        found += [f"{layout.overrides}{key}" for subject in orders if subject in subjects]
+        found += [f"{layout.overrides}{key}"] if any(known.subject in subjects for known in orders) else []
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from vipd.fleet.keys import read_orders
-from vipd.overrides import Override, Overrides, Subject, lapsed, next_lapse
+from vipd.overrides import Key, Override, Overrides, Subject, lapsed, next_lapse
 
 
 class FleetOrders:
@@ -16,15 +16,15 @@ class FleetOrders:
         """`values` are those below `overrides/`, by the rest of their key."""
         self._values, self._clock = values, clock
         self._read: dict[str, str] = {}
-        self._stored: dict[Subject, Override] = {}
-        self._overrides: dict[Subject, Override] = {}
+        self._stored: dict[Key, Override] = {}
+        self._overrides: dict[Key, Override] = {}
         self._faults: tuple[str, ...] = ()
         self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
         """Called with what orders have changed about."""
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force, by what it is about."""
+        """Every order in force, in parts."""
         return self._overrides
 
     def faults(self) -> tuple[str, ...]:
@@ -46,9 +46,9 @@ class FleetOrders:
     def tick(self) -> None:
         """Let orders end whose time has come; etcd lets go of their keys by itself, sooner or later."""
         now = {**self._stored, **lapsed(self._stored, self._clock())}
-        wanted = {subject: order for subject, order in now.items() if order is not None}
+        wanted = {key: order for key, order in now.items() if order is not None}
         before, self._overrides = self._overrides, wanted
-        subjects = before.keys() | wanted.keys()
-        different = frozenset(s for s in subjects if before.get(s) != wanted.get(s))
+        keys = before.keys() | wanted.keys()
+        different = frozenset(key.subject for key in keys if before.get(key) != wanted.get(key))
         if different:
             self.changed(different)

@@ -17,10 +17,20 @@ from vipd.declaration.problems import printable
 from vipd.etcd.client import EtcdClient
 from vipd.etcd.errors import EtcdError, RejectedError, UnreachableError
 from vipd.etcd.messages import Delete, KeyRange, Put, Unchanged
-from vipd.fleet.keys import UnwritableError, keys_about, order_key, order_value, service_key, service_value
+from vipd.fleet.keys import (
+    UnwritableError,
+    keys_about,
+    order_key,
+    order_keys,
+    order_value,
+    read_orders,
+    service_key,
+    service_value,
+    weight_key,
+)
 from vipd.model import Service
 from vipd.operations import Outcome, RefusedError
-from vipd.overrides import Override, Subject
+from vipd.overrides import Key, Override, Subject, joined
 from vipd.sources.etcd import EtcdSource
 from vipd.sources.etcd_values import Layout, place_of
 
@@ -55,6 +65,8 @@ class EtcdStore:
         self, client: EtcdClient, source: EtcdSource, prefix: str, clock: Callable[[], datetime]
     ) -> None:
         self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
+        self.stopping = False
+        """Whether nobody is to wait any more until this host knows of a write."""
 
     @property
     def services(self) -> dict[str, Service]:
@@ -92,20 +104,46 @@ class EtcdStore:
         return Written(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
 
     async def give(self, order: Override) -> Written:
-        """Write an order; one with an end under a lease that ends with it. Raises as `save` does."""
-        key, value, lease = order_key(self._layout, order.subject), _order_value(order), 0
-        # Without an end an order has no lease, and there is none to be revoked.
-        if order.until is not None:
-            left = math.ceil((order.until - self._clock()).total_seconds())
-            lease = await self._asked(self._client.grant_lease(max(left, 1)))
+        """Write an order beside the other part of an earlier one; what has an end under a lease that ends
+        with it. Raises as `save` does."""
+        known, wanted = self._orders_at_keys(order)
+        puts = {key: each for key, each in wanted.items() if known.get(key) != each}
+        gone = known.keys() - wanted.keys()
+        values = {key: _order_value(each) for key, each in puts.items()}
+        leases: list[int] = []
+        then: list[Put | Delete] = [Delete(KeyRange(_encoded(key))) for key in gone]
         try:
-            revision = await self._write([key], [Put(key.encode(), value.encode(), lease)])
+            for key, each in puts.items():
+                # Without an end an order has no lease, and there is none to be revoked.
+                leases += [await self._lease(each.until)] if each.until is not None else []
+                lease = leases[-1] if each.until is not None else 0
+                then.append(Put(_encoded(key), values[key].encode(), lease))
+            revision = await self._write([*gone, *puts], then) if then else 0
         except RefusedError:
-            if lease:
+            for lease in leases:
                 with contextlib.suppress(EtcdError):
                     await self._client.revoke_lease(lease)
             raise
-        return Written(revision, {key: True})
+        return Written(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
+
+    def _orders_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
+        """What stands at the keys of an order's subject now (None: nothing that holds on), and is to stand
+        there with this order."""
+        layout, known, parts = self._layout, dict[str, Override | None](), dict[Key, Override]()
+        for key in (weight_key(layout, order.subject), order_key(layout, order.subject)):
+            rest = key.removeprefix(layout.overrides)
+            value = self._source.overrides.get(rest)
+            found = read_orders({rest: value})[0] if value is not None else {}
+            # What cannot be read, or is about something else, is not ours to delete.
+            if any(each.subject == order.subject for each in found):
+                held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}
+                parts |= held
+                known[key] = joined(held)[0] if held else None
+        return known, order_keys(layout, {**parts, **order.parts()})
+
+    async def _lease(self, until: datetime) -> int:
+        left = math.ceil((until - self._clock()).total_seconds())
+        return await self._asked(self._client.grant_lease(max(left, 1)))
 
     async def take_back(self, subjects: Collection[Subject]) -> Written:
         """Delete the orders about these. Raises as `save` does."""
@@ -121,6 +159,8 @@ class EtcdStore:
         clock = asyncio.get_running_loop().time
         end = clock() + HEARD_SECONDS
         while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
+            if self.stopping:
+                return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
                 late = f"this host has not heard of revision {written.revision} after {HEARD_SECONDS:.0f} s"
                 return "; ".join((late, *self._source.faults()))

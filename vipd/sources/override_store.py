@@ -1,6 +1,7 @@
 """Where operators' orders are kept: one file that the daemon writes, `state_dir/overrides.json`.
 
-Every order is on disk, synced, before it is answered (guarantee G4).
+Every order is on disk, synced, before it is answered (guarantee G4). An end in time needs no disk: the order
+holds its own end, so that one that is over does not count whatever the file still says.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from vipd.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
 from vipd.durable import MOST_BYTES, make_directory, read_own, why, write_durably
 from vipd.overrides import (
+    Key,
     MalformedError,
     Override,
     Overrides,
     Subject,
     describe,
     from_json,
+    in_parts,
     lapsed,
     next_lapse,
-    to_json,
+    to_document,
 )
 from vipd.sources.store import StoreError
 from vipd.systemd.fields import Event, fields
@@ -40,10 +43,11 @@ class OverrideStore:
 
     def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
         self._path, self._clock = path, clock
-        self._overrides: dict[Subject, Override] = {}
+        self._overrides: dict[Key, Override] = {}
+        self._ended_unsaved = False
         self._faults: tuple[str, ...] = ()
         self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
-        """Called with what orders have changed about, after the change is on disk."""
+        """Called with what orders have changed about: after a change is on disk, or time ended them."""
 
     @property
     def location(self) -> str:
@@ -52,87 +56,107 @@ class OverrideStore:
 
     @property
     def overrides(self) -> Overrides:
-        """Every order, by what it is about."""
+        """Every order in force, in parts."""
         return self._overrides
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the file holds orders that have ended. While it is faulty it stays as it is."""
+        return self._ended_unsaved and not self._faults
 
     def faults(self) -> tuple[str, ...]:
         """What of the file cannot be used."""
         return self._faults
 
     def load(self) -> None:
-        """Read the file. No file holds no orders."""
-        self._overrides, faults = {}, []
+        """Read the file. No file holds no orders, and those whose time has come are not in force."""
+        found: list[Override] = []
+        faults: list[str] = []
+        items: list[tuple[str, object]] = []
         try:
             items = _items(read_own(self._path))
         except FileNotFoundError:
-            items = []
+            pass
         except (OSError, ValueError) as error:
-            items = []
             faults = [f"{self._path}: cannot be read: {why(error)}; no order of it is in force; {_HINT}"]
-        for number, item in enumerate(items):
+        for name, item in items:
             try:
-                override = from_json(item)
-                self._overrides[override.subject] = override
+                found.append(from_json(item))
             except MalformedError as error:
-                faults.append(f"{self._path}: override {number}: {error}; it is not in force; {_HINT}")
+                faults.append(f"{self._path}: {name}: {error}; it is not in force; {_HINT}")
         if len(faults) > MOST_FAULTS:
             faults[MOST_FAULTS:] = [f"{self._path}: {len(faults) - MOST_FAULTS} more faults"]
         self._faults = tuple(faults)
+        self._overrides, self._ended_unsaved = in_parts(found), False
+        self._end()
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
         if self._faults:
-            before = self._overrides.keys()
+            before = self._overrides
             self.load()
-            self.changed(frozenset(before ^ self._overrides.keys()))
+            self.changed(_different(before, self._overrides))
 
     def put(self, *orders: Override) -> None:
-        """Make these orders hold, on disk first. One that orders nothing takes back what held before.
+        """Make these orders hold, on disk first; each replaces what was said before of the same part.
 
         Raises StoreError; then nothing has changed.
         """
-        wanted = dict(self._overrides)
-        for override in orders:
-            if override.orders():
-                wanted[override.subject] = override
-            else:
-                wanted.pop(override.subject, None)
-        self._save(wanted, frozenset(override.subject for override in orders))
+        self._change({**self._overrides, **in_parts(orders)}, frozenset(order.subject for order in orders))
 
     def take_back(self, *subjects: Subject) -> None:
         """Let orders about these hold no more. Raises StoreError; then nothing has changed."""
-        gone = frozenset(subjects) & self._overrides.keys()
+        gone = frozenset(subjects) & {key.subject for key in self._overrides}
         if gone:
-            self._save({s: o for s, o in self._overrides.items() if s not in gone}, gone)
+            self._change({key: o for key, o in self._overrides.items() if key.subject not in gone}, gone)
 
     def due(self) -> datetime | None:
         """When an order next ends by itself."""
         return next_lapse(self._overrides)
 
     def tick(self) -> None:
-        """Let orders end whose time has come. Raises StoreError; then they end with the next tick."""
-        changes = lapsed(self._overrides, self._clock())
-        if changes:
-            wanted = {**self._overrides, **changes}
-            kept = {subject: override for subject, override in wanted.items() if override is not None}
-            before = self._overrides
-            self._save(kept, frozenset(changes))
-            for subject, changed in changes.items():
-                _tell_ended(before[subject], pins_alone=changed is not None)
+        """Let orders end whose time has come. The file follows with `save_ended`."""
+        if changed := self._end():
+            self.changed(changed)
 
-    def _save(self, wanted: dict[Subject, Override], subjects: frozenset[Subject]) -> None:
+    def save_ended(self) -> None:
+        """Bring to disk that orders have ended, if it is not. Raises StoreError."""
+        if self.unsaved:
+            self._save(self._overrides)
+
+    def _end(self) -> frozenset[Subject]:
+        """Let orders end whose time has come; what these are about."""
+        changes, before = lapsed(self._overrides, self._clock()), self._overrides
+        if changes:
+            now = {**before, **changes}
+            self._overrides = {key: override for key, override in now.items() if override is not None}
+            self._ended_unsaved = True
+        for key, changed in changes.items():
+            _tell_ended(before[key], pins_alone=changed is not None)
+        return frozenset(key.subject for key in changes)
+
+    def _change(self, wanted: dict[Key, Override], subjects: frozenset[Subject]) -> None:
+        self._save(wanted)
+        self._overrides = wanted
+        self.changed(subjects)
+
+    def _save(self, wanted: dict[Key, Override]) -> None:
         if self._faults:
             raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
-        text = json.dumps({"overrides": [to_json(o) for o in wanted.values()]}, indent=1)
-        if [from_json(item) for item in _items(text.encode())] != list(wanted.values()):
+        text = json.dumps(to_document(wanted), indent=1)
+        if in_parts(from_json(item) for _, item in _items(text.encode())) != wanted:
             raise StoreError(f"these overrides read back as others; nothing has changed; {PLEASE_REPORT}")
         try:
             make_directory(self._path.parent)
             write_durably(self._path, (text + "\n").encode())
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
-        self._overrides = wanted
-        self.changed(subjects)
+        self._ended_unsaved = False
+
+
+def _different(one: Overrides, other: Overrides) -> frozenset[Subject]:
+    """What orders are about that only one of two has so."""
+    return frozenset(key.subject for key in {**one, **other} if one.get(key) != other.get(key))
 
 
 def _tell_ended(override: Override, pins_alone: bool) -> None:
@@ -151,10 +175,16 @@ def _tell_ended(override: Override, pins_alone: bool) -> None:
     log.info("%s: %s", what, reason, extra=extra)
 
 
-def _items(data: bytes) -> list[object]:
-    """The stored orders; raises ValueError."""
+def _items(data: bytes) -> list[tuple[str, object]]:
+    """The stored orders, each with its name for people; raises ValueError."""
     document = read_json(data, MOST_BYTES)
-    items = document.get("overrides") if isinstance(document, dict) else None
-    if not isinstance(items, list):
+    if not isinstance(document, dict) or not isinstance(document.get("overrides"), list):
         raise ValueError("it must be a mapping with the list overrides")
-    return items
+    weights = document.get("weights", [])
+    if not isinstance(weights, list):
+        raise ValueError("weights must be a list")
+    # A weight of its own counts for more than that beside a state, which is what older versions have of it.
+    return [
+        *((f"override {number}", item) for number, item in enumerate(document["overrides"])),
+        *((f"weight {number}", item) for number, item in enumerate(weights)),
+    ]
