@@ -1,19 +1,31 @@
-"""The search for garbage pauses while something large is loaded, and leaves it out afterwards."""
+"""The search for garbage pauses while something large is loaded, and leaves out afterwards what is none."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from vipd.collecting import WORTH_KEEPING, loading
+from vipd import collecting
+from vipd.collecting import SEARCH_ALL_AFTER, WORTH_KEEPING, leave_out, loading
+
+
+class Cycle:
+    """Garbage, once nobody else knows it, that only a search finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
+def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process of the tests is as before."""
+    monkeypatch.setattr(collecting, "_loads", 0)
+    monkeypatch.setattr(collecting, "_objects", 0)
     yield
     gc.unfreeze()
     assert gc.isenabled()
@@ -59,3 +71,67 @@ def test_only_what_is_large_is_left_out_of_later_searches(many: bool) -> None:
     with loading():
         loaded = [[number] for number in range(2 * WORTH_KEEPING if many else 100)]
     assert (gc.get_freeze_count() - before > len(loaded)) is many
+
+
+def load(extra: int = 100) -> list[list[int]]:
+    """Something large."""
+    with loading():
+        return [[number] for number in range(WORTH_KEEPING + extra)]
+
+
+def test_garbage_that_a_load_finds_or_makes_is_not_kept() -> None:
+    with gc_off():
+        old = weakref.ref(Cycle())
+        with loading():
+            new = weakref.ref(Cycle())
+            loaded = load()
+    assert (old(), new()) == (None, None)
+    assert loaded
+
+
+def test_what_becomes_garbage_later_is_found_after_some_loads() -> None:
+    load()  # the first one searches all
+    cycle = Cycle()
+    seen = weakref.ref(cycle)
+    load()
+    del cycle
+    gc.collect()
+    assert seen() is not None, "it was left out"
+    for _ in range(SEARCH_ALL_AFTER):
+        load()
+    assert seen() is None
+
+
+def test_much_that_becomes_garbage_is_found_when_as_much_is_loaded_again() -> None:
+    load()
+    most = gc.get_freeze_count()
+    for _ in range(5):
+        cycles = [Cycle() for _ in range(most // 2)]
+        load()
+        cycles.clear()
+        assert gc.get_freeze_count() < 4 * most
+
+
+def test_loads_that_overlap_for_ever_let_no_garbage_grow() -> None:
+    with loading(), loading():
+        seen = weakref.ref(Cycle())
+        load()
+        assert seen() is None
+
+
+def test_the_start_of_the_daemon_leaves_out_no_garbage() -> None:
+    with gc_off():
+        seen = weakref.ref(Cycle())
+        leave_out()
+    assert seen() is None
+    assert gc.get_freeze_count()
+
+
+@contextmanager
+def gc_off() -> Iterator[None]:
+    """No search by itself."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

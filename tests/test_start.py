@@ -105,6 +105,74 @@ def test_each_network_namespace_has_its_own(tmp_path: Path, runtime: Path) -> No
     assert len(list(runtime.iterdir())) == 1, "the one that was killed is left"
 
 
+@pytest.mark.root
+def test_locks_that_killed_daemons_left_go_and_those_held_stay(tmp_path: Path, runtime: Path) -> None:
+    with another(tmp_path, "unshare", "--net") as killed:
+        killed.kill()
+        killed.wait()
+    (left,) = runtime.iterdir()
+    others = [runtime / "vipd.sock", runtime / "netns-x-V.lock"]
+    for path in others:
+        path.touch()
+    (runtime / "netns-7-LINK.lock").symlink_to(others[1])
+    (runtime / "netns-7-DIR.lock").mkdir()
+    with another(tmp_path, "unshare", "--net"):
+        assert not left.exists(), "each start removes them"
+        (held,) = set(runtime.glob("netns-[0-9]*-STARTT.lock"))
+        others.append(runtime / f"netns-{Path('/proc/self/ns/net').stat().st_ino}-OTHER.lock")
+        others[-1].touch()
+        with state_lock(settings(tmp_path)):
+            assert held.exists()
+            assert all(path.exists() for path in others), "no lock, or of this network namespace"
+
+
+def test_a_lock_that_is_exchanged_meanwhile_is_not_removed(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder ends, and the next one begins, between its opening and its locking."""
+    flock, old = fcntl.flock, runtime / "netns-7-VIPD.lock"
+    runtime.mkdir(0o755)
+    old.touch()
+
+    def late(descriptor: int, operation: int) -> None:
+        if os.fstat(descriptor).st_ino == old.stat().st_ino:
+            old.unlink()
+            old.write_text("of the next one\n")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with state_lock(settings(tmp_path)):
+        assert old.read_text() == "of the next one\n"
+
+
+def test_who_looks_whether_a_lock_is_held_keeps_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, refusals = fcntl.flock, [1, 1]
+
+    def busy(descriptor: int, operation: int) -> None:
+        if "netns-" in Path(f"/proc/self/fd/{descriptor}").readlink().name and refusals:
+            refusals.pop()
+            raise BlockingIOError
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", busy)
+    with state_lock(settings(tmp_path)):
+        assert not refusals
+
+
+def test_of_very_many_locks_a_start_looks_at_some(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "MOST_LOOKED_AT", 3)
+    runtime.mkdir(0o755)
+    for number in range(8):
+        (runtime / f"netns-{number}-VIPD.lock").touch()
+    for left in (5, 2, 0):
+        with state_lock(settings(tmp_path)):
+            assert len(list(runtime.glob("*-VIPD.lock"))) == left
+
+
 def test_an_end_at_the_same_moment_leaves_no_two_holders(
     tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

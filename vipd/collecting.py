@@ -13,11 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WORTH_KEEPING = 50_000
-"""New objects above which what there is after a load is left out of later searches. A cycle there is kept
-for ever, so that it is not done after every small change."""
+"""New objects above which what there is after a load is left out of later searches."""
+SEARCH_ALL_AFTER = 16
+"""Loads after which what was left out is searched, too: it may have become garbage since then, and a few
+objects of it can hold much memory. Sooner where there are twice as many objects as after the last time."""
 
-_loading = 0
 _guard = threading.Lock()
+_loading = 0
+_loads = 0
+"""How many have left out what there was since all of it was searched."""
+_objects = 0
+"""How many there were then."""
 
 
 @contextmanager
@@ -33,7 +39,32 @@ def loading() -> Iterator[None]:
     finally:
         with _guard:
             _loading -= 1
+            if gc.get_count()[0] > WORTH_KEEPING:
+                _leave_out()
             if not _loading:
-                if gc.get_count()[0] > WORTH_KEEPING:
-                    gc.freeze()
                 gc.enable()
+
+
+def leave_out() -> None:
+    """What there is now is left out of later searches, but for its garbage and some of what becomes so."""
+    with _guard:
+        _leave_out()
+
+
+def _leave_out() -> None:
+    """First it is searched itself: garbage that is left out would stay for ever. That costs what is new since
+    the last time, and now and then a search of all."""
+    global _loads, _objects
+    _loads += 1
+    searched = _loads > SEARCH_ALL_AFTER
+    if searched:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    if not searched and gc.get_freeze_count() > 2 * _objects + WORTH_KEEPING:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        searched = True
+    if searched:
+        _loads, _objects = 0, gc.get_freeze_count()

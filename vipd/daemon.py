@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from vipd.api.server import Served, application
 from vipd.api.serving import serving
 from vipd.api.views import time_text
 from vipd.catalog import merge
+from vipd.collecting import leave_out
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
@@ -162,7 +162,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
         parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
         # What is there now stays to the end: each search for garbage would go through it, for a tenth of a
         # second.
-        gc.freeze()
+        leave_out()
         reporter = Reporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         observers = Observers(_observed(parts, recorder))

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,11 @@ LOCK_MODE = 0o600
 """Who can open a lock file can hold the lock."""
 RUNTIME_DIR = Path("/run/vipd")
 """Of the lock files of network namespaces: the same for all daemons, whatever their settings."""
+MOST_LOOKED_AT = 1000
+"""Lock files of other network namespaces that a start looks at: killed daemons have left some of them."""
+_LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
+_TRIES, _PAUSE_SECONDS = 5, 0.05
+"""For a lock of a network namespace: another start may hold it for a moment, to see whether anybody does."""
 _LONGEST_PID = 20
 _HELD = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
 """A line of /proc/locks."""
@@ -119,6 +125,8 @@ def _namespace_lock(prefix: str) -> Iterator[None]:
     path = RUNTIME_DIR / _lock_name(Path("/proc"), prefix)
     descriptor = _own_lock(path, what)
     try:
+        if descriptor is not None:
+            _remove_left_locks(path.name)
         yield
     finally:
         if descriptor is not None:
@@ -128,9 +136,32 @@ def _namespace_lock(prefix: str) -> Iterator[None]:
             os.close(descriptor)
 
 
+def _remove_left_locks(own: str) -> None:
+    """Remove the lock files of other network namespaces that nobody holds. Never raises."""
+    with contextlib.suppress(OSError):
+        found = [(name, match[1]) for name in names_in(RUNTIME_DIR) if (match := _LOCK_NAME.fullmatch(name))]
+        here = next(number for name, number in found if name == own)
+        for name in [name for name, number in found if number != here][:MOST_LOOKED_AT]:
+            with contextlib.suppress(OSError):
+                _remove_left_lock(RUNTIME_DIR / name)
+
+
+def _remove_left_lock(path: Path) -> None:
+    """Remove a lock file. Raises OSError, also where somebody holds it."""
+    descriptor = open_own(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever has removed it since it was opened held it; what has its name now may be another's.
+        if os.fstat(descriptor).st_nlink:
+            remove_own(path)
+    finally:
+        os.close(descriptor)
+
+
 def _own_lock(path: Path, another: str) -> int | None:
     """A descriptor that holds a lock file; None where a user without rights cannot make one. Raises
     StartError."""
+    tries = 0
     while True:
         try:
             _require_closed(path.parent, 0o755)
@@ -147,7 +178,11 @@ def _own_lock(path: Path, another: str) -> int | None:
             _take_lock(descriptor, path, another, "hint: stop it, or use another chain_prefix")
         except StartError:
             os.close(descriptor)
-            raise
+            tries += 1
+            if tries == _TRIES:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+            continue
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)  # its holder has ended just now

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tests.samples import service
 from vipd.api import turns
+from vipd.api.stats_routes import MOST_LISTINGS, StatsRoutes
 from vipd.api.turns import Turns
 from vipd.operations import RefusedError
 
@@ -28,3 +33,38 @@ def test_no_user_has_all_turns_and_root_is_never_kept_out(monkeypatch: pytest.Mo
         assert [take(found, stack, monkeypatch, 0) for _ in range(5)] == [True] * 4 + [False]
     with ExitStack() as stack:
         assert take(found, stack, monkeypatch, 1003), "all were given back"
+
+
+def test_no_user_has_all_readings_of_connection_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads the whole table; those of one user do not keep out others."""
+
+    async def story() -> None:
+        end = asyncio.Event()
+
+        async def flows(*_: object) -> list[object]:
+            await end.wait()
+            return []
+
+        reconciler = SimpleNamespace(services={"dns": service("dns", "10.96.0.10")}, forwardings={})
+        numbers = SimpleNamespace(table=SimpleNamespace(flows=flows))
+        routes = StatsRoutes(cast("Any", reconciler), lambda: cast("Any", numbers))
+        monkeypatch.setattr(turns, "_uid_of", lambda request: request.uid)
+
+        def asked(uid: int) -> asyncio.Task[object]:
+            request = SimpleNamespace(query={"target": "dns"}, uid=uid)
+            return asyncio.create_task(cast("Any", routes.conntrack(cast("Any", request))))
+
+        greedy = [asked(1001) for _ in range(MOST_LISTINGS)]
+        other, root = asked(1002), asked(0)
+        await asyncio.sleep(0)
+        assert [task.done() for task in greedy].count(True) == MOST_LISTINGS // 2
+        assert not other.done()
+        assert not root.done()
+        end.set()
+        found = await asyncio.gather(*greedy, other, root, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, RefusedError)]
+        assert len(refused) == MOST_LISTINGS // 2
+        assert "too many requests for tracked flows at once" in str(refused[0])
+        assert not isinstance(await asked(1001), Exception), "all were given back"
+
+    asyncio.run(story())

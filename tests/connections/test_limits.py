@@ -257,6 +257,10 @@ def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixtu
             b"GET / HTTP/1.1\r\na b\r\n\r\n",
             b"\x16\x03\x01\r\n\r\n",
             b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            b"GET / HTTP/1.1.1\r\n\r\n",
+            b"GET / HTTP/a.b\r\n\r\n",
+            b"GET / HTTPS/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ):
             with closing() as clients:
                 client = Client(place)

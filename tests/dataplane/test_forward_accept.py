@@ -18,6 +18,7 @@ from vipd.dataplane.forward_accept.accepts import (
     Place,
     found_by_nft,
     found_in_iptables,
+    found_in_other_table,
     make_plan,
 )
 from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
@@ -51,6 +52,33 @@ def test_forward_of_iptables(
     found = found_in_iptables(IPTABLES, lines, own, OPTIONS)
     assert (found.drops, found.accepted) == (drops, accepted)
     assert found.present is (own is not None)
+
+
+MANGLE = Place.of_iptables(Family.IPV4, "nft", "mangle")
+
+
+@pytest.mark.parametrize(
+    ("lines", "drops"),
+    [
+        (["-P FORWARD ACCEPT"], False),
+        (["-P FORWARD DROP"], True),
+        (["-P FORWARD DROP", "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"], True),
+        (["-P FORWARD DROP", "-A FORWARD -o eth0 -j TCPMSS --clamp-mss-to-pmtu"], True),
+        (["-P FORWARD DROP", "-A FORWARD -i eth0 -j ACCEPT"], False),
+        (["-P FORWARD DROP", "-A FORWARD -j MINE"], False),
+        ([], False),
+    ],
+)
+def test_forward_of_a_table_that_vipd_does_not_write_is_told_where_it_surely_drops(
+    lines: list[str], drops: bool
+) -> None:
+    found = found_in_other_table(MANGLE, lines)
+    plan, problems = make_plan([found], frozenset(Family))
+    assert not plan
+    mend = "iptables-nft -t mangle -I FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
+    told = f"chain FORWARD of -t mangle, iptables-nft drops flows that vipd translated: {found.obstacle}"
+    assert problems == ((told,) if drops else ())
+    assert found.obstacle.endswith(f"hint: {mend}")
 
 
 def rule(*statements: Any, comment: str = "", chain: str = "forward") -> dict[str, Any]:

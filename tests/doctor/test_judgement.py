@@ -201,6 +201,15 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         {"forward-policy": "problem"},
     ),
+    **{
+        f"policy DROP in the table {table}": (
+            well(
+                rulesets=(Ruleset.of(Family.IPV4, "nft", f"{SAVED}*{table}\n:FORWARD DROP [0:0]\nCOMMIT\n"),)
+            ),
+            {"forward-policy": "problem"},
+        )
+        for table in ("mangle", "security")
+    },
     "no rules yet, policy DROP": (
         well(rulesets=(Ruleset.of(Family.IPV4, "nft", "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"),)),
         {},

@@ -309,3 +309,33 @@ def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node]
                 daemon.vipctl("set-dataplane", name)
                 assert flow.ask() == first
         assert outcome["failed"] == {}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+@pytest.mark.parametrize("name", ["iptables", "nftables"])
+def test_a_table_mangle_that_drops_is_told(lab: Lab, name: str, variant: str) -> None:
+    """vipd writes no accept there; status and doctor say what to do, and nothing is refused for it."""
+    host, tool = lab.host, f"iptables-{variant}"
+    other = "nftables" if name == "iptables" else "iptables"
+    with Daemon(host, dataplane=name) as daemon:
+        vip = Services(daemon).add(lab.backends)
+
+        def told() -> bool:
+            return any(f"-t mangle, {tool} drops" in warning for warning in daemon.status()["warnings"])
+
+        assert not told()
+        host.run(tool, "-t", "mangle", "-P", "FORWARD", "DROP")
+        try:
+            daemon.wait_until(told, True)
+            assert f"{tool} -t mangle -I FORWARD" in daemon.vipctl("doctor", check=False).stdout
+            daemon.vipctl("set-dataplane", other)
+            daemon.wait_until(told, True)
+            for state in ("DNAT", "ESTABLISHED"):
+                match = ("-m", "conntrack", "--ctstate", state)
+                host.run(tool, "-t", "mangle", "-I", "FORWARD", *match, "-j", "ACCEPT")
+            daemon.wait_until(told, False)
+            lab.client.send(*vip, count=5).all_answered()
+        finally:
+            host.run(tool, "-t", "mangle", "-P", "FORWARD", "ACCEPT")
+            host.run(tool, "-t", "mangle", "-F", "FORWARD")

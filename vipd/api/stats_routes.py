@@ -12,6 +12,7 @@ from aiohttp import web
 
 from vipd.api.messages import Json, answer, flag_of
 from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
+from vipd.api.turns import Turns
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
 from vipd.model import Forwarding, Service
@@ -23,6 +24,8 @@ from vipd.reconciler import Reconciler
 
 DEFAULT_LIMIT = 50
 MOST_FLOWS = 100_000
+MOST_LISTINGS = 16
+"""Requests for tracked flows at once. Each reads the whole table of connection tracking, in turn."""
 _MOST_SHOWN = 40
 
 Test = Callable[[Flow], bool]
@@ -33,6 +36,7 @@ class StatsRoutes:
 
     def __init__(self, reconciler: Reconciler, numbers: Callable[[], Numbers | None]) -> None:
         self._reconciler, self._numbers = reconciler, numbers
+        self._turns = Turns(MOST_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -92,7 +96,8 @@ class StatsRoutes:
         limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
         forwardings = self._reconciler.forwardings.get(service.name, ())
         try:
-            total, flows = await self._flows(forwardings, tests, limit)
+            with self._turns.taken(request, "too many requests for tracked flows at once", "ask again later"):
+                total, flows = await self._flows(forwardings, tests, limit)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
         return answer({"service": service.name, "total": total, "flows": flows})

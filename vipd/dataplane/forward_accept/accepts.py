@@ -21,6 +21,9 @@ FORWARD = "FORWARD"
 WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 """nft's words for the address families; tables of `inet` see both."""
 _STEMS = {"ip": "iptables", "ip6": "ip6tables"}
+_ACCEPT_TRANSLATED = "-m conntrack --ctstate DNAT -j ACCEPT"
+_NO_ACCEPTS = {"", "DROP", "REJECT", "LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "DSCP", "TOS", "TTL", "HL"}
+"""Targets of rules after which a flow is not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,15 @@ class Place:
     """`nft` or `legacy` for the chain FORWARD of iptables; empty for a chain that nft writes."""
 
     @classmethod
-    def of_iptables(cls, family: Family, variant: str) -> Place:
+    def of_iptables(cls, family: Family, variant: str, table: str = "filter") -> Place:
         """FORWARD of an iptables variant."""
-        return cls(WORDS[family], "filter", FORWARD, variant)
+        return cls(WORDS[family], table, FORWARD, variant)
+
+    @property
+    def ours_to_write(self) -> bool:
+        """Whether vipd's accept has a place there. In other tables of iptables than filter it is not written:
+        nobody else has rules there that accept."""
+        return not self.variant or self.table == "filter"
 
     @property
     def program(self) -> str:
@@ -55,7 +64,8 @@ class Place:
 
     def __str__(self) -> str:
         if self.variant:
-            return f"chain {self.chain} of {self.program}"
+            table = "" if self.ours_to_write else f"-t {self.table}, "
+            return f"chain {self.chain} of {table}{self.program}"
         return f"chain {self.chain} of table {self.family} {self.table}"
 
 
@@ -179,6 +189,15 @@ def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, opt
         writing=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
         removing=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
     )
+
+
+def found_in_other_table(place: Place, lines: Sequence[str]) -> Found:
+    """FORWARD of iptables' table mangle or security, from what its `-S FORWARD` prints. It counts as one that
+    drops only where no rule can accept a flow that vipd translated: by a chain of somebody else it may be."""
+    targets = [target_of(line) for line in lines if "RELATED,ESTABLISHED" not in line]
+    drops = f"-P {FORWARD} DROP" in lines and all(target in _NO_ACCEPTS for target in targets)
+    written = f"{place.program} -t {place.table} -I {FORWARD} {_ACCEPT_TRANSLATED}"
+    return Found(place, drops, obstacle=f"vipd writes no rules into this table; hint: {written}")
 
 
 def found_by_nft(

@@ -112,8 +112,8 @@ class ForwardAccepts:
         """
         plan = await self.plan(dataplane, families)
         self._doubted = True
-        if self._problems:
-            raise ApplyError(f"with {dataplane} connections would fail", self._problems[0])
+        if problems := _of_this_choice(self._found, self._wanted[1] if self._wanted else ()):
+            raise ApplyError(f"with {dataplane} connections would fail", problems[0])
         for step in plan.steps:
             if step.writes:
                 await self._do(step)
@@ -123,7 +123,7 @@ class ForwardAccepts:
         if not self._settings.accept_forwarded:
             return ()
         found = await self._reader.read(await self._of_dataplane(dataplane))
-        return make_plan(found, frozenset(Family))[1]
+        return _of_this_choice(found, Family)
 
     def kept(self) -> frozenset[tuple[Family, str]]:
         """The iptables variants in which the accept has to stay when the iptables dataplane ends."""
@@ -186,6 +186,11 @@ class ForwardAccepts:
         else:
             self._record.forget_accept(str(place))
             log.info("%s: vipd's accept is removed", place)
+
+
+def _of_this_choice(found: Collection[Found], families: Collection[Family]) -> tuple[str, ...]:
+    """What keeps flows from passing with one dataplane; not what would with each."""
+    return make_plan([each for each in found if each.place.ours_to_write], families)[1]
 
 
 async def write(place: Place, text: str, run: Runner) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 from vipd.model import Family
 
+OTHER_TABLES = ("mangle", "security")
+"""Tables of iptables with a chain FORWARD, besides filter."""
+
 _ESTABLISHED = {"established", "related"}
 
 

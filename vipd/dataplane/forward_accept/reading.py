@@ -18,7 +18,9 @@ from vipd.dataplane.forward_accept.accepts import (
     Place,
     found_by_nft,
     found_in_iptables,
+    found_in_other_table,
 )
+from vipd.dataplane.forward_accept.fates import OTHER_TABLES
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
 from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
@@ -61,9 +63,13 @@ class ForwardReader:
     async def read_legacy(self, skipped: Collection[Place]) -> tuple[Found, ...]:
         """Those of iptables-legacy, of which the kernel gives no events. Raises ApplyError."""
         places = [
-            Place.of_iptables(f, "legacy") for f in Family if has_legacy_tables(f, self._proc, "filter")
+            Place.of_iptables(family, "legacy", table)
+            for family in Family
+            for table in ("filter", *OTHER_TABLES)
+            if has_legacy_tables(family, self._proc, table)
         ]
-        return tuple([await self._iptables(place) for place in places if place not in skipped])
+        found = [await self._iptables(p) for p in places if p.ours_to_write and p not in skipped]
+        return (*found, *[await self._other_table(place) for place in places if not place.ours_to_write])
 
     async def read_native(self) -> tuple[Found, ...]:
         """Those that nft writes, or has written into. Raises ApplyError."""
@@ -86,6 +92,8 @@ class ForwardReader:
                 place = replace(place, variant="nft")
                 if chain.table == "filter" and place not in skipped:
                     found.append(await self._iptables(place, chain))
+                elif not (place.ours_to_write or chain.accepts):
+                    found.append(await self._other_table(place))
             else:
                 found.append(await self._native(place, each))
         return tuple(found)
@@ -133,9 +141,17 @@ class ForwardReader:
         rules = tuple(line.removeprefix(head) for line in own.output.splitlines() if line.startswith(head))
         return found_in_iptables(place, said.output.splitlines(), None if own.code else rules, self._options)
 
-    async def _list(self, tools: Tools, chain: str) -> Finished:
+    async def _other_table(self, place: Place) -> Found:
+        """It is only told of, so that what cannot be read is no fault."""
+        try:
+            said = await self._list(await tools_of(place, self._run), FORWARD, place.table)
+        except ApplyError:
+            return Found(place, drops=False)
+        return found_in_other_table(place, said.output.splitlines())
+
+    async def _list(self, tools: Tools, chain: str, table: str = "filter") -> Finished:
         program = tools.save.removesuffix("-save")
-        argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", "filter", "-S", chain]
+        argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", table, "-S", chain]
         return await finish(argv, "", self._run)
 
 
@@ -153,7 +169,7 @@ async def tools_of(place: Place, run: Runner) -> Tools:
 
 def is_of_iptables(family: str, table: str, chain: str) -> bool:
     """Whether iptables-nft writes a chain, by the names that it gives."""
-    return family in WORDS.values() and chain == FORWARD and table in ("filter", "mangle", "security")
+    return family in WORDS.values() and chain == FORWARD and table in ("filter", *OTHER_TABLES)
 
 
 def _objects(said: Finished, place: Place) -> list[Mapping[str, Any]]:

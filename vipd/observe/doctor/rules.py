@@ -108,10 +108,10 @@ class Ruleset:
         named = {match[1] for _, name in self.chains if (match := _PREFIX.match(name))}
         return frozenset(jumped | (named - {"KUBE"}))
 
-    def forward_fate(self, prefix: str) -> Fate:
-        """What FORWARD of table filter does to a new flow that vipd translated, as far as can be told."""
-        chain = self.chains.get(("filter", "FORWARD"), Chain("ACCEPT", ()))
-        own = self.chains.get(("filter", f"{prefix}-FORWARD"), Chain("", ()))
+    def forward_fate(self, prefix: str, table: str = "filter") -> Fate:
+        """What FORWARD of a table does to a new flow that vipd translated, as far as can be told."""
+        chain = self.chains.get((table, "FORWARD"), Chain("ACCEPT", ()))
+        own = self.chains.get((table, f"{prefix}-FORWARD"), Chain("", ()))
         maybe = False
         for rule in map(_bare, chain.rules):
             target = target_of(rule)

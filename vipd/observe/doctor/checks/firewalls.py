@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vipd.dataplane.forward_accept.fates import Fate, NftForward
+from vipd.dataplane.forward_accept.fates import OTHER_TABLES, Fate, NftForward
 from vipd.model import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
@@ -65,10 +65,14 @@ def _away(facts: Facts) -> tuple[str, ...]:
 
 
 def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
-    """iptables FORWARD must let translated flows pass."""
+    """FORWARD of every table of iptables must let translated flows pass."""
     for ruleset in facts.rulesets:
         if ruleset.family not in facts.families():
             continue
+        for table in OTHER_TABLES:  # vipd writes no accept there
+            fate = ruleset.forward_fate(facts.settings.chain_prefix, table)
+            if fate in (Fate.BLOCKED, Fate.MAYBE):
+                yield _blocked(ruleset, fate, on_purpose=False, table=table)
         accepts = facts.settings.accept_forwarded
         if accepts and not facts.at_work(ruleset.family):
             continue  # vipd's first write brings its own accept
@@ -77,13 +81,16 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
             yield _blocked(ruleset, fate, on_purpose=not accepts)
 
 
-def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool) -> Judgement:
-    chain = ruleset.chains["filter", "FORWARD"]
+def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool, table: str = "filter") -> Judgement:
+    chain = ruleset.chains[table, "FORWARD"]
+    where = "" if table == "filter" else f" -t {table}"
     why = f"the policy {chain.policy}" if chain.policy != "ACCEPT" else "a rule that refuses everything"
-    cause = f"FORWARD of {ruleset.program} has {why}, and no rule before it accepts what vipd translated"
+    cause = (
+        f"FORWARD of {ruleset.program}{where} has {why}, and no rule before it accepts what vipd translated"
+    )
     if on_purpose:
         cause += "; the setting accept_forwarded is off"
-    mend = f"{ruleset.program} -I FORWARD {ACCEPT_TRANSLATED}"
+    mend = f"{ruleset.program}{where} -I FORWARD {ACCEPT_TRANSLATED}"
     if fate is Fate.MAYBE:
         return warning("FORWARD may drop flows to virtual IPs", f"{cause} under all conditions", mend)
     return problem("FORWARD drops flows to virtual IPs", cause, mend)

@@ -1,0 +1,14 @@
+"""vipd that waits for programs for two seconds and no longer: `python -m tests.faults.hurried_vipd`."""
+
+from __future__ import annotations
+
+import sys
+
+from vipd import daemon
+from vipd.__main__ import main
+
+PROGRAM_SECONDS = 2.0
+
+if __name__ == "__main__":
+    vars(daemon)["program_seconds"] = lambda _: PROGRAM_SECONDS
+    sys.exit(main())
