@@ -176,7 +176,7 @@ def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
 
 
 def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = catalog.conflicts_between
+    real = contest.conflicts_between
 
     def breaking(all_units: Contest, suspects: Iterable[Claim]) -> object:
         names = {each.name for part in all_units.left().values() for each in part.services}
