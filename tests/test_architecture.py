@@ -35,6 +35,7 @@ CORE = (
     "vipd.declaration",
     "vipd.text",
     "vipd.catalog",
+    "vipd.contest",
     "vipd.selection",
     "vipd.operations",
     "vipd.dataplane.options",

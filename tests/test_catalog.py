@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -299,3 +300,66 @@ def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None
     assert merged.touched == ("s7",)
     assert merged.services["s7"] is new
     assert set(asked) == {"s7"}
+
+
+def calls(units: Mapping[str, Unit]) -> int:
+    """How many calls of Python a merge of these units makes."""
+    counted = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        merge(units)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def one_by_one(number: int) -> dict[str, Unit]:
+    """Each newcomer in a unit of its own wants what an incumbent has."""
+    held = {f"file:/a/{n}": declared(service(f"a{n}", f"10.97.{n >> 8}.{n & 255}")) for n in range(number)}
+    new = {f"file:/b/{n}": declared(service(f"b{n}", f"10.97.{n >> 8}.{n & 255}")) for n in range(number)}
+    return {**{n: unit(d, d) for n, d in held.items()}, **{n: unit(d) for n, d in new.items()}}
+
+
+def one_after_the_other(number: int) -> dict[str, Unit]:
+    """Each unit wants what the next one has, and the last one what it cannot have."""
+    versions = [declared(service(f"s{n}", f"10.97.{n >> 8}.{n & 255}")) for n in range(number + 1)]
+    found = {f"file:/{n:06}": unit(versions[n + 1], versions[n]) for n in range(number)}
+    return {**found, "file:/last": unit(versions[number], versions[number])}
+
+
+def roles(number: int) -> dict[str, Unit]:
+    """Many services at one address, which many others have as a backend."""
+    vips = {
+        f"file:/b/{n}": declared(replace(service(f"v{n}", DNS), ports=(ServicePort(n + 1, UDP),)))
+        for n in range(number)
+    }
+    users = {
+        f"file:/a/{n}": declared(service(f"u{n}", f"10.97.{n >> 8}.{n & 255}", "", 1, DNS))
+        for n in range(number)
+    }
+    return {name: unit(each, each) for name, each in (vips | users).items()}
+
+
+def one_unit_loses_piece_by_piece(number: int) -> dict[str, Unit]:
+    """As `one_after_the_other`, but each that falls back takes a service from the same unit."""
+    chain = one_after_the_other(number)
+    own = [
+        service(f"x{n}", f"10.98.{n >> 8}.{n & 255}", "", 1, f"10.97.{n >> 8}.{n & 255}")
+        for n in range(number)
+    ]
+    return {**chain, "file:/x": unit(declared(*own), declared(*own))}
+
+
+@pytest.mark.parametrize(
+    "shape", [one_by_one, one_after_the_other, roles, one_unit_loses_piece_by_piece], ids=lambda s: s.__name__
+)
+def test_a_merge_costs_what_is_claimed_however_much_of_it_is_contested(
+    shape: Callable[[int], dict[str, Unit]],
+) -> None:
+    few, lot = (calls(shape(number)) for number in (50, 400))
+    assert lot < 10 * few, "eight times as many cost eight times as much, not 64 times"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,13 @@ from tests.fake_dataplane import FakeDataplane
 from tests.reconciling import DNS, WEB, World, lived_without_waiting, looping
 from tests.samples import declared, service
 from tests.simulated_time import simulate
-from vipd import admission, catalog, reconciler
+from vipd import admission, catalog, contest, reconciler
 from vipd.catalog import Unit
 from vipd.contained_catalog import ContainedCatalog
+from vipd.contest import Contest
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
+from vipd.declaration.conflicts import Claim
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.model import Forwarding, ForwardingKey, Service
@@ -150,7 +152,8 @@ def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
 def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bomb = Bomb(monkeypatch, catalog, "_claims_of")
+    bomb = Bomb(monkeypatch, catalog, "claims_of")
+    monkeypatch.setattr(contest, "claims_of", bomb)
     units = {f"file:/{n}": Unit(declared(service(f"s{n}", f"10.97.0.{n}"))) for n in range(others)}
     known = declared(service("old", "10.96.0.66"))
     units["file:/bad"] = Unit(declared(BOMB), known)
@@ -173,15 +176,15 @@ def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
 
 
 def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = catalog._conflicts
+    real = contest.conflicts_between
 
-    def breaking(chosen: Mapping[str, Declaration], claims: object) -> object:
-        names = {each.name for part in chosen.values() for each in part.services}
+    def breaking(all_units: Contest, suspects: Iterable[Claim]) -> object:
+        names = {each.name for part in all_units.left().values() for each in part.services}
         if {"dns", "web"} <= names:
             raise UnexpectedError("boom")
-        return real(chosen, claims)  # type: ignore[arg-type]  # as it came
+        return real(all_units, suspects)
 
-    monkeypatch.setattr(catalog, "_conflicts", breaking)
+    monkeypatch.setattr(catalog, "conflicts_between", breaking)
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(WEB))}
     contained = ContainedCatalog()
     contained._catalog.merge = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first

@@ -20,6 +20,8 @@ MOST_BYTES = 256 * 2**20
 MOST_ASIDE = 9
 """Copies of one file that are kept aside."""
 _MOST_LINKS = 40
+_PIECE = 2**18
+"""Bytes of a large file that are read at once."""
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -33,13 +35,30 @@ def read_open(descriptor: int, most: int) -> bytes:
     """The content of an open file, which is closed. Raises OSError for one that is not regular, or has more
     than `most` bytes."""
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        _require_regular(found)
-        data = file.read(most + 1) if found.st_size <= most else b""
-        if max(found.st_size, len(data)) > most:
-            size = f"{most >> 20} MiB" if most >= 2**20 else f"{most} bytes"
-            raise OSError(0, f"is larger than {size}")
+        _require_room(descriptor, 0, most)
+        data = file.read(most + 1)
+        _require_room(descriptor, len(data), most)
         return data
+
+
+def read_large(descriptor: int, most: int) -> bytearray:
+    """The same of a file that may be large: it is read in pieces and never copied as a whole, so that other
+    threads have their turn."""
+    with open(descriptor, "rb") as file:
+        data, piece = bytearray(), b"first"
+        while piece:
+            _require_room(descriptor, len(data), most)
+            piece = file.read(_PIECE)
+            data += piece
+        return data
+
+
+def _require_room(descriptor: int, read: int, most: int) -> None:
+    found = os.fstat(descriptor)
+    _require_regular(found)
+    if max(found.st_size, read) > most:
+        size = f"{most >> 20} MiB" if most >= 2**20 else f"{most} bytes"
+        raise OSError(0, f"is larger than {size}")
 
 
 def open_regular(path: Path) -> int:
@@ -116,7 +135,7 @@ def why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o640) -> None:
+def write_durably(path: Path, data: bytes | bytearray, mode: int = 0o640) -> None:
     """Replace a file by `data`; afterwards a power cut leaves the old content or the new, never a mix.
 
     Raises OSError; then the old content still stands.
@@ -125,7 +144,7 @@ def write_durably(path: Path, data: bytes, mode: int = 0o640) -> None:
     sync_directory(path.parent)
 
 
-def write_aside(path: Path, data: bytes, mode: int = 0o640, sync: bool = False) -> None:
+def write_aside(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bool = False) -> None:
     """Replace a file in one step, of which a power cut may bring the old content back. Raises OSError."""
     aside = f".{path.name}.new"
     with _inside(path.parent) as directory:

@@ -14,7 +14,7 @@ import stat
 from contextlib import ExitStack
 from pathlib import Path
 
-from vipd.durable import read_open
+from vipd.durable import read_large
 
 MOST_LINKS = 40
 """That are followed, as Linux does."""
@@ -33,7 +33,7 @@ class LinkOwnerError(OSError):
         self.hint = "let the link belong to root or to the owner of the file (chown -h)"
 
 
-def read_followed(path: Path, most: int) -> bytes:
+def read_followed(path: Path, most: int) -> bytearray:
     """The content of a regular file of `most` bytes at most. Links to it are followed as described above; the
     directory that it is named in may be reached by any.
 
@@ -47,7 +47,7 @@ def read_followed(path: Path, most: int) -> bytes:
         if strangers:
             os.close(descriptor)
             raise LinkOwnerError(min(strangers), owner)
-        return read_open(descriptor, most)
+        return read_large(descriptor, most)
 
 
 class _Walk:

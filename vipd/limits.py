@@ -60,6 +60,10 @@ YAML_VALUES = 6_000_000
 """Of one file, in all: while it is read each takes some hundred bytes. 100,000 services of five backends,
 with each key of a backend written out, have 4.4 million."""
 
+YAML_ENTRIES = 100_000
+"""Of one mapping, or of one list but that of services: twice what any may have. A larger table is made, and
+what it holds is freed, in one go, in which no other thread runs."""
+
 YAML_VALUE_BYTES = 2 * MIB
 """Of one value with the comments before it: no object of Kubernetes is larger than 1.5 MiB."""
 

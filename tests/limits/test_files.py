@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.faults.instrumented import yardstick
 from tests.sources.room import Room
 from vipd import limits
 from vipd.declaration.native import parse_declaration
-from vipd.sources.declaration_files import decoded
 from vipd.sources.files import FileSource
 
 GOOD = """\
@@ -20,6 +21,9 @@ apiVersion: vipd/v1
 services:
 - {name: %s, address: 10.96.0.%d, ports: [80], backends: [10.244.0.5]}
 """
+
+
+HEAD = "apiVersion: vipd/v1\nservices:\n"
 
 
 def good(number: int) -> str:
@@ -232,22 +236,25 @@ def test_links_to_nothing_that_can_be_read(source: FileSource, tmp_path: Path, l
     assert "cannot be read" in found or "is a directory" in found
 
 
-@pytest.mark.parametrize("text", ["plain", "\N{SNOWMAN}" * 700_000, "a" * (2**20 - 1) + "\N{SNOWMAN}"])
-def test_text_is_decoded_in_pieces(text: str) -> None:
-    assert decoded(text.encode()) == text
-    with pytest.raises(UnicodeDecodeError) as caught:
-        decoded(text.encode() + b"\xff")
-    assert caught.value.start == len(text.encode())
-
-
-HUGE = {
-    "one text": lambda size: "apiVersion: vipd/v1\nservices:\n- name: '" + "x" * size + "'\n",
+SERVICE = HEAD + "- name: a\n  address: 10.96.0.1\n  ports: [80]\n"
+HUGE: dict[str, Callable[[int], str]] = {
+    "one text": lambda size: HEAD + "- name: '" + "x" * size + "'\n",
     "comments": lambda size: "#" * size,
+    "comments between": lambda size: HEAD + ("#\n" * 1_000_000 + "- a\n") * (size // 2_100_000),
     "spaces": lambda size: "apiVersion: vipd/v1\n" + " " * size + "x",
-    "values": lambda size: "- a\n" * (size // 8),
+    "values": lambda size: "- a\n" * (size // 16),
     "signs": lambda size: "apiVersion: vipd/v1\nservices: [\n" + "\N{SNOWMAN},\n" * (size // 40),
-    "no break": lambda size: "apiVersion: vipd/v1\nservices: [" + "a," * (size // 16),
+    "wide": lambda size: (
+        HEAD + "- '\U0001f600'\n" + ("#" + "x" * 1_000_000 + "\n- a\n") * (size // 1_100_000)
+    ),
+    "no break": lambda size: "apiVersion: vipd/v1\nservices: [" + "a," * (size // 32),
+    "a long list": lambda size: SERVICE + "  backends: [" + "1," * (size // 2 - 100) + "]\n",
+    "keys": lambda size: "".join(f"key{number}: 1\n" for number in range(size // 16)),
+    "keys in a service": lambda size: SERVICE + "".join(f"  k{number}: 1\n" for number in range(size // 16)),
+    "no service": lambda size: HEAD + "- {}\n" * (size // 200),
 }
+STANDSTILL = 20.0
+"""Yardsticks: 50 ms on a machine that does nothing else."""
 
 
 @pytest.mark.parametrize("kind", HUGE)
@@ -267,5 +274,5 @@ def test_the_loop_goes_on_while_a_file_at_the_limit_is_read(room: Room, kind: st
         await reading
         return longest
 
-    # Some 20 ms are usual, and a second was before.
-    assert asyncio.run(standstill()) < 0.3
+    # Some 10 ms are usual: other threads wait for their turn 5 ms at least.
+    assert asyncio.run(standstill()) < STANDSTILL * max(yardstick(), yardstick())

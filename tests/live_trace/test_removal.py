@@ -14,6 +14,7 @@ from tests.explain.world import ROOT
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.live_trace.conftest import LOGGER
+from vipd.observe.live_trace import legacy as legacy_log
 
 pytestmark = pytest.mark.root
 
@@ -116,3 +117,18 @@ def test_a_wait_that_ran_out(host: Node) -> None:
     assert "no packet of a new flow" in read_line(process)
     assert tables(host) == ""
     finish(process)
+
+
+@pytest.mark.parametrize("number", ENDS[:-1])
+def test_a_child_that_has_done_nothing_yet_puts_the_logger_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """On a busy machine a signal came before the child ignored it, and the logger stayed."""
+    setting = tmp_path / "2"
+    setting.write_text("NONE")
+    monkeypatch.setattr(os, "setsid", lambda: time.sleep(0.5))
+    switched = legacy_log._logger_switched(setting)
+    with switched:
+        assert setting.read_text() == legacy_log.WANTED
+        os.kill(switched._guard, number)
+    assert setting.read_text() == "NONE"

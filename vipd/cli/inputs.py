@@ -106,7 +106,7 @@ def _read(name: str, named: bool) -> Declaration:
             with Path(name).open("rb") as file:
                 content = _bounded(file)
         else:
-            content = read_followed(Path(name), FILE_BYTES)
+            content = bytes(read_followed(Path(name), FILE_BYTES))
         text = content.decode()
     except OSError as err:
         return Declaration(problems=(unreadable(shown, err),))

@@ -3,7 +3,8 @@
 That is enough where both texts are the same up to the beginning of a service and again from the beginning of
 another one: a YAML reader is then in the same state at both places. It is so in a file of vipd/v1 with one
 document whose last key is `services`, in block style. What is read anew has to be without fault by itself.
-In every other case the whole text is read, so that what is found never depends on an earlier text. Pure.
+In every other case the whole text is read, so that what is found never depends on an earlier text. So it is
+where much has changed. Pure.
 """
 
 from __future__ import annotations
@@ -16,20 +17,32 @@ from dataclasses import dataclass, replace
 from vipd import limits
 from vipd.declaration.conflicts import backend_addresses, find_conflicts
 from vipd.declaration.native import parse_declaration
+from vipd.declaration.pieces import Utf8, common_prefix, common_suffix, find, find_last, lines_before, search
 from vipd.declaration.problems import Declaration
 from vipd.model import Service
 
-_VERSION = re.compile(r"^apiVersion: +vipd/v1 *$", re.MULTILINE)
-_SERVICES = re.compile(r"^services: *(?:#.*)?$", re.MULTILINE)
-_ITEM = re.compile(r"( *)- [^\s#]")
-_OTHER_BREAKS = ("\r", "\x85", "\u2028", "\u2029")
+_VERSION = re.compile(rb"^apiVersion: +vipd/v1 *$", re.MULTILINE)
+_SERVICES = re.compile(rb"^services: *(?:#.*)?$", re.MULTILINE)
+_ITEM = re.compile(rb"( {0,100})- [^\s#]")
+_OTHER_BREAKS = re.compile(rb"\r|\xc2\x85|\xe2\x80[\xa8\xa9]")
+_REFERS = re.compile(rb"[&*]")
+
+_LARGEST_HEAD = 2**20
+"""Bytes before the first service."""
+_LARGEST_CHANGE = 2**22
+"""Bytes from the first change to the last: some ten thousand services."""
+_LAST_LINE = 2**20
+"""Of a change: as many empty lines stand in its place before it, where no value may be as long."""
 
 
-def parse_again(text: str, path: str, earlier: str, known: Declaration, source: str = "file") -> Declaration:
+def parse_again(
+    text: str | Utf8, path: str, earlier: str | Utf8, known: Declaration, source: str = "file"
+) -> Declaration:
     """What `parse_declaration` says of `text`, when it has said `known` of an earlier text of the same file.
 
     Services that stand where they stood and say the same stay the same objects.
     """
+    text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
     change = _change(text, earlier, known)
     found = change and _combined(change, path, known, source)
     return found or parse_declaration(text, path, source)
@@ -43,56 +56,69 @@ class _Change:
     """Index of the first."""
     end: int
     """Index behind the last."""
-    text: str
+    text: bytes
     """Lines at their places: what stands before the first service, and those that have to be read."""
     shift: int
     """By how many lines the services behind have moved."""
 
 
-def _change(text: str, earlier: str, known: Declaration) -> _Change | None:
+def _change(text: Utf8, earlier: Utf8, known: Declaration) -> _Change | None:
     """What has to be read; None if that is the whole text."""
     lines = [service.origin.line for service in known.services]
     layout = _layout(earlier, lines[0]) if lines and known.ok and not known.notes else None
-    if layout is None or any(mark in text for mark in _OTHER_BREAKS):
+    if layout is None or _has_other_breaks(text):
         return None
     head, mark, outside = layout
-    same = _common_prefix(earlier, text)
-    start = earlier.rfind(mark, head - 1, same) + 1
-    if start < head or outside.search(earlier, head - 1):
+    same = common_prefix(earlier, text)
+    start = find_last(earlier, mark, head - 1, same) + 1
+    if start < head or search(earlier, outside, head - 1):
         return None
     left = min(len(earlier), len(text)) - start
-    rest = _common_suffix(earlier, text, left)
-    end = earlier.find(mark, len(earlier) - rest) + 1 if rest else 0
+    rest = common_suffix(earlier, text, left)
+    end = find(earlier, mark, len(earlier) - rest) + 1 if rest else 0
     end = end or len(earlier)
-    new, old = text[start : len(text) - len(earlier) + end], earlier[start:end]
-    if outside.search("\n" + new) or not new.startswith(mark[1:]) or any(c in new + old for c in "&*"):
+    if end - start > _LARGEST_CHANGE or len(text) - len(earlier) + end - start > _LARGEST_CHANGE:
         return None
-    at = earlier.count("\n", 0, start) + 1
-    behind = at + old.count("\n")
+    new, old = bytes(text[start : len(text) - len(earlier) + end]), bytes(earlier[start:end])
+    if search(b"\n" + new, outside) or not new.startswith(mark[1:]) or _refers(new) or _refers(old):
+        return None
+    at = lines_before(earlier, start) + 1
+    behind = at + lines_before(old, len(old))
     first, last = bisect_left(lines, at), bisect_left(lines, behind)
     if lines[first : first + 1] != [at] or (end < len(earlier) and lines[last : last + 1] != [behind]):
         return None
-    above = earlier[:head]
-    padded = above + "\n" * (at - 1 - above.count("\n")) + new
-    return _Change(
-        first, last if end < len(earlier) else len(lines), padded, new.count("\n") - old.count("\n")
-    )
+    above = bytes(earlier[:head])
+    if at > _LAST_LINE:
+        return None
+    padded = above + b"\n" * (at - 1 - lines_before(above, head)) + new
+    shift = lines_before(new, len(new)) - lines_before(old, len(old))
+    return _Change(first, last if end < len(earlier) else len(lines), padded, shift)
 
 
-def _layout(text: str, line: int) -> tuple[int, str, re.Pattern[str]] | None:
+def _has_other_breaks(text: Utf8) -> bool:
+    return search(text, _OTHER_BREAKS)
+
+
+def _refers(text: bytes) -> bool:
+    return search(text, _REFERS)
+
+
+def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | None:
     """Where the first service begins, what each begins with, and how to find what stands outside of all. None
     unless the text is one of those that can be read in part."""
     start = 0
     for _ in range(line - 1):
-        start = text.find("\n", start) + 1
+        start = find(text, b"\n", start) + 1
+        if start > _LARGEST_HEAD:
+            return None
     item = _ITEM.match(text, start)
-    head = text[:start]
+    head = bytes(text[:start])
     if item is None or not start or not _VERSION.search(head) or not _SERVICES.search(head):
         return None
-    if head.count("\n---") or head.startswith("---") or any(mark in text for mark in _OTHER_BREAKS):
+    if head.count(b"\n---") or head.startswith(b"---") or _has_other_breaks(text):
         return None
-    mark = f"\n{item[1]}- "
-    return start, mark, re.compile(r"\n(?!- )[^ #\n]" if not item[1] else r"\n[^ #\n]")
+    mark = b"\n" + item[1] + b"- "
+    return start, mark, re.compile(rb"\n(?!- )[^ #\n]" if not item[1] else rb"\n[^ #\n]")
 
 
 def _combined(change: _Change, path: str, known: Declaration, source: str) -> Declaration | None:
@@ -152,27 +178,3 @@ def _backends(services: Sequence[Service]) -> set[str]:
 def _has_vips(services: Sequence[Service], addresses: set[str]) -> bool:
     """Whether one of these addresses is a service's. All are looked through, which takes no call for each."""
     return bool(addresses) and not addresses.isdisjoint({a for each in services for a in each.addresses})
-
-
-def _common_prefix(one: str, other: str) -> int:
-    """How many characters are the same at the beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _common_suffix(one: str, other: str, most: int) -> int:
-    """How many characters are the same at the end, at most so many."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

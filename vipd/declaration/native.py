@@ -10,6 +10,7 @@ from vipd.declaration.formatting import API_VERSION, format_declaration, format_
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null, tree_of
 from vipd.declaration.notation import shown
+from vipd.declaration.pieces import Utf8
 from vipd.declaration.policy_reader import Policy, read_policy
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.service_reader import read_service
@@ -38,7 +39,9 @@ FILE = "file"
 _READ = Unreadable(0)
 
 
-def parse_declaration(text: str, path: str, source: str = FILE, *, accepted: bool = False) -> Declaration:
+def parse_declaration(
+    text: str | Utf8, path: str, source: str = FILE, *, accepted: bool = False
+) -> Declaration:
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
     No text, or only comments, declares no service. `path` names the file in problems and origins, `source`

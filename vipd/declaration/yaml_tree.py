@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vipd import limits
 from vipd.declaration.ipv6_quotes import hint_for_line
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null
 from vipd.declaration.notation import shown
+from vipd.declaration.pieces import PIECE, Utf8, lines_before, pieces
 from vipd.declaration.problems import Problem, ProblemList
 from vipd.text import joined_pairs
 
@@ -28,8 +30,10 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The characters that YAML allows in a stream (YAML 1.2, production 1); everything else is refused.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-_PIECE = 65_536
-"""Characters that are looked through at once: some tenths of a millisecond in which no other thread runs."""
+_PLAIN = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
+"""Those of them that are ASCII."""
+_LONGEST_LINE = 2**13
+"""Bytes of a line in which a reason for a problem is looked for."""
 
 _TABS = r"'\\t'|tab character|cannot start any token"
 
@@ -45,8 +49,9 @@ class Tree:
     problems: tuple[Problem, ...] = ()
 
 
-def read_tree(text: str, path: str, quotes: bool = True) -> Tree:
-    """Read every document of `text`; `path` names the file in problems. Never raises.
+def read_tree(text: str | Utf8, path: str, quotes: bool = True) -> Tree:
+    """Read every document of `text`; `path` names the file in problems. Never raises. A large one should be
+    UTF-8, of which no other form is made.
 
     After a syntax error the documents before it are still returned. Without `quotes`, problems repeat words
     of the text only after an `apiVersion` that shows it to be a declaration.
@@ -54,7 +59,8 @@ def read_tree(text: str, path: str, quotes: bool = True) -> Tree:
     text = _without_pairs(text)
     forbidden = _forbidden_in(text)
     if forbidden is not None:
-        return Tree(problems=(_forbidden_character(text, forbidden, path),))
+        return Tree(problems=(_forbidden_character(*forbidden, path),))
+    text = text.encode() if isinstance(text, str) else text
     builder = _Builder(path, quotes)
     try:
         builder.build(text)
@@ -72,12 +78,13 @@ def read_tree(text: str, path: str, quotes: bool = True) -> Tree:
     return Tree(tuple(builder.documents), problems)
 
 
-def _without_pairs(text: str) -> str:
+def _without_pairs(text: str | Utf8) -> str | Utf8:
     """JSON with its surrogate pairs joined, which no reader of YAML does; any other text as it is.
 
     So is a large one: whether it is JSON takes long to see, and no other thread runs meanwhile."""
     if len(text) > _LARGEST_JSON:
         return text
+    text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
     joined = joined_pairs(text) if text.lstrip()[:1] in ("{", "[") else text
     if joined is not text:
         try:
@@ -87,32 +94,44 @@ def _without_pairs(text: str) -> str:
     return joined
 
 
-def _forbidden_in(text: str) -> int | None:
-    """Where the first character stands that YAML does not allow."""
-    for start in range(0, len(text), _PIECE):
-        found = _FORBIDDEN.search(text, start, start + _PIECE)
+def _forbidden_in(text: str | Utf8) -> tuple[int, int] | None:
+    """The first character that YAML does not allow, after its line."""
+    lines = 1
+    for piece in _characters(text):
+        found = _FORBIDDEN.search(piece)
         if found:
-            return found.start()
+            return lines + piece.count("\n", 0, found.start()), ord(found[0])
+        lines += piece.count("\n")
     return None
 
 
-def _with_ipv6_hints(problems: tuple[Problem, ...], text: str) -> tuple[Problem, ...]:
+def _characters(text: str | Utf8) -> Iterator[str]:
+    if isinstance(text, str):
+        yield from (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+    else:
+        for _, piece in pieces(text):
+            # Of most pieces this is enough, and takes a tenth of the time.
+            plain = piece.isascii() and not piece.translate(None, _PLAIN)
+            yield "\n" * piece.count(b"\n") if plain else piece.decode(errors="surrogateescape")
+
+
+def _with_ipv6_hints(problems: tuple[Problem, ...], text: Utf8) -> tuple[Problem, ...]:
     """The problems, those on a line with an IPv6 address that is no YAML with a hint at that."""
     lines = _lines(text, {problem.line for problem in problems})
     hints = [hint_for_line(lines.get(problem.line, "")) for problem in problems]
     return tuple(replace(p, hint=hint or p.hint) for p, hint in zip(problems, hints, strict=True))
 
 
-def _lines(text: str, numbers: set[int]) -> dict[int, str]:
-    """Some lines of a text, by their number."""
+def _lines(text: Utf8, numbers: set[int]) -> dict[int, str]:
+    """Some lines of a text, by their number, of long ones the beginning."""
     found: dict[int, str] = {}
     last, start, number = max(numbers, default=0), 0, 0
     while number < last and start <= len(text):
         number += 1
-        end = text.find("\n", start)
+        end = text.find(b"\n", start)
         end = len(text) if end < 0 else end
         if number in numbers:
-            found[number] = text[start:end]
+            found[number] = text[start : min(end, start + _LONGEST_LINE)].decode(errors="replace")
         start = end + 1
     return found
 
@@ -160,7 +179,7 @@ class _Builder:
     def problem(self, line: int, what: str, hint: str = "") -> None:
         self.problems.add(Problem(self.path, line, "", what, hint))
 
-    def build(self, text: str) -> None:
+    def build(self, text: Utf8) -> None:
         """Read all of a text. Raises _StopReadingError and YAMLError."""
         pieces = _Pieces(text, self)
         try:
@@ -174,14 +193,14 @@ class _Builder:
             raise pieces.stop
 
     def _build(self, pieces: _Pieces) -> None:
-        scalar, alias = yaml.ScalarEvent, yaml.AliasEvent
+        scalar_event, alias = yaml.ScalarEvent, yaml.AliasEvent
         starts = {yaml.MappingStartEvent: Mapping, yaml.SequenceStartEvent: Sequence}
         ends = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
         # `yaml.parse` would ask twice for each event. The last one ends the stream.
         for event in iter(_LOADER(pieces).get_event, None):
             kind = type(event)
-            if kind is scalar:
-                self.add(Scalar(event.start_mark.line + 1, event.value, not event.style), event)
+            if kind is scalar_event:
+                self.scalar(event)
             elif kind in starts:
                 self.open(starts[kind](event.start_mark.line + 1), event)
             elif kind in ends:
@@ -197,6 +216,18 @@ class _Builder:
         if self.root is not None and not null(self.root):
             self.documents.append(self.root)
         self.root = None
+
+    def scalar(self, event: Any) -> None:
+        """Most of a file: what is no more than a key is no node."""
+        line, text = event.start_mark.line + 1, event.value
+        if event.anchor is not None or event.tag is not None:
+            self.add(Scalar(line, text, not event.style), event)
+            return
+        self.count += 1
+        if self.keys and self.keys[-1] is None and type(self.stack[-1]) is Mapping and text != "<<":
+            self.keys[-1] = text, line
+        else:
+            self.attach(Scalar(line, text, not event.style))
 
     def add(self, node: Node, event: Any) -> None:
         self.count += 1
@@ -292,8 +323,8 @@ class _Pieces:
     """The text as the parser reads it, a piece at a time. At each piece the limits are looked at: `stop` is
     why the text was cut off."""
 
-    def __init__(self, text: str, builder: _Builder) -> None:
-        self._data, self._builder = text.encode(), builder
+    def __init__(self, text: Utf8, builder: _Builder) -> None:
+        self._data, self._builder = text, builder
         self._at = self._value_at = self._values = 0
         self.stop: _StopReadingError | None = None
 
@@ -308,12 +339,21 @@ class _Pieces:
         if values > limits.YAML_VALUES:
             what = f"the file has more than {limits.YAML_VALUES} values"
             return self._cut(self._at, what, "divide it into several files")
+        if any(map(_crowded, self._builder.stack, range(limits.YAML_DEPTH))):
+            what = f"a mapping or a list has more than {limits.YAML_ENTRIES} entries"
+            return self._cut(self._at, what, "nothing that vipd reads has as many")
         start, self._at = self._at, self._at + size
-        return self._data[start : self._at]
+        return bytes(self._data[start : self._at])
 
     def _cut(self, at: int, what: str, hint: str) -> bytes:
-        self.stop = self.stop or _StopReadingError(self._data.count(b"\n", 0, at) + 1, what, hint)
+        self.stop = self.stop or _StopReadingError(lines_before(self._data, at) + 1, what, hint)
         return b""
+
+
+def _crowded(node: Sequence | Mapping, depth: int) -> bool:
+    """Whether a collection has more entries than any that has a meaning: what was made of it would be freed
+    in one go. Lists of services, and of objects of Kubernetes, are taken apart one by one."""
+    return len(node.items) > limits.YAML_ENTRIES and (depth > 1 or isinstance(node, Mapping))
 
 
 def _is_ours(node: Node) -> bool:
@@ -321,9 +361,7 @@ def _is_ours(node: Node) -> bool:
     return isinstance(version, Scalar) and version.text in OURS
 
 
-def _forbidden_character(text: str, position: int, path: str) -> Problem:
-    code = ord(text[position])
-    line = text.count("\n", 0, position) + 1
+def _forbidden_character(line: int, code: int, path: str) -> Problem:
     if 0xDC80 <= code <= 0xDCFF:  # what Python's "surrogateescape" leaves of a byte it could not decode
         what = f"the byte 0x{code - 0xDC00:02x} is not UTF-8 text"
         return Problem(path, line, "", what, "save the file as UTF-8")

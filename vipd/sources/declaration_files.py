@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from codecs import getincrementaldecoder
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,6 @@ from vipd import limits
 from vipd.declaration.problems import printable
 
 SUFFIXES = {".yaml", ".yml", ".json"}
-
-PIECE = 2**20
-"""Bytes that are decoded at once."""
 
 
 class Signature(NamedTuple):
@@ -62,17 +58,3 @@ def signature_of(path: Path) -> Signature:
     """Of a file, or of what a link leads to. Raises OSError."""
     found = path.stat()
     return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def decoded(data: bytes) -> str:
-    """A file's text, decoded in pieces, between which other threads have their turn. Raises
-    UnicodeDecodeError."""
-    if len(data) <= PIECE or data.isascii():
-        return data.decode("utf-8")
-    decode = getincrementaldecoder("utf-8")().decode
-    try:
-        parts = [decode(data[start : start + PIECE]) for start in range(0, len(data), PIECE)]
-        return "".join((*parts, decode(b"", True)))
-    except UnicodeDecodeError:
-        data.decode("utf-8")  # whose error names the place in the whole
-        raise

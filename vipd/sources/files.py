@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -23,6 +24,7 @@ from vipd.catalog import NOTHING, Unit
 from vipd.collecting import loading
 from vipd.declaration.again import parse_again
 from vipd.declaration.native import parse_declaration
+from vipd.declaration.pieces import Utf8, find, first_no_utf8, joined
 from vipd.declaration.problems import (
     Declaration,
     Problem,
@@ -31,9 +33,9 @@ from vipd.declaration.problems import (
     printable,
     unreadable,
 )
-from vipd.durable import make_directory, names_in, read_own, remove_own, why, write_durably
+from vipd.durable import make_directory, names_in, open_own, read_large, remove_own, why, write_durably
 from vipd.followed_links import read_followed
-from vipd.sources.declaration_files import SUFFIXES, Signature, decoded, list_files, signature_of
+from vipd.sources.declaration_files import SUFFIXES, Signature, list_files, signature_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ AGAIN_SECONDS = 10.0
 changed."""
 
 LARGE_TEXT = 200_000
-"""Characters above which parsing is a load: some thousand services."""
+"""Bytes above which parsing is a load: some thousand services."""
 
 LONGEST_NAME = 250
 """Of a copy, in bytes: while it is written it is longer by five, and must stay below 256."""
@@ -66,7 +68,7 @@ __all__ = ["SUFFIXES", "FileSource"]
 class _Read:
     """One file as last read."""
 
-    text: str | None
+    text: Utf8 | None
     """None when it could not be read."""
     declaration: Declaration
 
@@ -192,15 +194,16 @@ class FileSource:
             same = self._signatures.get(name) == signature and not self._due(self._refused, name)
             if known is not None and same and not again:
                 return known
-            text = decoded(read_followed(path, limits.FILE_BYTES))
+            text = read_followed(path, limits.FILE_BYTES)
+            wrong = first_no_utf8(text)
         except OSError as error:
             self._signatures.pop(name, None)
             return _unreadable(unreadable(name, error), known)
-        except UnicodeDecodeError as error:
-            return _unreadable(Problem(name, 0, "", f"is not UTF-8 text (byte {error.start})"), known)
         except Exception as error:
             self._signatures.pop(name, None)
             return _unreadable(internal_problem(error, "reading this file", name), known)
+        if wrong is not None:
+            return _unreadable(Problem(name, 0, "", f"is not UTF-8 text (byte {wrong})"), known)
         if time.time_ns() - signature.changed > FRESH_NANOSECONDS:
             self._signatures[name] = signature
         else:
@@ -220,7 +223,7 @@ class FileSource:
                 raise OSError(0, f"with the files before it there are more than {most} MiB")
             self._bytes_left -= size
 
-    def _parse(self, text: str, path: str, known: _Read | None) -> _Read:
+    def _parse(self, text: Utf8, path: str, known: _Read | None) -> _Read:
         """A file's text as a declaration. An exception that nobody expected is a problem of this file
         alone."""
         try:
@@ -260,14 +263,14 @@ class FileSource:
         self._accepted[path], self._stale = read, True
         try:
             make_directory(self._kept)
-            write_durably(_copy_of(self._kept, path), _copied(path, read.text or ""))
+            write_durably(_copy_of(self._kept, path), _copied(path, read.text or b""))
             self._keeping_faults.pop(path, None)
         except Exception as error:
             reason = why(error) if isinstance(error, OSError) else internal_error(error, "writing it")
             self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {reason}"
 
 
-def _parsed(text: str, path: str, known: _Read | None) -> Declaration:
+def _parsed(text: Utf8, path: str, known: _Read | None) -> Declaration:
     """What a file says now, read anew where it differs from what it said before."""
     with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
         if known is not None and known.text is not None:
@@ -292,20 +295,25 @@ def _copy_of(kept: Path, path: str) -> Path:
     return kept / f"{_HASHED}{hashlib.sha256(path.encode()).hexdigest()}"
 
 
-def _copied(path: str, text: str) -> bytes:
+def _copied(path: str, text: Utf8) -> Utf8:
     """The content of a copy. One under a hash says in its first line whose it is."""
-    head = f"{path}\n" if len(quote(path, safe="")) > LONGEST_NAME else ""
-    return (head + text).encode()
+    hashed = len(quote(path, safe="")) > LONGEST_NAME
+    return joined(f"{path}\n".encode(), text) if hashed else text
 
 
-def _read_copy(copy: Path) -> tuple[str, str]:
+def _read_copy(copy: Path) -> tuple[str, Utf8]:
     """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
-    text = decoded(read_own(copy, limits.FILE_BYTES))
+    text = read_large(open_own(copy, os.O_RDONLY), limits.FILE_BYTES)
+    wrong = first_no_utf8(text)
+    if wrong is not None:
+        raise ValueError(f"it is not UTF-8 text (byte {wrong})")
     if not copy.name.startswith(_HASHED):
         return unquote(copy.name, errors="strict"), text
-    path, _, text = text.partition("\n")
+    end = find(text, b"\n")
+    path = text[: max(0, end)].decode()
     if _copy_of(copy.parent, path) != copy:
         raise ValueError("it does not say whose copy it is")
+    del text[: end + 1]  # which moves nothing
     return path, text
 
 

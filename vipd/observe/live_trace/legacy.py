@@ -72,10 +72,15 @@ class _logger_switched:  # noqa: N801 (it is used as a function)
         if before == WANTED:
             return
         reading, self._pipe = os.pipe()
-        self._guard = os.fork()
-        if not self._guard:
-            os.close(self._pipe)
-            _put_back_later(self._setting, before, reading)
+        # What ends a terminal or a service reaches the child, too, perhaps before it has done anything.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._guard = os.fork()
+            if not self._guard:
+                os.close(self._pipe)
+                _put_back_later(self._setting, before, reading)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reading)
         self._setting.write_text(WANTED)
 
@@ -86,11 +91,10 @@ class _logger_switched:  # noqa: N801 (it is used as a function)
 
 
 def _put_back_later(setting: Path, before: str, pipe: int) -> None:
-    """In the child: wait for the parent's end, put the setting back, end. It never returns."""
+    """In the child, whose signals are blocked: wait for the parent's end, put the setting back, end. It never
+    returns."""
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         os.read(pipe, 1)
         # Somebody who has changed it meanwhile wants it so.
         if setting.read_text().strip() == WANTED:
