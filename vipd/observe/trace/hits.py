@@ -55,6 +55,9 @@ _NFT_PARTS = {
     "postrouting": "postrouting",
     "refuse": "refusal",
     "silence": "refusal",
+    "silence-reset": "refusal",
+    "removed": "refusal",
+    "node-removed": "refusal",
 }
 _QUOTED = re.compile(r'"[^"]*"')
 _NFT_TARGETS = {

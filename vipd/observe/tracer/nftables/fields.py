@@ -71,6 +71,8 @@ def _route_type(address: Callable[[Branch], int]) -> Callable[[Branch], int | No
 
 _PLAIN = [
     Field("meta l4proto", PROTOCOL, lambda b: b.packet.protocol),
+    # Every TCP packet that is traced begins a flow: SYN alone.
+    Field("tcp flags", MARK, lambda b: 2 if b.packet.protocol == PROTOCOLS["tcp"] else None),
     Field("meta mark", MARK, lambda b: b.packet.mark),
     Field("ct mark", MARK, lambda b: b.packet.connection_mark),
     Field("ct original proto-dst", PORT, lambda b: b.original_port),
