@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.dataplanes import EQUIPMENTS, Equipment
+from tests.faults.dataplanes import EQUIPMENTS, Equipment, listed_tables, saved_rules
 from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
@@ -114,9 +114,10 @@ class Looks:
         """What rules name though it is nobody's."""
         may = present | self._torture.model.reset_frontends
         host = self._torture.lab.host
-        rules = host.run("nft", "list", "ruleset").stdout + host.run("iptables-save").stdout
-        named = set(re.findall(r"10\.96\.9\.\d+|fd00:96:9::[0-9a-f]+", rules))
-        return f"rules name {sorted(named - may)}" if named - may else ""
+        parts = (saved_rules(host), listed_tables(host))
+        rules = [line for part in parts for found in part.values() for line in found]
+        named = {line: set(re.findall(r"10\.96\.9\.\d+|fd00:96:9::[0-9a-f]+", line)) - may for line in rules}
+        return "; ".join(f"{line} names {sorted(left)}" for line, left in named.items() if left)
 
 
 def bounded(daemon: Daemon, operations: int) -> dict[str, int]:
