@@ -36,7 +36,7 @@ LONGEST = (
     "tests/faults",
     "tests/nftables",
     "tests/packets",
-    "tests/trace/",
+    "tests/live_trace/",
     "tests/page",
 )
 

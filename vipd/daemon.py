@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vipd import __version__
@@ -104,6 +105,7 @@ class Parts:
     health: Health
     fitness: Fitness
     fleet: Fleet | None
+    keeper: ConntrackKeeper
     numbers: Numbers
     supervisor: Supervisor
 
@@ -198,7 +200,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
 def _loops(parts: Parts, listeners: Sequence[Listeners], observers: Observers) -> dict[str, Work]:
     """All that runs in the background, by the name that status and metrics have for it."""
     reconciler = parts.reconciler
-    keeper, swept, cleaned, saved = _conntrack(parts), *(_after_step(parts) for _ in range(3))
+    keeper, swept, cleaned, saved = parts.keeper, *(_after_step(parts) for _ in range(3))
     switched = asyncio.Event()
     parts.dataplane.switched.append(switched.set)
     return {
@@ -259,6 +261,7 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
         dataplane=dataplane,
         surroundings=surroundings,
         reconciler=reconciler,
+        keeper=await _conntrack(settings.state_dir, reconciler),
         own=own,
         peace=peace,
         overrides=overrides,
@@ -380,10 +383,13 @@ def _after_step(parts: Parts) -> asyncio.Event:
     return woken
 
 
-def _conntrack(parts: Parts) -> ConntrackKeeper:
-    """What cleans flows after each change."""
-    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(parts.settings.state_dir))
-    parts.reconciler.followers.append(keeper)
+async def _conntrack(state_dir: Path, reconciler: Reconciler) -> ConntrackKeeper:
+    """What cleans flows after each change, knowing what an earlier process has left to do."""
+    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(state_dir))
+    reconciler.followers.append(keeper)
+    reconciler.flow_resets.ended = keeper.resets
+    keeper.resets_changed = reconciler.wake
+    await keeper.load()
     return keeper
 
 

@@ -326,6 +326,14 @@ class Forwarding:
     pinned: tuple[Endpoint, ...] = ()
     """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
     there are endpoints for other clients."""
+    ended: bool = False
+    """No frontend any more: packets of TCP flows that began before get a reset, all others pass as if there
+    were no such forwarding."""
+
+    @property
+    def resets_flows(self) -> bool:
+        """Clients of established flows that end get a TCP reset."""
+        return self.ends_flows and self.key.protocol is Protocol.TCP
 
     @property
     def externally_accessible(self) -> bool:

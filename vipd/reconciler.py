@@ -20,6 +20,7 @@ from vipd.collecting import loading
 from vipd.containment import Containment
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
+from vipd.flow_resets import FlowResets
 from vipd.in_parts import AT_ONCE, in_parts
 from vipd.limits import size_of
 from vipd.model import Forwarding, ForwardingKey, Service
@@ -100,6 +101,7 @@ class Reconciler:
         """Exceptions that nobody expected, in what belongs to no unit and no service."""
         self._snapshot = Snapshot(sources, registrations, self.containment)
         self._quarantine = ServiceQuarantine()
+        self.flow_resets = FlowResets()
         self._programming = Programming(dataplane, self._hold, lambda: self.pulse.beat())
         self._moved: set[str] = set()
         """Services whose backends may stand otherwise since they were last chosen for."""
@@ -389,6 +391,7 @@ class Reconciler:
             for follower in self.followers:
                 with self.containment.around(_name_of(follower), "taking changed services"):
                     follower.update(part)
+        self._programming.update(self.flow_resets.changes(), self._forwarding)
         async for chosen in self._in_parts(selection.forwardings):
             for name, forwardings in chosen.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)

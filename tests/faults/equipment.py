@@ -23,6 +23,8 @@ from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
+NO_SETTINGS = ("VIPD_SOAK", "VIPD_TORTURE", "VIPD_TORTURE_SEED")
+"""Variables of tests that are none of vipd's."""
 REFUSAL = "is refused by the test"
 SWEPT_SECONDS = 60
 STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
@@ -65,7 +67,8 @@ class EquippedNode(Node):
     def inside(self, argv: Any) -> list[str]:
         """The command line that runs `argv` in this namespace and environment."""
         pairs = [f"{name}={value}" for name, value in self.environment.items()]
-        return super().inside(["env", "-u", "VIPD_SOAK", *pairs, *argv])
+        without = [word for name in NO_SETTINGS for word in ("-u", name)]
+        return super().inside(["env", *without, *pairs, *argv])
 
 
 class FailingTools:

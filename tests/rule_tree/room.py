@@ -1,4 +1,4 @@
-"""A host with a real daemon whose services everything in tests/rules/test_commands.py is about."""
+"""A host with a real daemon whose services everything in tests/rule_tree/test_commands.py is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracer against the kernel: its own print of the rules, and the counters real packets leave."""
+"""The simulator against the kernel: its own print of the rules, and the counters real packets leave."""
 
 from __future__ import annotations
 

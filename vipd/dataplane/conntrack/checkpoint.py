@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.stale import Destination, Target
@@ -26,7 +26,17 @@ LARGEST_FILE = 64 << 20
 
 log = logging.getLogger(__name__)
 
-Former = dict[Destination, frozenset[SocketAddress]]
+
+class Left(NamedTuple):
+    """What the last process left behind at a destination."""
+
+    backends: frozenset[SocketAddress]
+    """Those that it had; none when their flows are known to have ended."""
+    since: float | None = None
+    """When the rules without it were written, on the keeper's clock; None: it was in use."""
+
+
+Former = dict[Destination, Left]
 
 
 class Checkpoint:
@@ -48,9 +58,12 @@ class Checkpoint:
             log.warning("%s: cannot be read, flows of removed services may go on: %s", self._path, error)
             return {}
 
-    def write(self, targets: Mapping[Destination, Target]) -> None:
-        """Replace the file, if it says anything else. Raises OSError."""
-        data = json.dumps(_content(targets), separators=(",", ":")).encode()
+    def write(
+        self, targets: Mapping[Destination, Target], resets: Mapping[Destination, float | None] | None = None
+    ) -> None:
+        """Replace the file, if it says anything else. `resets`: removed destinations whose clients get a
+        reset, and since when. Raises OSError."""
+        data = json.dumps(_content(targets, resets or {}), separators=(",", ":")).encode()
         digest = blake2b(data).digest()
         if digest == self._written:
             return
@@ -61,21 +74,26 @@ class Checkpoint:
         self._written = digest
 
 
-def _content(targets: Mapping[Destination, Target]) -> list[object]:
+def _content(
+    targets: Mapping[Destination, Target], resets: Mapping[Destination, float | None]
+) -> list[object]:
     found: list[object] = []
     left = MOST_BACKENDS
     for destination, target in targets.items():
         backends = target.serving | (target.former or frozenset())
         if target.ends_flows and backends and len(backends) <= left:
             left -= len(backends)
-            found.append([*destination, sorted(backends)])
+            since = resets.get(destination)
+            found.append([*destination, sorted(backends), *(() if since is None else (since,))])
+    found += ([*place, [], since] for place, since in resets.items() if place not in targets)
     return found
 
 
-def _destination(item: list[Any]) -> tuple[Destination, frozenset[SocketAddress]]:
+def _destination(item: list[Any]) -> tuple[Destination, Left]:
     """One destination with its backends. Raises ValueError or TypeError for anything else."""
-    family, protocol, address, port, backends = item
+    family, protocol, address, port, backends, *rest = item
     if not (isinstance(address, str) and isinstance(port, int) and isinstance(backends, list)):
         raise TypeError("it has another form")
+    since = float(rest[0]) if rest else None
     found = frozenset((str(backend), int(number)) for backend, number in backends)
-    return Destination(Family(family), Protocol(str(protocol)), address, port), found
+    return Destination(Family(family), Protocol(str(protocol)), address, port), Left(found, since)

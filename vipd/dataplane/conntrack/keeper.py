@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,7 +21,7 @@ from vipd.dataplane.conntrack.stale import (
     destinations,
     kind_of,
 )
-from vipd.model import Forwarding, ForwardingKey
+from vipd.model import Forwarding, ForwardingKey, Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
@@ -28,6 +29,10 @@ REMEMBERED_SECONDS = 60.0
 """How long flows to a removed frontend are looked for, counted from when the rules without it were written.
 New ones cannot come up then; this is for packets under way, and for a run that missed an entry."""
 
+RESET_SECONDS = 600.0
+"""How long packets of TCP flows to a removed frontend get a reset, counted from the same moment."""
+MOST_RESETS = 10_000
+"""Removed frontends for which that is done; beyond, those removed first are let go of."""
 
 MOST_REMOVED = 50_000
 """Destinations that are gone and whose flows are still to be ended. Only while runs fail there may be more;
@@ -69,6 +74,10 @@ class ConntrackKeeper:
         """Backends that a destination had since the last good run."""
         self._removed: dict[Destination, float | None] = {}
         """When the rules without it were written; None: not yet."""
+        self._resets: dict[Destination, float | None] = {}
+        """The same for those whose clients get a reset."""
+        self.resets_changed: Callable[[], object] = lambda: None
+        """Called when `resets` is other than after the last `update`."""
         self._host_addresses: frozenset[str] = frozenset()
         self._applied = False
         self._changed = False
@@ -78,6 +87,11 @@ class ConntrackKeeper:
     def wanted(self) -> Wanted:
         """What flows are judged by. Its mapping follows later updates."""
         return Wanted(self._targets, self._host_addresses, tuple(self._kinds))
+
+    def resets(self) -> tuple[Destination, ...]:
+        """TCP frontends that are gone and whose service had `on_remove: reset`. Their flows have been ended
+        here, and without a rule nobody answers the client that goes on sending."""
+        return tuple(self._resets)
 
     @property
     def due(self) -> bool:
@@ -107,13 +121,27 @@ class ConntrackKeeper:
         if new != self._host_addresses:
             self._host_addresses, self._applied = new, False
 
+    async def load(self) -> None:
+        """Read the checkpoint. Called before the first update, so that no rule of an earlier process that
+        answers its clients is missing for a moment. A failure is left to `clean`, which reads it again."""
+        with contextlib.suppress(Exception):
+            await self._read_checkpoint()
+
     def _restore(self, former: Former) -> None:
-        """Clean after what an earlier process has written, unless it is in use. The rules are applied."""
+        """Clean after what an earlier process has written, unless it is in use."""
         now = self._clock()
-        for place, backends in former.items():
-            if place not in self._targets:
-                self._judge_by(place, Target(frozenset(), ends_flows=True, former=backends))
-                self._former[place], self._removed[place] = backends, now
+        since = now if self._applied else None
+        for place, left in former.items():
+            if place in self._targets:
+                continue
+            # Of a moment that is still to come: the machine was started since.
+            if place.protocol is Protocol.TCP and (left.since is None or now - left.since >= 0):
+                self._reset(place, since if left.since is None else left.since)
+            if left.backends:
+                self._judge_by(place, Target(frozenset(), ends_flows=True, former=left.backends))
+                self._former[place], self._removed[place] = left.backends, since
+        self._expire_resets(now)
+        self.resets_changed()
 
     def applied(self, wrote: bool = True) -> None:
         """The kernel's rules are as the updates say. Call it after every good step.
@@ -126,6 +154,9 @@ class ConntrackKeeper:
         now = self._clock()
         for place, since in self._removed.items():
             self._removed[place] = now if since is None else since
+        for place, since in self._resets.items():
+            self._saved = self._saved and since is not None
+            self._resets[place] = now if since is None else since
 
     async def clean(self) -> Cleaned:
         """End what must end. Raises ConntrackError, and is due again then, as after being cancelled."""
@@ -149,7 +180,7 @@ class ConntrackKeeper:
             return
         self._saved = True
         try:
-            await asyncio.to_thread(self._checkpoint.write, self._targets.copy())
+            await asyncio.to_thread(self._checkpoint.write, self._targets.copy(), self._resets.copy())
         except BaseException:
             self._saved = False
             raise
@@ -157,8 +188,10 @@ class ConntrackKeeper:
     async def _read_checkpoint(self) -> None:
         """Learn from what the last process wrote, once."""
         if self._checkpoint is not None and not self._restored:
-            self._restore(await asyncio.to_thread(self._checkpoint.read))
-            self._restored = True
+            former = await asyncio.to_thread(self._checkpoint.read)
+            if not self._restored:
+                self._restored = True
+                self._restore(former)
 
     def _add(self, key: ForwardingKey, target: Target) -> None:
         for place in self._places[key]:
@@ -166,16 +199,35 @@ class ConntrackKeeper:
             self._judge_by(place, target)
             self._owners[place] = key
             self._removed.pop(place, None)
+            self._resets.pop(place, None)
 
     def _remove(self, place: Destination) -> None:
         self._keep_former(place)
         self._owners.pop(place, None)
         ends_flows = self._targets[place].ends_flows
+        if ends_flows and self._former[place] and place.protocol is Protocol.TCP:
+            self._reset(place, None)
         self._judge_by(place, Target(frozenset(), ends_flows, self._former[place]))
         self._removed.pop(place, None)
         self._removed[place] = None
         while len(self._removed) > MOST_REMOVED:
             self._let_go(next(iter(self._removed)))
+
+    def _reset(self, place: Destination, since: float | None) -> None:
+        """The clients of a removed destination get a reset."""
+        self._resets.pop(place, None)
+        self._resets[place] = since
+        self._saved = False
+        if len(self._resets) > MOST_RESETS:
+            del self._resets[next(iter(self._resets))]
+
+    def _expire_resets(self, now: float) -> None:
+        ended = [p for p, since in self._resets.items() if since is not None and now >= since + RESET_SECONDS]
+        for place in ended:
+            del self._resets[place]
+        if ended:
+            self._saved = False
+            self.resets_changed()
 
     def _judge_by(self, place: Destination, target: Target | None) -> None:
         """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""
@@ -204,6 +256,7 @@ class ConntrackKeeper:
         """Let go of what a good run, begun then, has made needless to know."""
         if self._applied and not self._changed:
             self._former = {place: self._former[place] for place in self._removed}
+        self._expire_resets(began)
         for place, since in list(self._removed.items()):
             if since is not None and began >= since + REMEMBERED_SECONDS:
                 self._let_go(place)

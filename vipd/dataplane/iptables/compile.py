@@ -13,6 +13,7 @@ from vipd.dataplane.iptables.leaves import LeafRules
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import (
+    REMOVED,
     UNUSED_PORTS,
     any_port,
     comment,
@@ -23,6 +24,8 @@ from vipd.dataplane.iptables.spelling import (
 from vipd.model import ExternalAddress, Family, Forwarding, Policy, Protocol, Refusal
 
 _RESET = "-j REJECT --reject-with tcp-reset"
+_UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"
+"""What a TCP flow's first segment does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class Compiler:
     def compile(self, forwarding: Forwarding) -> Fragment:
         """The rules of one forwarding. Equal input gives equal rules."""
         lines = _Lines()
+        if forwarding.ended:
+            self._reset(forwarding, lines)
+            return Fragment({}, lines.found)
         self._dispatch_internal(forwarding, lines)
         self._dispatch_external(forwarding, lines)
         if self._options.beyond_kube_proxy:
@@ -105,9 +111,9 @@ class Compiler:
                 chain = self._names.service(key, "SVL" if policy is Policy.LOCAL else "SVC")
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
             else:
-                note, target = self._refusal(forwarding)
-                match = to_address(address, key.family, key.protocol, note, forwarding.port)
-                lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
+                for note, target in self._refusals(forwarding):
+                    match = to_address(address, key.family, key.protocol, note, forwarding.port)
+                    lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
 
     def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
         """Ping, and the ports of a VIP that no service has. Every port says this; one is heard."""
@@ -130,10 +136,10 @@ class Compiler:
                 firewall = firewalls[external.allow_from][0] if external.allow_from else ""
                 self._dispatch_address(forwarding, external, firewall, lines)
             if refused:
-                note, target = self._refusal(forwarding)
-                match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
                 refusals = self._shared("filter", "EXTERNAL-SERVICES")
-                lines.add(refusals, f"{match} {target}", external.address)
+                for note, target in self._refusals(forwarding):
+                    match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
+                    lines.add(refusals, f"{match} {target}", external.address)
         if forwarding.node_port:
             self._dispatch_node_port(forwarding, forwarding.node_port, refused, lines)
 
@@ -158,10 +164,29 @@ class Compiler:
             match = to_port(key.protocol, comment(key.service_port), port)
             chain = self._names.service(key, "EXT")
             lines.add(self._shared("nat", "NODEPORTS"), f"{match} -j {chain}")
-        if refused:
-            note, target = self._refusal(forwarding)
+        for note, target in self._refusals(forwarding) if refused else ():
             match = f"-p {key.protocol} {note} -m addrtype --dst-type LOCAL -m {key.protocol} --dport {port}"
             lines.add(self._shared("filter", "EXTERNAL-SERVICES"), f"{match} {target}")
+
+    def _reset(self, forwarding: Forwarding, lines: _Lines) -> None:
+        """A flow that began before was forgotten by connection tracking, so its next packet counts as new but
+        is no SYN. A SYN goes wherever it goes without vipd."""
+        key, note = forwarding.key, comment(REMOVED)
+        for address in forwarding.addresses:
+            match = to_address(address, key.family, key.protocol, note, forwarding.port)
+            lines.add(self._shared("filter", "SERVICES"), f"{match} {_UNDER_WAY} {_RESET}", address)
+        if forwarding.node_port:
+            to_host = f"-p {key.protocol} {note} -m addrtype --dst-type LOCAL -m {key.protocol}"
+            rule = f"{to_host} --dport {forwarding.node_port} {_UNDER_WAY} {_RESET}"
+            lines.add(self._shared("filter", "EXTERNAL-SERVICES"), rule)
+
+    def _refusals(self, forwarding: Forwarding) -> Iterator[tuple[str, str]]:
+        """The comments and targets, in order: where new flows meet silence, those that were to be reset do
+        not."""
+        note, target = self._refusal(forwarding)
+        if target == "-j DROP" and forwarding.resets_flows and self._options.beyond_kube_proxy:
+            yield note, f"{_UNDER_WAY} {_RESET}"
+        yield note, target
 
     def _refusal(self, forwarding: Forwarding) -> tuple[str, str]:
         """The comment and target for traffic that no endpoint may take.

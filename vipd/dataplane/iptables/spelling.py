@@ -12,6 +12,9 @@ COMMENT_LIMIT = 255
 UNUSED_PORTS = "vipd unused ports"
 """The comment on refusals of what is for a VIP and no port of it."""
 
+REMOVED = "vipd flows of removed services"
+"""The comment on resets for flows whose frontend is gone."""
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, RESERVED, Place, allowed
+from vipd.dataplane.nftables.layout import (
+    CLAIMED,
+    LOCAL_OFFSET,
+    NODE_PORTS,
+    NUMBERS,
+    RESERVED,
+    UNUSED,
+    Place,
+    allowed,
+)
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
 from vipd.model import Balance, Family, Masquerade
@@ -19,6 +28,8 @@ from vipd.model import Balance, Family, Masquerade
 Rules = tuple[str, ...]
 
 _LIMITED = "limited"
+_RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
+"""For what is not the first segment of a TCP flow: of FIN, SYN, RST and ACK, that has SYN alone."""
 
 HASH_SEED = 0x76697064
 """The same on every host, so that all of them send a client to the same backend."""
@@ -43,19 +54,50 @@ class Refuse:
     """Answers that nobody serves here, or says nothing."""
 
     silent: bool = False
+    resets: bool = False
+    """Silence is for new flows alone; those that began before get a TCP reset."""
 
     @property
     def name(self) -> str:
-        """`refuse` or `silence`; nft has a word of its own for drop."""
-        return "silence" if self.silent else "refuse"
+        """`refuse`, `silence` or `silence-reset`; nft has a word of its own for drop."""
+        return f"silence{'-reset' if self.resets else ''}" if self.silent else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
         """TCP learns it from a reset, which is seen at once everywhere. Answers have to come from the address
         that was asked, which the dispatch has overwritten."""
-        if self.silent:
+        if self.silent and not self.resets:
             return ("drop",)
         restore = f"{options.ip} daddr set ct original {options.ip} daddr"
+        if self.silent:
+            return restore, _RESET, "drop"
         return restore, "meta l4proto tcp reject with tcp reset", "reject"
+
+    def needs(self) -> tuple[Chain, ...]:
+        """None."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Ends TCP flows that began while their frontend was served, and lets all others pass as if this element
+    were not there."""
+
+    place: Place = Place.ADDRESS
+
+    @property
+    def name(self) -> str:
+        """`removed`, `node-removed`; nft has a word of its own for reset."""
+        return f"{self.place.value.rstrip('_')}-removed".lstrip("-")
+
+    def rules(self, options: TableOptions) -> Rules:
+        """Connection tracking has forgotten the flow, so its next packet is the first of one, but no SYN. The
+        rest is what the dispatch does with an address and port of no service."""
+        if self.place is Place.NODE:
+            return ("fib daddr type != local return", _RESET)
+        daddr = f"{options.ip} daddr"
+        restore = f"{daddr} set ct original {daddr}"
+        on_host = f"meta l4proto . th dport vmap @{NODE_PORTS.name}"
+        return restore, _RESET, on_host, f"{daddr} @{CLAIMED.name} goto {UNUSED}", "accept"
 
     def needs(self) -> tuple[Chain, ...]:
         """None."""
@@ -185,6 +227,8 @@ class Edge:
 
     cluster: Spread
     local: Spread | None
+    resets: bool = False
+    """As in `Refuse`, where there is none on this host."""
 
     @property
     def name(self) -> str:
@@ -204,7 +248,7 @@ class Edge:
 
     @property
     def _local(self) -> Chain:
-        return self.local or Refuse(silent=True)
+        return self.local or Refuse(silent=True, resets=self.resets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Limited, Masqueraded, Refuse, Spread
+from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Limited, Masqueraded, Refuse, Reset, Spread
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
@@ -104,6 +104,9 @@ class _Compilation:
 
     def run(self) -> Fragment:
         f, found = self._f, self._found
+        if f.ended:
+            self._reset()
+            return found
         self._inside()
         for external in f.external_addresses:
             self._outside(external)
@@ -123,6 +126,15 @@ class _Compilation:
         f = self._f
         outside = f.externally_accessible and f.external_policy is Policy.LOCAL
         return outside or f.masquerade in (Masquerade.HAIRPIN, Masquerade.OFF_CLUSTER)
+
+    def _reset(self) -> None:
+        for address in self._f.addresses:
+            self._found.elements[Slot(FRONTENDS.name, self._frontend(address))] = self._handler(Reset())
+        if self._f.node_port:
+            chain = Reset(Place.NODE)
+            self._found.chains[chain] = None
+            frontend = f"{self._f.key.protocol} . {self._f.node_port}"
+            self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
 
     def _inside(self) -> None:
         f = self._f
@@ -175,7 +187,9 @@ class _Compilation:
             return self._refusal()
         cluster = self._spread(place, Policy.CLUSTER)
         if f.external_policy is Policy.LOCAL:
-            return Edge(cluster, self._spread(place, Policy.LOCAL) if f.local_endpoints else None)
+            if not f.local_endpoints:
+                return Edge(cluster, None, f.resets_flows)
+            return Edge(cluster, self._spread(place, Policy.LOCAL))
         # The backend may be on another host, so replies must come back this way, unless it is said they do;
         # kube-proxy knows no such word.
         if f.masquerade is not Masquerade.HAIRPIN or self._options.kube_proxy:
@@ -237,7 +251,8 @@ class _Compilation:
 
     def _refusal(self) -> Refuse:
         """With endpoints on other hosts only, silence: a client behind a load balancer then tries another."""
-        return Refuse(silent=self._f.served or self._f.refusal is Refusal.DROP)
+        silent = self._f.served or self._f.refusal is Refusal.DROP
+        return Refuse(silent, resets=silent and self._f.resets_flows)
 
 
 def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from vipd.dataplane.nftables.layout import (
     HANDLERS,
     NODE_PORTS,
     PINGED,
+    UNUSED,
 )
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model import Family, Protocol
@@ -40,9 +41,6 @@ HOOKS = {
 }
 """Base chains, all of nat: the kernel asks them of the first packet of a flow only, at the priorities of
 iptables' nat. Which of several nat rules translates a flow first is the last to be asked."""
-
-UNUSED = "unused"
-"""The chain that refuses what is for a virtual IP and for no service."""
 
 ENTRANCES = ("prerouting", "output")
 """Those in which packets are led to services."""

@@ -98,6 +98,9 @@ HAIRPIN = Holder("hairpin", (Field.ADDRESS, Field.ADDRESS))
 NUMBERS = Holder("numbers", (Field.NUMBER,), (Field.ADDRESS,))
 """Number -> the same as an address; for IPv6 alone, where nft writes no number into an address."""
 
+UNUSED = "unused"
+"""The chain that refuses what is for a virtual IP and for no service."""
+
 _LEARNT = "dynamic,timeout"
 
 

@@ -13,8 +13,8 @@ from itertools import chain, islice
 
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.fixed import HOOKS, UNUSED, Hook
-from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, digest
+from vipd.dataplane.nftables.fixed import HOOKS, Hook
+from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, UNUSED, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
 

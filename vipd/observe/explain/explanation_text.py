@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import UNUSED_PORTS
 from vipd.dataplane.nftables.chains import limits_sources
-from vipd.dataplane.nftables.fixed import UNUSED
+from vipd.dataplane.nftables.layout import UNUSED
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
 from vipd.declaration.notation import duration_text

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable
 
 from vipd.dataplane.nftables.chains import Refuse, limits_sources
-from vipd.dataplane.nftables.fixed import UNUSED
-from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS
+from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS, UNUSED
 from vipd.model import socket_text
 from vipd.observe.simulator import Step
 
 _WHY = {
     Refuse().name: "no backend is ready",
     Refuse(silent=True).name: "no backend is ready, or none on this host",
+    Refuse(silent=True, resets=True).name: "no backend is ready, or none on this host",
     UNUSED: "no service has this port",
 }
 """Chains that end flows, and why."""

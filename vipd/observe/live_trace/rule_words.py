@@ -46,6 +46,9 @@ _NFT_ROLES = {
     "postrouting": "postrouting",
     "refuse": "refusal",
     "silence": "refusal",
+    "silence-reset": "refusal",
+    "removed": "refusal",
+    "node-removed": "refusal",
 }
 _SLOT_CHOICE = re.compile(r"\bip6? daddr set (?:numgen|jhash)\b")
 _LIMIT = re.compile(r"vmap @allowed_(\d+)")

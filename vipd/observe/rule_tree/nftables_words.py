@@ -46,6 +46,7 @@ _WORDS = tuple(
         (r"update @flows .* (tcp|udp|sctp) dport", r"\1: counted in flows"),
         (r"^(?:goto|jump) (\S+)$", r"on to \1"),
         (r"^drop$", "dropped"),
+        (r"^tcp flags .* reject", "flows that began before: reset"),
         (r"\breject\b", "refused"),
     )
 )

@@ -81,12 +81,24 @@ _TO = r"-d (?P<address>[0-9a-f.:]+)/(?:32|128) "
 _PORT = r"-m (?P=protocol) --dport (?P<port>\d+) "
 _TO_PORT = rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_PORT}"
 _REFUSE = r"-j (?P<refusal>DROP|REJECT)(?: --reject-with \S+)?"
+_UNDER_WAY = r"! --tcp-flags FIN,SYN,RST,ACK SYN "
 _LIST = r"--name \S+ --mask \S+ --rsource "
 _FROM_HOST = "-m addrtype --src-type LOCAL "
 _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
 
 _GROUP = Pattern(Role.GROUP, "{network}", r"-d (?P<network>\S+) -j P-GRP-H")
 _REFUSALS = (
+    Pattern(
+        Role.PLAIN,
+        "flows of {frontend} that began before: reset",
+        rf"{_TO}{_TO_PORT}{_UNDER_WAY}-j REJECT --reject-with \S+",
+    ),
+    Pattern(
+        Role.PLAIN,
+        "flows of {frontend} that began before: reset",
+        rf"-p (?P<protocol>tcp) {_NOTE}-m addrtype --dst-type LOCAL {_PORT}{_UNDER_WAY}"
+        r"-j REJECT --reject-with \S+",
+    ),
     Pattern(Role.FRONTEND, "{frontend}: {refused}", rf"{_TO}{_TO_PORT}{_REFUSE}"),
     Pattern(
         Role.FRONTEND,

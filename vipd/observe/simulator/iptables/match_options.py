@@ -6,6 +6,7 @@ from vipd.model import Family
 from vipd.observe.simulator.iptables.matches import (
     Always,
     AtRandom,
+    FirstSegment,
     IcmpType,
     InState,
     IsLocal,
@@ -37,6 +38,9 @@ _PORTS = {
     "--dport": Side.DESTINATION,
     "--destination-port": Side.DESTINATION,
 }
+_TCP_FLAGS = "--tcp-flags"
+FIRST_SEGMENT = "FIN,SYN,RST,ACK SYN"
+"""The flags that are looked at, and the one that is set: what `--syn` means."""
 _ICMP_NAMES = {
     Family.IPV4: {"echo-reply": 0, "echo-request": 8, "ping": 8, "pong": 0},
     Family.IPV6: {"echo-request": 128, "ping": 128, "echo-reply": 129, "pong": 129},
@@ -50,6 +54,18 @@ def _transport(name: str) -> Extension[Matches]:
         return tuple(PortIn(_PORTS[o.name], *port_range(o.value), negated=o.negated) for o in given.options)
 
     return Extension(build, with_value=_PORTS)
+
+
+def _tcp(given: Given) -> Matches:
+    _needs_protocol(given, "tcp")
+    ports = (o for o in given.options if o.name in _PORTS)
+    flags = (o for o in given.options if o.name == _TCP_FLAGS)
+    if wrong := [o.value for o in flags if o.value != FIRST_SEGMENT]:
+        raise ValueError(f"{_TCP_FLAGS} {wrong[0]} is not known")
+    return (
+        *(PortIn(_PORTS[o.name], *port_range(o.value), negated=o.negated) for o in ports),
+        *(FirstSegment(o.negated) for o in given.options if o.name == _TCP_FLAGS),
+    )
 
 
 def _icmp(family: Family, protocol: str, option: str) -> Extension[Matches]:
@@ -149,7 +165,7 @@ def _recent(given: Given) -> Matches:
 EXTENSIONS: dict[str, Extension[Matches]] = {
     "comment": Extension(_comment, ("--comment",)),
     "nfacct": Extension(_counter, ("--nfacct-name",)),
-    "tcp": _transport("tcp"),
+    "tcp": Extension(_tcp, (*_PORTS, _TCP_FLAGS), with_two=(_TCP_FLAGS,)),
     "udp": _transport("udp"),
     "sctp": _transport("sctp"),
     "icmp": _icmp(Family.IPV4, "icmp", "--icmp-type"),

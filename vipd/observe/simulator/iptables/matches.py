@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from vipd.observe.simulator.packet_state import PacketState
+from vipd.observe.simulator.packet_state import PROTOCOLS, PacketState
 
 
 class Side(StrEnum):
@@ -83,6 +83,17 @@ class PortIn:
         """The port lies in the range. A packet without ports never matches, negated or not."""
         port = packet.source_port if self.side is Side.SOURCE else packet.port
         return port is not None and (self.low <= port <= self.high) != self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSegment:
+    """`--tcp-flags FIN,SYN,RST,ACK SYN`. Every TCP packet that is traced begins a flow."""
+
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """The packet is the first of a TCP flow."""
+        return (packet.protocol == PROTOCOLS["tcp"]) != self.negated
 
 
 @dataclass(frozen=True, slots=True)

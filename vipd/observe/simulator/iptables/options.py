@@ -90,6 +90,8 @@ class Extension(Generic[T]):
     """Raises ValueError when a value or a combination is not known."""
     with_value: Collection[str] = ()
     flags: Collection[str] = ()
+    with_two: Collection[str] = ()
+    """Of those with a value, the ones that have another; a blank joins them."""
 
 
 def number(text: str, most: int) -> int:

@@ -123,6 +123,7 @@ class _Reader:
         if any(o.name == name for o in options):
             raise ValueError(f"{name} stands twice")
         value = self._cursor.take(after=name) if name in spec.with_value else ""
+        value += f" {self._cursor.take(after=name)}" if name in spec.with_two else ""
         options.append(Option(name, value, negated))
 
     def _owner_of(

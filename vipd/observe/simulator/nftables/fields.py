@@ -69,6 +69,8 @@ def _route_type(address: Callable[[PacketState], int]) -> Callable[[PacketState]
 
 _PLAIN = [
     Field("meta l4proto", PROTOCOL, lambda b: b.protocol),
+    # Every TCP packet that is traced begins a flow: SYN alone.
+    Field("tcp flags", MARK, lambda b: 2 if b.protocol == PROTOCOLS["tcp"] else None),
     Field("meta mark", MARK, lambda b: b.mark),
     Field("ct mark", MARK, lambda b: b.connection_mark),
     Field("ct original proto-dst", PORT, lambda b: b.original_port),
