@@ -88,7 +88,7 @@ class FileSource:
         """Files with problems, and when they were read, on the monotonic clock."""
         self._failed: dict[str, float] = {}
         """Files whose reading ended in an internal error, and when, on the monotonic clock."""
-        self._scanning = threading.Lock()
+        self._scanning, self._keeping = threading.Lock(), threading.Lock()
         self._bytes_left = limits.DIRECTORY_BYTES
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
@@ -137,21 +137,24 @@ class FileSource:
                 path: self._signatures[path] for path in self._read if path in self._signatures
             }
             changed = self._read != before
-            self._stale = self._stale or changed
+            if changed:  # never False: `accepted` may have set it meanwhile
+                self._stale = True
             return changed
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep a copy of each file whose present text serves; drop the copies of files that are gone. It
-        waits for the disk, and for a scan; call it in a thread."""
-        with self._scanning:
+        waits for the disk; call it in a thread. It does not wait for a scan, which takes as long as the
+        author of a file wants: every change of anybody waits for what is kept."""
+        with self._keeping:
             self._keep_accepted(chosen)
 
     def _keep_accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        for path, read in self._read.items():
+        present = self._read  # a scan puts another one in its place
+        for path, read in present.items():
             kept = self._accepted.get(path) is read and path not in self._keeping_faults
             if not kept and chosen.get(f"file:{path}") is read.declaration:
                 self._keep(path, read)
-        for path in self._accepted.keys() - self._read.keys():
+        for path in self._accepted.keys() - present.keys():
             self._stale = True
             del self._accepted[path]
             self._keeping_faults.pop(path, None)

@@ -1,0 +1,56 @@
+"""A file takes long to read: what serves is kept meanwhile, and nobody's change waits."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.sources.room import GOOD, OTHER, Room
+from vipd.catalog import merge
+from vipd.declaration.problems import Declaration
+from vipd.sources import files
+
+WAIT_SECONDS = 60.0
+
+
+class Slow:
+    """A parser that is busy with one file until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.begun, self.end = threading.Event(), threading.Event()
+        parse, self._name = files._parsed, name
+
+        def parsed(text: str, path: str, known: files._Read | None) -> Declaration:
+            if path.endswith(self._name):
+                self.begun.set()
+                assert self.end.wait(WAIT_SECONDS)
+            return parse(text, path, known)
+
+        monkeypatch.setattr(files, "_parsed", parsed)
+
+
+def test_what_serves_is_kept_while_a_file_takes_long_to_read(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.write("a.yaml", GOOD)
+    room.source.scan()
+    merged = merge(room.source.units())
+    slow = Slow(monkeypatch, "b.yaml")
+    room.write("b.yaml", OTHER)
+    scanning = threading.Thread(target=room.source.scan)
+    keeping = threading.Thread(target=room.source.accepted, args=(merged.chosen,))
+    scanning.start()
+    try:
+        assert slow.begun.wait(WAIT_SECONDS)
+        keeping.start()
+        keeping.join(WAIT_SECONDS / 6)
+        waited = keeping.is_alive()
+    finally:
+        slow.end.set()
+        scanning.join()
+        keeping.join()
+    assert not waited, "keeping what serves waited for the reading of another file"
+    assert [path.name.endswith("a.yaml") for path in room.kept.iterdir()] == [True]
+    assert room.source.units().keys() == {f"file:{room.directory / name}" for name in ("a.yaml", "b.yaml")}
+    assert room.step() == {"dns", "web"}
