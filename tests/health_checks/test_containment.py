@@ -114,10 +114,10 @@ def test_a_coroutine_that_fails(
 def test_a_thread_that_fails(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails() -> None:
+    def fails(_: Target) -> dict[str, str]:
         raise ZeroDivisionError("in a thread")
 
-    monkeypatch.setattr("vipd.health.probes.exec._give_up_privileges", fails)
+    monkeypatch.setattr("vipd.health.probes.exec.environment", fails)
     probe = ExecProbe(command=("/bin/true",))
     both_are_asked(backend, probe, "ZeroDivisionError: in a thread; please report it", caplog)
 
