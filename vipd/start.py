@@ -112,9 +112,10 @@ def _state_lock_file(path: Path) -> int | None:
     else:
         return descriptor
     log.error("%s cannot be made or written: %s; vipd starts all the same", path, os.strerror(errno.EROFS))
-    for open_it in (lambda: open_own(path, os.O_RDONLY), lambda: os.open(path.parent, os.O_RDONLY)):
-        with contextlib.suppress(FileNotFoundError):
-            return open_it()
+    with contextlib.suppress(FileNotFoundError):
+        return open_own(path, os.O_RDONLY)
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     return None
 
 
