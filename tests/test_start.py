@@ -220,7 +220,9 @@ def test_without_a_directory_that_it_can_write_to_vipd_starts(
         os.seteuid(0)
 
 
-def test_other_errors_of_locking_are_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_locking_are_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -233,7 +235,7 @@ def test_other_errors_of_locking_are_what_they_are(tmp_path: Path, monkeypatch: 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr("vipd.start.os.write", full)
-        error = refused(tmp_path)
-    assert "cannot be written: No space left on device; hint: df" in str(error)
+    monkeypatch.setattr("vipd.start.os.write", full)
+    with state_lock(settings(tmp_path)):
+        assert "another vipd runs" in str(refused(tmp_path)), "it is held without its pid in it"
+    assert "cannot be written: No space left on device; hint: df" in caplog.text

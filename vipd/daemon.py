@@ -62,7 +62,7 @@ from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
-from vipd.start import StartError, require_privileges, state_lock
+from vipd.start import StartError, require_privileges, state_faults, state_lock
 from vipd.supervisor import Loop, Pace, Supervisor, Task, Work
 from vipd.systemd.fields import Event, fields
 from vipd.systemd.notify import Notifier
@@ -441,6 +441,7 @@ async def _listening(
         parts.rescan,
         about,
         warnings=lambda: [
+            *state_faults(settings.state_dir),
             *(warning for each in listeners for warning in each.warnings),
             *parts.health.warnings(),
             *notifier.warnings,

@@ -6,9 +6,13 @@ what vipd may have done.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
+import os
 import re
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -55,6 +59,8 @@ class HostRecord:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
+        self._unwritten: Changes | None = None
+        """What stands nowhere else, as the file system is read-only: services must be served all the same."""
 
     def read(self) -> Changes:
         """What is recorded; nothing when there is no record, or none that can be read. Only looks."""
@@ -66,6 +72,9 @@ class HostRecord:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the record: what cleanup has to put back may not be known."""
         what = "what vipd has changed on this host is not known to vipctl cleanup"
+        if self._unwritten is not None:
+            with contextlib.suppress(OSError):
+                self._write(self._unwritten)
         found = [
             f"{self._path.with_name(name)}: a damaged record was kept aside: {what}; hint: look at it, then "
             "delete it"
@@ -76,6 +85,8 @@ class HostRecord:
             self._load()
         except (OSError, ValueError) as error:
             found.append(f"{self._path}: {_reason(error)}: {what}")
+        if self._unwritten is not None:
+            found.append(f"{self._path}: {os.strerror(errno.EROFS)}: {what}")
         return tuple(found)
 
     def sysctl(self, name: str, was: str, now: str) -> None:
@@ -141,6 +152,8 @@ class HostRecord:
 
     def _load(self) -> Changes:
         """Raises OSError when the record cannot be read, and ValueError when it is not understood."""
+        if self._unwritten is not None:
+            return deepcopy(self._unwritten)
         try:
             text = read_own(self._path, MOST_BYTES).decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
@@ -174,8 +187,14 @@ class HostRecord:
             return []
 
     def _write(self, changes: Changes) -> None:
-        make_directory(self._path.parent)
-        write_durably(self._path, json.dumps(asdict(changes), indent=1).encode())
+        self._unwritten = None
+        try:
+            make_directory(self._path.parent)
+            write_durably(self._path, json.dumps(asdict(changes), indent=1).encode())
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._unwritten = changes
 
 
 def _parsed(text: str) -> Changes:

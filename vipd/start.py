@@ -69,20 +69,54 @@ def state_lock(settings: Settings) -> Iterator[None]:
     would undo each other. Raises StartError."""
     path = settings.state_dir / LOCK
     try:
-        _require_closed(path.parent, 0o750)
-        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
-        os.fchmod(descriptor, LOCK_MODE)  # older versions let the group read it, and so hold it
+        descriptor = _state_lock_file(path)
     except OSError as error:
         hint = "" if "hint: " in str(error.strerror) else "; hint: run as root, or set state_dir"
         what = f"{path}: {error.strerror}{hint}"
         raise StartError(what, number=error.errno or 0) from None
     try:
         hint = "hint: systemctl status vipd"
-        _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}", hint)
+        if descriptor is not None:
+            _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}", hint)
         with _namespace_lock(settings.chain_prefix):
             yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def state_faults(directory: Path) -> tuple[str, ...]:
+    """What to tell of a state directory that is read-only now."""
+    try:
+        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+    except OSError:
+        return ()  # whoever needs it says so
+    if not read_only:
+        return ()
+    lost = "what is known of backends, flows and this host is lost with a restart"
+    hint = f"dmesg says why; mount -o remount,rw {directory}, or set state_dir"
+    what = "what could be read serves, and nothing is saved: changes by vipctl are refused, and"
+    return (f"{directory} is on a read-only file system: {what} {lost}; hint: {hint}",)
+
+
+def _state_lock_file(path: Path) -> int | None:
+    """A descriptor of a state directory's lock file, or of the directory where that is read-only; None where
+    there is none and none can be made. Raises OSError."""
+    try:
+        _require_closed(path.parent, 0o750)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        os.fchmod(descriptor, LOCK_MODE)  # older versions let the group read it, and so hold it
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    else:
+        return descriptor
+    log.error("%s cannot be made or written: %s; vipd starts all the same", path, os.strerror(errno.EROFS))
+    with contextlib.suppress(FileNotFoundError):
+        return open_own(path, os.O_RDONLY)
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    return None
 
 
 def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
@@ -199,8 +233,8 @@ def _require_closed(directory: Path, mode: int) -> None:
 
 
 def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
-    """Lock a file and leave our pid in it, by which cleanup knows that we run. Raises StartError, where it is
-    held with what that means and a hint."""
+    """Lock a file and leave our pid in it where that can be written. Raises StartError, where it is held with
+    what that means and a hint."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,12 +243,14 @@ def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
         what = f"{path} cannot be locked: {error.strerror or error}"
         hint = f"{path.parent} must be on a file system of this host that knows locks"
         raise StartError(f"{what}; hint: {hint}", number=error.errno or 0) from None
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
     except OSError as error:
-        what = f"{path} cannot be written: {error.strerror or error}"
-        raise StartError(f"{what}; hint: df {path.parent}", number=error.errno or 0) from None
+        # It is held all the same. On a full disk, or a read-only one, what is declared must be served, too.
+        log.warning("%s cannot be written: %s; hint: df %s", path, error.strerror or error, path.parent)
 
 
 def _holder(descriptor: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from vipd import daemon
 from vipd.__main__ import main
 
@@ -11,4 +9,4 @@ PROGRAM_SECONDS = 2.0
 
 if __name__ == "__main__":
     vars(daemon)["program_seconds"] = lambda _: PROGRAM_SECONDS
-    sys.exit(main())
+    main()

@@ -21,6 +21,7 @@ from vipd.host_record import HostRecord
 from vipd.hostnet import restore_sysctls
 from vipd.process import run
 from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+from vipd.start import LOCK, held_files
 from vipd.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
@@ -133,10 +134,13 @@ def _configured_state_dir() -> Path:
 def _refuse_beside_daemon(state_dir: Path) -> None:
     """A daemon at work would put everything back; one in another network namespace still needs its record."""
     try:
-        pid = int(read_own(state_dir / "lock", _LONGEST_LOCK))
+        pid = int(read_own(state_dir / LOCK, _LONGEST_LOCK))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         here, there = Path("/proc/self/ns/net").stat(), Path(f"/proc/{pid}/ns/net").stat()
     except (OSError, ValueError):
+        if _is_held(state_dir):
+            hint = "systemctl stop vipd first, or --force"
+            raise CliError("vipd is running", f"it holds {state_dir}", hint) from None
         return
     if b"vipd" not in command:
         return
@@ -145,3 +149,13 @@ def _refuse_beside_daemon(state_dir: Path) -> None:
         raise CliError("vipd is running", f"pid {pid} would put its rules back", hint)
     why = f"it belongs to a vipd in another network namespace (pid {pid})"
     raise CliError(f"{state_dir} is in use", why, "give this namespace's own with --state-dir")
+
+
+def _is_held(state_dir: Path) -> bool:
+    """Whether somebody has locked a state directory, or its lock file, in which no pid could be written."""
+    try:
+        held = held_files(Path("/proc"))
+    except (OSError, ValueError):
+        return False
+    paths = [path for path in (state_dir / LOCK, state_dir) if path.exists()]
+    return any(path.lstat().st_ino in held for path in paths)

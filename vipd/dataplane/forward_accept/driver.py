@@ -123,7 +123,7 @@ class ForwardAccepts:
         if not self._settings.accept_forwarded:
             return ()
         found = await self._reader.read(await self._of_dataplane(dataplane))
-        return _of_this_choice(found, Family)
+        return _of_this_choice(found, frozenset(Family))
 
     def kept(self) -> frozenset[tuple[Family, str]]:
         """The iptables variants in which the accept has to stay when the iptables dataplane ends."""
