@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from vipd import reconciler as room
 from vipd.in_parts import AT_ONCE
 from vipd.model import Family, Forwarding, ForwardingKey, Service
 from vipd.selection import choose
+from vipd.snapshot import IN_THREAD_ABOVE, Snapshot
 
 
 def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
@@ -287,3 +290,27 @@ def test_a_large_load_shows_that_it_goes_on() -> None:
         return lived(story, *services).reconciler.pulse.beats
 
     assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"
+
+
+def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,000 that went held it for 60 ms, and so would a hundred thousand for seconds."""
+    merged_in = list[bool]()
+    merge = Snapshot._merge
+
+    def noted(*arguments: Any) -> None:
+        merged_in.append(threading.current_thread() is threading.main_thread())
+        merge(*arguments)
+
+    monkeypatch.setattr(Snapshot, "_merge", noted)
+
+    async def story(world: World) -> None:
+        for candidate in (declared(*many), declared()):
+            merged_in.clear()
+            world.source.candidate = candidate
+            await world.fulfilled(world.reconciler.wake())
+            assert merged_in[0] is False
+
+    many = [service(f"s{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(IN_THREAD_ABOVE + 1)]
+    lived(story)

@@ -28,8 +28,7 @@ ACCEPT_SECONDS = 2.0
 """How long a step waits until copies of accepted files are on disk: each takes some milliseconds."""
 
 IN_THREAD_ABOVE = 200
-"""Services in changed units above which the work is done beside the event loop: it takes 10 ms and more
-then."""
+"""Services above which a merge is done beside the event loop: it takes 10 ms and more then."""
 
 
 class Snapshot:
@@ -78,7 +77,9 @@ class Snapshot:
         changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
         answers = await ask(self._admission.questions(changed))
         joining = self._registrar.take(self._registered(), policy)
-        if self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
+        # What goes counts as well as what comes, and one conflict has all services merged from scratch.
+        known = len(self._merged.services) if changed or self._catalog.holds else 0
+        if known + self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
             with loading():
                 await asyncio.to_thread(self._merge, changed, answers, joining)
         else:

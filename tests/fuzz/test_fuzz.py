@@ -43,8 +43,8 @@ FILES = 20
 """Files that stand at once."""
 SILENT = 20
 """Clients that never read, to each listener."""
-STANDSTILL = 40.0
-"""Nothing may hold up the event loop for longer than so many times the yardstick: 100 ms."""
+STANDSTILL = 20.0
+"""Nothing may hold up the event loop for longer than so many times the yardstick: 50 ms."""
 MOST_MEMORY = 300 * 2**20
 """Resident, in bytes, whatever is given to it."""
 PAGE, METRICS, ASKED = 9101, 9102, 8000
