@@ -409,3 +409,25 @@ def test_a_weight_for_a_files_backend_is_an_order() -> None:
         assert [e.weight for e in api.dataplane.kernel[key].endpoints] == [5]
 
     served(story)
+
+
+def test_requests_that_fail_are_logged_once_and_named_until_one_is_answered(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> bytes:
+        raise KeyError("nobody expects it")
+
+    async def story(api: Api) -> None:
+        containment = api.reconciler.containment
+        with monkeypatch.context() as patched:
+            patched.setattr("vipd.api.bodies.read_raw", broken)
+            for _ in range(20):
+                assert (await api.add(WEB)).status == 500
+            (warning,) = containment.warnings
+            assert "internal error while answering POST /v1/services: KeyError" in warning
+            assert (await api.ask("GET", "/v1/status")).status == 200
+        assert (await api.add(WEB)).status == 200
+        assert not containment.warnings
+
+    served(story)
+    assert sum(record.exc_info is not None for record in caplog.records) == 1

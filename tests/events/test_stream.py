@@ -17,6 +17,7 @@ from tests.samples import service
 from vipd.api import event_routes
 from vipd.api.event_routes import EventRoutes
 from vipd.api.server import _errors
+from vipd.containment import Containment
 from vipd.observe.events.follower import MOST_WAITING
 from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder
@@ -52,7 +53,7 @@ def lived(story: Story, directory: Path) -> None:
     async def run() -> None:
         made = recorder(directory, Clock())
         routes = EventRoutes(lambda: made, lambda: {"web": WEB})
-        app = web.Application(middlewares=[_errors])
+        app = web.Application(middlewares=[_errors(Containment())])
         app.add_routes(routes.routes())
         app.on_shutdown.append(routes.end)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=4 * PATIENCE_SECONDS)

@@ -305,7 +305,9 @@ async def day(directory: Path, control: Control) -> Json:
         observers = Observers(daemon._observed(parts, recorder))
         listeners = (*daemon._health(parts), *observers.listeners)
         loops = daemon._loops(parts, listeners, observers)
-        work = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()]
+        work: list[asyncio.Task[Any]] = [
+            asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()
+        ]
         told: list[str] = []
         if settings.etcd:
             work.append(asyncio.create_task(_register(settings.etcd.settings(), told)))
@@ -326,7 +328,7 @@ async def day(directory: Path, control: Control) -> Json:
         found["warned"] = _warnings(parts, listeners, recorder)
         found |= await _recovered(directory, control, parts)
         found["still_warned"] = _warnings(parts, listeners, recorder)
-        found["registered"] = bool(control.etcd) and REGISTERED.encode() in control.etcd.kvs
+        found["registered"] = control.etcd is not None and REGISTERED.encode() in control.etcd.kvs
         for task in work:
             task.cancel()
         await asyncio.wait(work)

@@ -109,7 +109,8 @@ def hurry() -> None:
     Pace.pause = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
     reconciler.LONGEST_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
     peace.LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
-    etcd.Times = partial(Times, probe=LONGEST_PAUSE_SECONDS, grace=LONGEST_PAUSE_SECONDS)  # type: ignore[misc,assignment]
+    often = partial(Times, probe=LONGEST_PAUSE_SECONDS, grace=LONGEST_PAUSE_SECONDS)
+    etcd.Times = often  # type: ignore[attr-defined,assignment]
 
 
 if __name__ == "__main__":

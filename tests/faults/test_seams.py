@@ -27,13 +27,15 @@ from tests.faults.seams import (
     MODES,
     NO_SEAM,
     PROGRAMS,
+    REQUESTS,
     RETURNS,
     SEAMS,
     Seam,
 )
-from tests.lab.daemon import Daemon
+from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import finish
 from tests.lab.topology import Lab
+from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -195,6 +197,15 @@ class FaultyDaemon(Daemon):
         put = ["etcdctl", "--endpoints", ETCD_URL, "put", "/vipd/v1/services/followed", value]
         self.host.run("env", "ETCDCTL_API=3", *put)
 
+    def asks(self, path: str) -> int:
+        """The code of the API's answer to a GET."""
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
     def told(self) -> str:
         """What status says is wrong."""
         status = self.status()
@@ -324,6 +335,26 @@ def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
     assert daemon.log.count("Traceback") - logged <= 2, "it is logged once"
     daemon.recovers((seam,))
     daemon.wait_until(lambda: daemon.endpoints("followed"), [f"10.244.9.{number}:80"])
+    assert daemon.status()["pid"] == pid
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_that_fail_are_answered_so_and_hold_up_nothing_else(
+    daemon: FaultyDaemon, yardstick: Yardstick, mode: str
+) -> None:
+    number, pid, logged = next(numbers), daemon.status()["pid"], daemon.log.count("Traceback")
+    add = ("add", f"10.96.8.{number}:80/tcp", "10.244.0.11")
+    daemon.fail(mode, *REQUESTS)
+    for _ in range(3):
+        assert daemon.vipctl(*add, check=False).returncode != 0
+        assert daemon.asks(METRICS_PATH) == 500
+    yardstick(daemon.declares(number), daemon.declares, mode)
+    daemon.wait_until(lambda: daemon.silent(REQUESTS, mode), [])
+    assert daemon.log.count("Traceback") - logged <= 2 * len(REQUESTS), "each is logged once"
+    daemon.fail("")
+    daemon.vipctl(*add)
+    assert daemon.asks(METRICS_PATH) == 200
+    daemon.recovers(REQUESTS)
     assert daemon.status()["pid"] == pid
 
 

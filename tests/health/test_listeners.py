@@ -66,6 +66,31 @@ def test_all_is_closed_in_the_end() -> None:
     asyncio.run(asyncio.wait_for(run(), 200))
 
 
+def test_requests_that_fail_are_answered_logged_once_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    one, failing = place(), [True]
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        if failing:
+            raise KeyError("nobody expects it")
+        return web.Response(text="well")
+
+    async def run() -> None:
+        listeners = Listeners(answer)
+        async with running(listeners):
+            listeners.want({one: "x"})
+            await until(lambda: listeners.open, "open")
+            for _ in range(20):
+                assert (await ask(one)).body == b"internal error; see vipd's log\n"
+            (warning,) = listeners.warnings
+            assert "internal error while answering: KeyError" in warning
+            failing.clear()
+            assert (await ask(one)).body == b"well"
+            assert listeners.warnings == ()
+
+    asyncio.run(asyncio.wait_for(run(), 200))
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+
+
 def test_a_busy_place_is_a_warning_and_had_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "RETRY_SECONDS", 0.05)
     busy, other = place(), place()

@@ -189,7 +189,7 @@ def test_a_file_deleted_while_the_daemon_was_down_is_gone(room: Room) -> None:
 
 
 def test_a_directory_that_cannot_be_read_says_what_of_it_is_used(room: Room) -> None:
-    told = []
+    told: list[str] = []
     for known in (False, True):
         if known:
             room.write("a.yaml", GOOD)

@@ -29,6 +29,7 @@ from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
 from vipd.api.views import service_view, status_view
 from vipd.checks import Check
+from vipd.containment import Containment
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.model import Service
 from vipd.observe.counters.door import Numbers
@@ -129,7 +130,8 @@ class Served:
 def application(served: Served, permission: Permission) -> web.Application:
     """The aiohttp application; `permission` decides on each connection's peer."""
     routes = _Routes(served, permission)
-    app = web.Application(middlewares=[_errors, _guard(permission)], client_max_size=LARGEST_BODY)
+    middlewares = [_errors(served.reconciler.containment), _guard(permission)]
+    app = web.Application(middlewares=middlewares, client_max_size=LARGEST_BODY)
     events = EventRoutes(lambda: served.events, lambda: served.reconciler.services)
     app.on_shutdown.append(events.end)
     explaining = ExplainRoutes(served.reconciler, served.dataplane)
@@ -372,8 +374,29 @@ def _error(kind: str, what: str, why: str = "", hint: str = "", problems: Sequen
     return answer({"error": error}, HTTP_STATUS[kind])
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _errors(containment: Containment) -> Middleware:
+    """Answers what is raised. What nobody expects is logged once for each kind of request, and is named in
+    status until such a request is answered again."""
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        asked = f"{request.method} {resource.canonical}" if resource else "a request"
+        response: web.StreamResponse
+        with containment.around("API", f"answering {asked}"):
+            try:
+                response = await _answered(request, handler)
+            except Exception as error:
+                what, hint = f"{type(error).__name__}: {error}", "this is a fault in vipd; see its log"
+                response = _error("internal", what, "", hint)
+                raise
+        return response
+
+    return errors
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The answer, also where that is a refusal."""
     try:
         return await handler(request)
     except RefusedError as refused:
@@ -387,11 +410,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         kind = "not-found" if error.status in (404, 405) else "malformed"
         return _error(
             kind, f"{request.method} {request.path}: {error.reason}", "", "docs/api.md lists the requests"
-        )
-    except Exception as error:
-        log.exception("%s %s failed", request.method, request.path)
-        return _error(
-            "internal", f"{type(error).__name__}: {error}", "", "this is a fault in vipd; see its log"
         )
 
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from vipd.connections.connections import BACKLOG, Connections
 from vipd.connections.http import SERVER_OPTIONS
 from vipd.connections.limits import Limits
+from vipd.containment import Containment
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.descriptors import make_room
 from vipd.model import Family, socket_text
@@ -61,6 +62,7 @@ class Listeners:
         self._open: dict[Place, socket.socket] = {}
         self._faults: dict[Place, str] = {}
         self._woken = asyncio.Event()
+        self._containment = Containment()
 
     @property
     def open(self) -> frozenset[Place]:
@@ -69,8 +71,8 @@ class Listeners:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One for each wanted place that could not be opened."""
-        return tuple(self._faults.values())
+        """One for each wanted place that could not be opened, and what keeps requests from being answered."""
+        return (*self._faults.values(), *self._containment.warnings)
 
     def want(self, places: Mapping[Place, str]) -> None:
         """The places to have open from now on, each with what it is for, as a warning says it."""
@@ -117,7 +119,14 @@ class Listeners:
 
     async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:
         async def once() -> web.StreamResponse:
-            response = await self._answer(request)
+            response: web.StreamResponse = web.Response(status=500, text="internal error; see vipd's log\n")
+            with self._containment.around("TCP", "answering"):
+                try:
+                    response = await self._answer(request)
+                except web.HTTPException as refused:
+                    return refused
+                except ConnectionError:  # whoever asked has gone
+                    return response
             response.force_close()  # a kept connection would outlive its port
             return response
 
