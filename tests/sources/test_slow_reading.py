@@ -21,7 +21,7 @@ class Slow:
         self.begun, self.end = threading.Event(), threading.Event()
         parse, self._name = files._parsed, name
 
-        def parsed(text: str, path: str, known: files._Read | None) -> Declaration:
+        def parsed(text: bytes, path: str, known: files._Read | None) -> Declaration:
             if path.endswith(self._name):
                 self.begun.set()
                 assert self.end.wait(WAIT_SECONDS)
