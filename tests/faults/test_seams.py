@@ -301,6 +301,7 @@ def test_a_disk_that_fails_holds_up_no_file(daemon: FaultyDaemon, yardstick: Yar
     yardstick(daemon.declares(number), daemon.declares, mode)
     daemon.wait_until(lambda: daemon.silent(DISK, mode), [])
     daemon.recovers(DISK)
+    daemon.adds(next(numbers))  # the fault of a request is named until such a request is answered
     assert daemon.status()["pid"] == pid
 
 
