@@ -184,6 +184,8 @@ def test_the_last_backend_removed_where_new_flows_meet_silence(
         say(daemon, spec(vip, fallback="drop"))
         reset_seen(daemon, flow)
         lab.client.send(*vip, timeout=0.9).all_failed("timeout")
+        explained = daemon.vipctl("explain", "--from", lab.client.address(family), str(vip), check=False)
+        assert "dropped" in explained.stdout, explained
 
 
 @both_families
