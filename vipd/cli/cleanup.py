@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import click
@@ -16,12 +17,12 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
-from vipd.durable import read_own
+from vipd.durable import open_own, read_own
 from vipd.host_record import HostRecord
 from vipd.hostnet import restore_sysctls
 from vipd.process import run
 from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
-from vipd.start import LOCK, held_files
+from vipd.start import LOCK
 from vipd.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
@@ -153,9 +154,23 @@ def _refuse_beside_daemon(state_dir: Path) -> None:
 
 def _is_held(state_dir: Path) -> bool:
     """Whether somebody has locked a state directory, or its lock file, in which no pid could be written."""
+    ways = (
+        lambda: open_own(state_dir / LOCK, os.O_RDONLY),
+        lambda: os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+    )
+    return any(map(_is_locked, ways))
+
+
+def _is_locked(opened: Callable[[], int]) -> bool:
+    """Tried out: the kernel's list of locks has inodes, which files of several file systems share."""
     try:
-        held = held_files(Path("/proc"))
-    except (OSError, ValueError):
+        descriptor = opened()
+    except OSError:
         return False
-    paths = [path for path in (state_dir / LOCK, state_dir) if path.exists()]
-    return any(path.lstat().st_ino in held for path in paths)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
