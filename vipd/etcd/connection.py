@@ -121,6 +121,15 @@ class Connection:
             if self._token == stale:
                 self._token = await self._log_in(endpoint)
 
+    def discard_token(self, stale: str | None) -> None:
+        """Log in before the next request, because one that carried `stale` had no answer.
+
+        etcd does not reject a simple token whose index is above its own, as after a wipe or a restore: the
+        request waits until the store has got that far. Another token that is in use meanwhile stays.
+        """
+        if stale is not None and self._token == stale:
+            self._token = None
+
     @property
     def token(self) -> str | None:
         """The token in use; None: never logged in; empty: etcd's authentication is off."""
@@ -141,6 +150,10 @@ class Connection:
         except TokenRejectedError as error:
             if not self._settings.user:
                 raise needs_user(error) from None
+        except EndpointError as error:
+            if error.sent:
+                self.discard_token(used)
+            raise
         await self.renew_token(endpoint, used)
         try:
             headers = await self._authorization(endpoint)

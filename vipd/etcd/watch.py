@@ -107,12 +107,17 @@ async def _open_at(
     start: tuple[KeyRange, int],
     stack: contextlib.AsyncExitStack,
 ) -> Watch:
+    used = connection.token
     try:
         return await _begin(connection, endpoint, start, stack)
     except TokenRejectedError as error:
         if connection.token is None:
             raise needs_user(error) from None
-        await connection.renew_token(endpoint, connection.token)
+    except EndpointError as error:
+        if error.sent:
+            connection.discard_token(used)
+        raise
+    await connection.renew_token(endpoint, connection.token)
     try:
         return await _begin(connection, endpoint, start, stack)
     except TokenRejectedError as error:

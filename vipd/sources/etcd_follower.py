@@ -187,6 +187,7 @@ class Follower:
         foreign = bool(self._keys.cluster) and (
             header.cluster_id != self._keys.cluster or header.revision < before
         )
+        foreign = foreign or await self._rewritten(listing)
         async with self._one_at_a_time:
             if live and not foreign and header.revision < self.applied_revision:
                 return  # the watch has told more in the meantime
@@ -200,6 +201,30 @@ class Follower:
             self._apply(change)
         self.listed.set()
         self._contact(header)
+
+    async def _rewritten(self, listing: Listing) -> bool:
+        """Whether the store has another history than the one known: a backup was restored, and then written
+        past the revision that it had before. Raises EtcdError.
+
+        Keys that are there are compared with what is known of them; of those that are gone the newest is
+        read at the revision at which it was written. Where that was compacted, nothing is known of it.
+        """
+        kept = {key: k for key, k in self._keys.kept.items() if not k.held}
+        found = {_text(kv.key): kv.mod_revision for kv in listing.kvs}
+        if any(found.get(key, k.mod_revision) < k.mod_revision for key, k in kept.items()):
+            return True
+        gone = [key for key in kept if key not in found]
+        if not gone:
+            return False
+        newest = max(gone, key=lambda key: kept[key].mod_revision)
+        written = kept[newest].mod_revision
+        try:
+            then = await self._client.range(
+                KeyRange(newest.encode(errors="surrogateescape")), revision=written
+            )
+        except CompactedError:
+            return False
+        return not any(kv.mod_revision == written for kv in then.kvs)
 
     async def _difference(self, listing: Listing, foreign: bool) -> Change:
         if len(listing.kvs) < READ_ASIDE:
