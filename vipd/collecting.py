@@ -14,16 +14,11 @@ from contextlib import contextmanager
 
 WORTH_KEEPING = 50_000
 """New objects above which what there is after a load is left out of later searches."""
-SEARCH_ALL_AFTER = 16
-"""Loads after which what was left out is searched, too: it may have become garbage since then, and a few
-objects of it can hold much memory. Sooner where there are twice as many objects as after the last time."""
 
 _guard = threading.Lock()
 _loading = 0
-_loads = 0
-"""How many have left out what there was since all of it was searched."""
 _objects = 0
-"""How many there were then."""
+"""How many there were when all of them were searched last."""
 
 
 @contextmanager
@@ -53,18 +48,12 @@ def leave_out() -> None:
 
 def _leave_out() -> None:
     """First it is searched itself: garbage that is left out would stay for ever. That costs what is new since
-    the last time, and now and then a search of all."""
-    global _loads, _objects
-    _loads += 1
-    searched = _loads > SEARCH_ALL_AFTER
-    if searched:
-        gc.unfreeze()
+    the last time. What was left out may become garbage later: all is searched again when it has doubled."""
+    global _objects
     gc.collect()
     gc.freeze()
-    if not searched and gc.get_freeze_count() > 2 * _objects + WORTH_KEEPING:
+    if gc.get_freeze_count() > 2 * _objects + WORTH_KEEPING:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        searched = True
-    if searched:
-        _loads, _objects = 0, gc.get_freeze_count()
+        _objects = gc.get_freeze_count()

@@ -37,6 +37,10 @@ SERVICE_ENDPOINTS = 50_000
 """Of one service: its ports times its backends, and its ports times its addresses. It is selected and
 compiled as a whole, which takes a second for so many."""
 
+ADDRESS_ENDPOINTS = 500_000
+"""Of one service: its endpoints, at each of its addresses. nftables has an element for each, of which one
+takes some hundred bytes in vipd and in the kernel."""
+
 NAMED_REACHES = 500_000
 """Of one service: the ports that its backends name, times its ports. Each name is looked for in each port."""
 
@@ -105,6 +109,8 @@ ANSWER_BYTES = 512 * MIB
 
 
 def size_of(service: Service) -> int:
-    """Its ports times its backends and addresses, as the limits on units and on all of them count it."""
+    """Its ports times its backends and addresses, as the limits on units and on all of them count it; of many
+    addresses, the backends at each. With an address in both families, each has half of the backends."""
     backends = len(service.backends) + len(service.fallback)
-    return len(service.ports) * (len(service.addresses) + len(service.external_addresses) + backends)
+    addresses = len(service.addresses) + len(service.external_addresses)
+    return len(service.ports) * max(addresses + backends, addresses * backends // 2)

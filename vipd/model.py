@@ -355,6 +355,12 @@ class Forwarding:
         known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
         return len({endpoint[:2] for endpoint in known})
 
+    def work(self) -> int:
+        """How much there is to compile: the endpoints known at each address, and what else takes a rule."""
+        frontends = max(1, len(self.addresses) + len(self.external_addresses))
+        networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
+        return self.known() * frontends + frontends - 1 + networks
+
     def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
         """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""
         endpoints = self.endpoints_under(policy or self.internal_policy)

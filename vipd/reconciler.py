@@ -20,6 +20,7 @@ from vipd.collecting import loading
 from vipd.containment import Containment
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
+from vipd.declaration.service_size import networks_of_service
 from vipd.flow_resets import FlowResets
 from vipd.in_parts import AT_ONCE, in_parts
 from vipd.limits import size_of
@@ -333,7 +334,7 @@ class Reconciler:
         others. An exception is left to whoever chooses again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
-            if service is not None and size_of(service) > LARGE:
+            if service is not None and size_of(service) + networks_of_service(service) > LARGE:
                 standings = dict(self._judges.standings(service))
                 return await asyncio.to_thread(choose, service, policy, standings)
         return None
@@ -451,7 +452,7 @@ class Reconciler:
 
 def _weight(forwarding: Forwarding | None) -> int:
     """How much work a forwarding is, in such as have ten endpoints at most."""
-    return 1 if forwarding is None else 1 + forwarding.known() // 10
+    return 1 if forwarding is None else 1 + forwarding.work() // 10
 
 
 def _name_of(part: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,6 +12,9 @@ from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model import Family, Forwarding, ForwardingKey
 
 P = TypeVar("P", bound=DataplanePlan)
+
+LARGE = 300
+"""Of one forwarding (`Forwarding.work`), above which it is compiled beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,12 @@ class FamilyPart(Protocol[P]):
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take a forwarding's new form, or its end."""
+
+    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
+        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+
+    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Do so much of the next `update` of this key as may be done in a thread."""
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
@@ -73,7 +83,12 @@ class Families(Generic[F, P]):
         self._host_addresses: frozenset[str] = frozenset()
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Nothing takes long."""
+        """Compile beside the event loop what takes long; `update` then finds it done."""
+        known = [(self._families[key.family], key, forwarding) for key, forwarding in changes.items()]
+        large = [(part, key, f) for part, key, f in known if part.work_of(key, f) > LARGE]
+        for part, key, forwarding in large:
+            with contextlib.suppress(Exception):  # `update` meets it again, and knows for whom
+                await asyncio.to_thread(part.compile_ahead, key, forwarding)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""

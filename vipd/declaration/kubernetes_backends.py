@@ -16,7 +16,7 @@ from vipd.declaration.fields import Placed, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
 from vipd.declaration.kubernetes_services import KubernetesService
 from vipd.declaration.service_rules import check_backends
-from vipd.declaration.service_size import fits, networks_of_service
+from vipd.declaration.service_size import few_at_each_address, fits, networks_of_service
 from vipd.model import Backend, BackendState, Family, Service, ServicePort, family_of
 
 _RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
@@ -55,7 +55,8 @@ def _few_enough(report: Report, declared: KubernetesService, groups: Sequence[En
     if reached > limits.SERVICE_ENDPOINTS:
         what = f"its endpoints reach {reached} ports of servers: {limits.SERVICE_ENDPOINTS} are the most"
         report.add(line, "", what, "divide it into several services")
-    return reached <= limits.SERVICE_ENDPOINTS
+        return False
+    return few_at_each_address(report, line, "", len(declared.service.all_addresses()), reached)
 
 
 def _can_combine(report: Report, declared: KubernetesService, servers: _ByPort) -> bool:

@@ -47,7 +47,7 @@ from vipd.declaration.service_rules import (
     unique_addresses,
     unique_ports,
 )
-from vipd.declaration.service_size import fits, networks_of
+from vipd.declaration.service_size import few_at_each_address, fits, networks_of
 from vipd.health.targets import without_port
 from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
 
@@ -128,8 +128,10 @@ def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
         return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
     networks = networks_of(externals, draft.allow_from.value if draft.allow_from else ())
-    addresses = len(draft.addresses) + len(externals) + networks
-    return fits(report, line, path, draft.ports, [*draft.backends, *draft.fallback], addresses)
+    addresses, backends = len(draft.addresses) + len(externals), [*draft.backends, *draft.fallback]
+    if not fits(report, line, path, draft.ports, backends, addresses + networks):
+        return False
+    return few_at_each_address(report, line, path, addresses, len(draft.ports) * len(backends))
 
 
 def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:

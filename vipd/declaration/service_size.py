@@ -40,6 +40,16 @@ def fits(
     return True
 
 
+def few_at_each_address(report: Report, line: int, path: str, addresses: int, endpoints: int) -> bool:
+    """Whether a service may have so many endpoints (ports times backends) at so many addresses; reports why
+    not."""
+    made = addresses * endpoints
+    if made > limits.ADDRESS_ENDPOINTS:
+        what = f"{endpoints} endpoints at each of {addresses} addresses make {made}"
+        report.add(line, path, f"{what}: {limits.ADDRESS_ENDPOINTS} are the most", _DIVIDE)
+    return made <= limits.ADDRESS_ENDPOINTS
+
+
 def networks_of(externals: Iterable[Placed[ExternalAddress]], allowed: Sequence[str]) -> int:
     """How many networks limit external addresses, those that hold for all of them counted for each."""
     return sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)

@@ -25,6 +25,9 @@ INLINE_RULES = 4
 """A lone address with at most so many rules stands in the group above, without a chain of its own."""
 GROUPED_ABOVE = 64
 """Addresses above which `dispatch: auto` groups."""
+REGROUPED_ABOVE = 50
+"""Addresses that one forwarding changes, above which all are grouped anew when the rules are next asked for:
+each by itself costs some tenths of a millisecond on the event loop."""
 
 NO_ADDRESS = ""
 """Stands for rules that are not about one address, such as those of node ports."""
@@ -77,9 +80,16 @@ class Dispatch:
             return
         self._root = None
         (self._without_address.add if NO_ADDRESS in rules else self._without_address.discard)(key)
-        for address in {*before, *rules} - {NO_ADDRESS}:
-            if before.get(address) != rules.get(address):
-                self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
+        changed = [a for a in {*before, *rules} - {NO_ADDRESS} if before.get(a) != rules.get(a)]
+        if len(changed) > REGROUPED_ABOVE:
+            self._groups = {}
+        for address in changed:
+            self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
+
+    @property
+    def unsettled(self) -> int:
+        """How many addresses the next `root` has to group."""
+        return len(self._addresses) if self._root is None and not self._groups else 0
 
     def root(self) -> Rules:
         """The rules in the shared chain itself."""

@@ -44,6 +44,8 @@ class Ruleset:
         self._fragments: dict[ForwardingKey, Fragment] = {}
         self._committed: dict[ForwardingKey, Forwarding] = {}
         """What the kernel held when everything was last written."""
+        self._ahead: dict[ForwardingKey, tuple[Forwarding, Compiler, Fragment]] = {}
+        """What is compiled already of an update that is to come, and by what."""
         self._endpoints = 0
         self._touched: dict[ForwardingKey, None] = {}
         self._gone: set[ChainId] = set()
@@ -53,19 +55,36 @@ class Ruleset:
 
     @property
     def changes(self) -> int:
-        """How many forwardings may be other than they were written last, each endpoint counted."""
+        """How many forwardings may be other than they were written last, and how much there is to each."""
         known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
-        return len(self._touched) + sum(forwarding.known() for forwarding in known if forwarding)
+        work = sum(forwarding.work() for forwarding in known if forwarding)
+        return len(self._touched) + work + sum(each.unsettled for each in self._dispatch.values())
+
+    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
+        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
+
+    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Compile what the next `update` of this key needs. May run in a thread."""
+        if forwarding is not None:
+            compiler = self._compiler
+            self._ahead[key] = forwarding, compiler, compiler.compile(forwarding)
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
-        fragment = self._compiler.compile(forwarding) if forwarding else None
+        fragment = self._compiled(key, forwarding) if forwarding else None
         before = self._forwardings.pop(key, None)
         self._endpoints -= before.known() if before else 0
         if forwarding is not None:
             self._forwardings[key] = forwarding
             self._endpoints += forwarding.known()
         self._replace(key, fragment)
+
+    def _compiled(self, key: ForwardingKey, forwarding: Forwarding) -> Fragment:
+        known, compiler, fragment = self._ahead.pop(key, (None, None, None))
+        if fragment is not None and known is forwarding and compiler is self._compiler:
+            return fragment
+        return self._compiler.compile(forwarding)
 
     def reconfigure(self, options: RuleOptions) -> None:
         """Take other options, such as the addresses of this host that answer on node ports."""

@@ -41,9 +41,10 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
         return cls({f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family})
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Fill the lookup tables of `source-hash`."""
+        """Fill the lookup tables of `source-hash`, then compile what is large."""
         if hashed := [f for f in changes.values() if f is not None and f.balance is Balance.SOURCE_HASH]:
             await asyncio.to_thread(fill_tables, hashed)
+        await super().prepare(changes)
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, maps and sets, and nothing else."""

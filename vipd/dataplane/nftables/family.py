@@ -81,6 +81,14 @@ class FamilyTable:
         self._quarantine.pop(key, None)
         self.table.update(key, forwarding)
 
+    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
+        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        return self.table.work_of(key, forwarding)
+
+    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Compile what the next `update` of this key needs. May run in a thread."""
+        self.table.compile_ahead(key, forwarding)
+
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
         limited = self._settings.node_addresses(self._family, addresses)

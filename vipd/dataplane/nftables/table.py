@@ -95,6 +95,8 @@ class WantedTable:
         self._touched: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
         """Of forwardings that were touched, until they are written."""
+        self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
+        """What is compiled already of an update that is to come: the new form, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
         self._handlers = Handlers(options.family)
         self._entries: Counter[str] = Counter()
@@ -113,17 +115,27 @@ class WantedTable:
 
     @property
     def changes(self) -> int:
-        """How many forwardings may be other than they were written last, each endpoint counted."""
+        """How many forwardings may be other than they were written last, and how much there is to each."""
         known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
-        return len(self._touched) + sum(forwarding.known() for forwarding in known if forwarding)
+        return len(self._touched) + sum(forwarding.work() for forwarding in known if forwarding)
+
+    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
+        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
+
+    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
+        """Compile what the next `update` of this key needs. May run in a thread."""
+        before = self._forwardings.get(key) if key not in self._fragments else None
+        self._ahead[key] = tuple((each, self._compile(each)) for each in (forwarding, before) if each)
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
-        fragment = self._compile(forwarding) if forwarding is not None else None
+        ahead = self._ahead.pop(key, ())
+        fragment = self._compile(forwarding, ahead) if forwarding is not None else None
         before = self._forwardings.pop(key, None)
         if before is not None:
             known = self._fragments.pop(key, None)
-            self._count(known or self._compile(before), -1)
+            self._count(known or self._compile(before, ahead), -1)
         if forwarding is not None and fragment is not None:
             self._forwardings[key] = forwarding
             self._fragments[key] = fragment
@@ -209,7 +221,11 @@ class WantedTable:
         self._numbers_before = self._numbers()
         self._handlers.keep(self._entries)
 
-    def _compile(self, forwarding: Forwarding) -> Fragment:
+    def _compile(self, forwarding: Forwarding, ahead: Iterable[tuple[Forwarding, Fragment]] = ()) -> Fragment:
+        """The fragment of a forwarding, of those that are compiled already if it is among them."""
+        for known, fragment in ahead:
+            if known is forwarding:
+                return fragment
         return compile_forwarding(forwarding, self.options, self._handlers)
 
     def _changed(self, key: ForwardingKey) -> Step:
