@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from vipd import collecting
-from vipd.collecting import SEARCH_ALL_AFTER, WORTH_KEEPING, leave_out, loading
+from vipd.collecting import WORTH_KEEPING, leave_out, loading
 
 
 class Cycle:
@@ -24,7 +24,6 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process of the tests is as before."""
-    monkeypatch.setattr(collecting, "_loads", 0)
     monkeypatch.setattr(collecting, "_objects", 0)
     yield
     gc.unfreeze()
@@ -87,19 +86,6 @@ def test_garbage_that_a_load_finds_or_makes_is_not_kept() -> None:
             loaded = load()
     assert (old(), new()) == (None, None)
     assert loaded
-
-
-def test_what_becomes_garbage_later_is_found_after_some_loads() -> None:
-    load()  # the first one searches all
-    cycle = Cycle()
-    seen = weakref.ref(cycle)
-    load()
-    del cycle
-    gc.collect()
-    assert seen() is not None, "it was left out"
-    for _ in range(SEARCH_ALL_AFTER):
-        load()
-    assert seen() is None
 
 
 def test_much_that_becomes_garbage_is_found_when_as_much_is_loaded_again() -> None:
