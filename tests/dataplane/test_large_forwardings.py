@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from vipd.dataplane.families import LARGE
-from vipd.dataplane.iptables import ruleset
+from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
@@ -63,7 +63,7 @@ def test_an_update_finds_compiled_what_was_compiled_ahead(forwarding: Forwarding
         wanted.update(KEY, None)
     rules = Ruleset(RuleOptions.of(Settings(), Family.IPV4, random_fully=False))
     rules.compile_ahead(KEY, forwarding)
-    with patch.object(ruleset.Compiler, "compile", side_effect=AssertionError):
+    with patch.object(Compiler, "compile", side_effect=AssertionError):
         rules.update(KEY, forwarding)
 
 
