@@ -147,7 +147,8 @@ class Registrar:
         """How many registered backends a service may have."""
         declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
         in_all = max(0, limits.ALL_ENDPOINTS - self._size) // ports
-        own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports) - declared
+        at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))
+        own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports, at_each) - declared
         return max(0, min(own, in_all))
 
 

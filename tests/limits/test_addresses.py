@@ -35,8 +35,8 @@ def _texts(externals: int, backends: int) -> tuple[str, str]:
 @pytest.mark.parametrize("language", [0, 1], ids=["vipd", "Kubernetes"])
 def test_endpoints_at_each_of_many_addresses_are_limited(language: int) -> None:
     found = parse_declaration(_texts(999, 501)[language], "x.yaml")
-    limit = "501 endpoints at each of 1000 addresses make 501000: 500000 are the most"
-    assert limit in str(found.problems[0])
+    wanted = "501 endpoints at each of 1000 addresses make 501000: 500000 are the most"
+    assert wanted in str(found.problems[0])
     assert parse_declaration(_texts(199, 50)[language], "x.yaml").ok
 
 

@@ -106,6 +106,15 @@ def test_registered_backends_of_a_service(monkeypatch: pytest.MonkeyPatch) -> No
     assert registrar.warnings() == []
 
 
+def test_registered_backends_of_a_service_with_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ADDRESS_ENDPOINTS", 100)
+    registrar = Registrar()
+    registrar.take({"s1": registered("172.17.1", 30)}, AddressPolicy())
+    many = replace(sized(1, 3), addresses=tuple(f"10.96.1.{n}" for n in range(1, 11)))
+    assert len(registrar.extended(many).backends) == 10
+    assert registrar.warnings()[0].startswith("23 registered backends of s1 are left out: ")
+
+
 def test_registered_backends_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ALL_ENDPOINTS", 50)
     registrar = Registrar()
