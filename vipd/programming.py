@@ -50,7 +50,8 @@ class Programming:
             withheld = self._withheld.pop(key, None)
             self._before.setdefault(key, withheld.before if withheld else before(key))
             self._wanted[key] = wanted
-        self._update(changes, "compiling its rules")
+        if changes:
+            self._update(changes, "compiling its rules")
 
     async def write(self) -> bool:
         """Make the kernel equal to what was handed over; whether anything was written. Raises ApplyError, and

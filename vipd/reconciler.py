@@ -392,8 +392,7 @@ class Reconciler:
             for follower in self.followers:
                 with self.containment.around(_name_of(follower), "taking changed services"):
                     follower.update(part)
-        if resets := self.flow_resets.changes():
-            self._programming.update(resets, self._forwarding)
+        self._programming.update(self.flow_resets.changes(), self._forwarding)
         async for chosen in self._in_parts(selection.forwardings):
             for name, forwardings in chosen.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import logging
+import pathlib
 import pkgutil
 import sys
 import threading
