@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from math import gcd
 from typing import NamedTuple
 
 from vipd.checks import UNCHECKED, Check
@@ -359,7 +360,10 @@ class Forwarding:
         """How much there is to compile: the endpoints known at each address, and what else takes a rule."""
         frontends = max(1, len(self.addresses) + len(self.external_addresses))
         networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
-        return self.known() * frontends + frontends - 1 + networks
+        slots, weights = self.known(), [endpoint.weight for endpoint in self.endpoints]
+        if len({*weights}) > 1:  # up to 1,024 slots, or four for each
+            slots = max(slots, min(sum(weights) // gcd(*weights), max(1024, 4 * len(weights))))
+        return slots * frontends + frontends - 1 + networks
 
     def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
         """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""

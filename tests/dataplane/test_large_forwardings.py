@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+import time
+from dataclasses import replace
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -12,9 +14,22 @@ from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import table
+from vipd.dataplane.nftables.compile import _Compilation, compile_forwarding, first_chain
+from vipd.dataplane.nftables.driver import NftablesDataplane
+from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
-from vipd.model import Endpoint, ExternalAddress, Family, Forwarding, ForwardingKey, Masquerade, Protocol
+from vipd.dataplane.slots import slot_counts
+from vipd.model import (
+    Endpoint,
+    ExternalAddress,
+    Family,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Policy,
+    Protocol,
+)
 from vipd.settings import Settings
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
@@ -77,3 +92,56 @@ def test_many_addresses_at_once_are_grouped_when_the_rules_are_asked_for() -> No
     anew = Ruleset(RuleOptions.of(Settings(), Family.IPV4, random_fully=False))
     anew.update(KEY, _forwarding(2, 500))
     assert rules.shared() == anew.shared()
+
+
+@pytest.mark.parametrize("addresses", [("10.96.0.1",), ()])
+@pytest.mark.parametrize("outside", [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize("backends", [0, 3])
+@pytest.mark.parametrize("timeout", [None, 600])
+@pytest.mark.parametrize("masquerade", [Masquerade.ALWAYS, Masquerade.HAIRPIN])
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_first_chain_is_told_without_compiling(
+    addresses: tuple[str, ...],
+    outside: tuple[int, int],
+    backends: int,
+    timeout: int | None,
+    masquerade: Masquerade,
+    policy: Policy,
+) -> None:
+    made = _forwarding(backends, *outside)
+    forwarding = replace(
+        made,
+        addresses=addresses,
+        affinity_timeout=timeout,
+        masquerade=masquerade,
+        external_policy=policy,
+        node_port=30080,
+        served=backends > 0,
+    )
+    options = TableOptions(Family.IPV4)
+    fragment = compile_forwarding(forwarding, options, Handlers(Family.IPV4))
+    first = next(iter(fragment.elements.values()))
+    assert first_chain(forwarding, options) == fragment.handlers.get(first, first.rpartition(" ")[2])
+
+
+def test_looking_at_a_service_compiles_nothing() -> None:
+    forwarding = replace(_forwarding(1000), affinity_timeout=600)
+    with patch.object(_Compilation, "run", side_effect=AssertionError):
+        dataplane = NftablesDataplane({Family.IPV4: Mock(table=WantedTable(TableOptions(Family.IPV4)))})
+        chain, holders = dataplane.chains_of(forwarding)
+    assert chain == "always-random-1000-pinned-600"
+    assert set(holders.values()) == {"numbered"}
+
+
+def test_uneven_weights_of_many_backends_are_work_but_not_a_quadratic_one() -> None:
+    two = Endpoint("10.0.0.1", 80, 1), Endpoint("10.0.0.2", 80, 65535)
+    assert replace(_forwarding(), endpoints=two).work() > LARGE
+    weights = (65535,) + (1,) * 9_999
+    began = time.process_time()
+    counts = slot_counts(weights)
+    took, once = time.process_time() - began, time.process_time()
+    for _ in range(30):
+        sorted(weights, key=lambda weight: -weight / 7)
+    assert sum(counts) == 40_000
+    assert min(counts) == 1
+    assert took < 30 * (time.process_time() - once), "for each slot too many all backends were looked through"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from math import gcd
 
 LARGEST_ERROR = 0.01
@@ -51,14 +52,17 @@ def _largest_remainder(weights: tuple[int, ...], size: int) -> tuple[int, ...]:
     exact = [weight * size / total for weight in weights]
     counts = [max(1, int(share)) for share in exact]
     order = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
-    step = 0
-    while sum(counts) < size:
+    missing = size - sum(counts)
+    for step in range(missing):
         counts[order[step % len(order)]] += 1
-        step += 1
-    while sum(counts) > size:
-        # Slots that the smallest got beyond their share are taken where they are missed least.
-        richest = max((i for i in range(len(counts)) if counts[i] > 1), key=lambda i: counts[i] - exact[i])
-        counts[richest] -= 1
+    # Slots that the smallest got beyond their share are taken where they are missed least.
+    richest = [(exact[i] - count, i) for i, count in enumerate(counts) if count > 1] if missing < 0 else []
+    heapify(richest)
+    for _ in range(-missing):
+        _, i = heappop(richest)
+        counts[i] -= 1
+        if counts[i] > 1:
+            heappush(richest, (exact[i] - counts[i], i))
     return tuple(counts)
 
 

@@ -6,7 +6,7 @@ The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -85,6 +85,11 @@ def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: 
     return _Compilation(forwarding, options, handlers).run()
 
 
+def first_chain(forwarding: Forwarding, options: TableOptions) -> str:
+    """The chain that a forwarding's first frontend leads to. It costs little for any forwarding."""
+    return _Compilation(forwarding, options, Handlers(options.family)).first()
+
+
 def fill_tables(forwardings: Iterable[Forwarding]) -> None:
     """Have the lookup tables ready by which forwardings are compiled: of many backends they take a second."""
     for forwarding in forwardings:
@@ -99,14 +104,24 @@ class _Compilation:
     def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> None:
         self._f, self._options, self._handlers = forwarding, options, handlers
         self._found = Fragment()
-        pinnable = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.pinned}
-        self._numbers = _numbers(pinnable) if self._timeout() is not None else {}
+        self._pinnable = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.pinned}
+        self._numbers: Mapping[tuple[str, int], int] = {}
+
+    def first(self) -> str:
+        """The name of the chain that the first frontend leads to; empty without one."""
+        f = self._f
+        if f.addresses:
+            return self._internal().name
+        if f.external_addresses:
+            return self._entry(Place.ADDRESS).name
+        return Gate(self._entry(Place.NODE)).name if f.node_port else ""
 
     def run(self) -> Fragment:
         f, found = self._f, self._found
         if f.ended:
             self._reset()
             return found
+        self._numbers = _numbers(self._pinnable) if self._timeout() is not None else {}
         self._inside()
         for external in f.external_addresses:
             self._outside(external)
@@ -136,15 +151,18 @@ class _Compilation:
             frontend = f"{self._f.key.protocol} . {self._f.node_port}"
             self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
 
+    def _internal(self) -> Chain:
+        """Where flows to an address of the service go."""
+        f = self._f
+        if not f.endpoints_under(f.internal_policy):
+            return self._refusal()
+        spread = self._spread(Place.ADDRESS, f.internal_policy)
+        # Every endpoint's flows to itself are masqueraded elsewhere.
+        return spread if f.masquerade is Masquerade.HAIRPIN else Masqueraded(f.masquerade, spread)
+
     def _inside(self) -> None:
         f = self._f
-        policy = f.internal_policy
-        if not f.endpoints_under(policy):
-            chain: Chain = self._refusal()
-        else:
-            spread = self._spread(Place.ADDRESS, policy)
-            # Every endpoint's flows to itself are masqueraded elsewhere.
-            chain = spread if f.masquerade is Masquerade.HAIRPIN else Masqueraded(f.masquerade, spread)
+        policy, chain = f.internal_policy, self._internal()
         for address in f.addresses:
             frontend = self._frontend(address)
             self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)

@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 from vipd.dataplane.families import Families, FamilyPlans
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.nftables.compile import compile_forwarding, fill_tables
+from vipd.dataplane.nftables.compile import fill_tables, first_chain
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element
-from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
@@ -55,9 +54,7 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The chain that the service's first frontend leads to, and for each endpoint its map."""
         options = self.options_of(forwarding.key.family)
-        fragment = compile_forwarding(forwarding, options, Handlers(options.family))
-        first = next(iter(fragment.elements.values()), "")
-        chain = fragment.handlers.get(first) or first.rpartition(" ")[2]
+        chain = first_chain(forwarding, options)
         held = (
             "node_endpoints" if not (forwarding.addresses or forwarding.external_addresses) else "endpoints"
         )
