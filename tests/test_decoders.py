@@ -31,6 +31,7 @@ from tests.live_trace.recorded import RECORDED
 from tests.rule_tree.made import forwardings
 from tests.rule_tree.test_faults import WEB
 from tests.test_route_table import Message
+from vipd import rtnetlink
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.ended import ended_flow
@@ -60,7 +61,7 @@ from vipd.observe.live_trace.events import error_of, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
 from vipd.observe.live_trace.packets import read_headers, read_packet
 from vipd.observe.rule_tree import read_nftables
-from vipd.route_table import read_routing
+from vipd.route_table import METRIC, PROTOCOL, read_routing
 
 NAMES = Names("VIPD")
 MUTATIONS = 400
@@ -380,17 +381,17 @@ def test_counters_that_are_garbled(seed: int, monkeypatch: pytest.MonkeyPatch) -
 BRIDGE = Message({"IFLA_INFO_KIND": "bridge"})
 LINK = Message({"IFLA_IFNAME": "vipd0", "IFLA_LINKINFO": BRIDGE}, index=3, flags=1)
 RULE = Message({"FRA_TABLE": 254}, src_len=0, dst_len=0, tos=0, flags=0, action=1, table=254)
-ROUTE = Message(
-    {"RTA_DST": "10.0.0.0", "RTA_PRIORITY": 3, "RTA_TABLE": 254, "RTA_OIF": 3},
-    family=2, type=1, flags=0, dst_len=8, table=254, proto=3,
-)  # fmt: skip
+ROUTE = rtnetlink.Message(
+    struct.pack("=BBBBBBBBI", 2, 8, 0, 0, 254, 3, 0, 1, 0),
+    {1: bytes([10, 0, 0, 0]), 4: struct.pack("=I", 3), 6: struct.pack("=I", 3), 15: struct.pack("=I", 254)},
+)
 
 
 class FakeRoutes:
     """An `AsyncIPRoute` that answers with given messages."""
 
-    def __init__(self, links: list[Any], rules: list[Any], routes: list[Any]) -> None:
-        self._all = {"link": links, "rule": rules, "route": routes}
+    def __init__(self, links: list[Any], rules: list[Any]) -> None:
+        self._all = {"link": links, "rule": rules}
 
     def __getattr__(self, name: str) -> Any:
         async def ask(*_: object, **__: object) -> AsyncIterator[Any]:
@@ -404,28 +405,20 @@ class FakeRoutes:
 
 
 VALUES = st.one_of(st.none(), st.integers(-3, 300), st.text(max_size=4), st.binary(max_size=4))
-HEADS = ("index", "flags", "src_len", "action", "table", "dst_len", "type", "family", "proto")
-ATTRIBUTES = (
-    "IFLA_IFNAME",
-    "IFLA_LINKINFO",
-    "FRA_TABLE",
-    "RTA_DST",
-    "RTA_PRIORITY",
-    "RTA_OIF",
-    "RTA_TABLE",
-)
+HEADS = ("index", "flags", "src_len", "action", "table")
+ATTRIBUTES = ("IFLA_IFNAME", "IFLA_LINKINFO", "FRA_TABLE")
 
 
 @given(
-    which=st.sampled_from(("link", "rule", "route")),
+    which=st.sampled_from(("link", "rule")),
     head=st.dictionaries(st.sampled_from(HEADS), VALUES),
     changed=st.dictionaries(st.sampled_from(ATTRIBUTES), VALUES),
     lack=st.sets(st.sampled_from((*HEADS, "attrs"))),
 )
-def test_routes_that_are_garbled(
+def test_links_and_rules_that_are_garbled(
     which: str, head: dict[str, Any], changed: dict[str, Any], lack: set[str]
 ) -> None:
-    found = {"link": [LINK], "rule": [RULE], "route": [ROUTE]}
+    found = {"link": [LINK], "rule": [RULE]}
     sound = found[which][0]
     heads = {name: value for name, value in {**sound, **head}.items() if name != "attrs"}
     garbled = Message({**sound._attributes, **changed}, **heads)
@@ -433,10 +426,24 @@ def test_routes_that_are_garbled(
         garbled.pop(name, None)
     found[which].append(garbled)
     with bearing(OSError):
-        asyncio.run(read_routing(FakeRoutes(found["link"], found["rule"], found["route"]), "vipd0"))
+        asyncio.run(read_routing(FakeRoutes(found["link"], found["rule"]), "vipd0", lambda: [ROUTE]))
+
+
+@given(
+    body=st.binary(max_size=16)
+    | st.builds(lambda head: head + ROUTE.body[2:], st.binary(min_size=2, max_size=2)),
+    attributes=st.dictionaries(st.sampled_from((1, 4, 6, 7, 15, 99)), st.binary(max_size=17)),
+)
+def test_routes_that_are_garbled(body: bytes, attributes: dict[int, bytes]) -> None:
+    own = struct.pack("=BBBBBBBBI", 2, 32, 0, 0, 254, PROTOCOL, 0, 1, 0)
+    metric = {6: struct.pack("=I", METRIC)}
+    garbled = [rtnetlink.Message(body, attributes), rtnetlink.Message(own, attributes | metric)]
+    for message in garbled:
+        with bearing(OSError):
+            asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", partial(list, [ROUTE, message])))
 
 
 def test_real_routes_are_read() -> None:
-    read = asyncio.run(read_routing(FakeRoutes([LINK], [RULE], [ROUTE]), "vipd0"))
+    read = asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", lambda: [ROUTE]))
     assert read.table.covers("10.1.1.1")
     assert read.device is not None

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import ipaddress
+import struct
 from typing import Any
 
 import pytest
 
+from vipd import rtnetlink
 from vipd.host_needs import HostNeeds
 from vipd.model import Endpoint, ExternalAddress, Forwarding, ForwardingKey, Masquerade, Protocol, family_of
 from vipd.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
@@ -46,8 +48,20 @@ def rule(attributes: dict[str, Any] | None = None, **head: int) -> Message:
     return Message({"FRA_TABLE": 254} | (attributes or {}), **known | head)
 
 
-def route(attributes: dict[str, Any], **head: int) -> Message:
-    return Message(attributes, **{"family": 2, "type": 1, "flags": 0, "dst_len": 0, "table": 254} | head)
+def route(
+    destination: str = "",
+    priority: int = 0,
+    table: int = 0,
+    *,
+    flags: int = 0,
+    kind: int = 1,
+    length: int = 0,
+) -> rtnetlink.Message:
+    """A route message as the kernel sends it; the table of 8 bits is 254."""
+    given = {1: ipaddress.ip_address(destination).packed if destination else b""}
+    given |= {number: struct.pack("=I", value) for number, value in ((6, priority), (15, table)) if value}
+    body = struct.pack("=BBBBBBBBI", 2, length, 0, 0, 254, 3, 0, kind, flags)
+    return rtnetlink.Message(body, {number: value for number, value in given.items() if value})
 
 
 @pytest.mark.parametrize(
@@ -87,10 +101,10 @@ def test_only_rules_for_every_packet_name_tables() -> None:
 
 
 def test_dead_and_throw_routes_are_none() -> None:
-    assert route_of(route({})) == Route(4, 0, 0)
-    assert route_of(route({}, flags=1)) is None
-    assert route_of(route({}, type=9)) is None
-    refusing = route_of(route({"RTA_DST": "10.0.0.0", "RTA_PRIORITY": 7, "RTA_TABLE": 9}, type=6, dst_len=8))
+    assert route_of(route()) == Route(4, 0, 0)
+    assert route_of(route(flags=1)) is None
+    assert route_of(route(kind=9)) is None
+    refusing = route_of(route("10.0.0.0", 7, 9, kind=6, length=8))
     assert refusing == Route(4, 10 << 24, 8, 7, delivers=False, table=9)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,9 +25,6 @@ INLINE_RULES = 4
 """A lone address with at most so many rules stands in the group above, without a chain of its own."""
 GROUPED_ABOVE = 64
 """Addresses above which `dispatch: auto` groups."""
-REGROUPED_ABOVE = 50
-"""Addresses that one forwarding changes, above which all are grouped anew when the rules are next asked for:
-each by itself costs some tenths of a millisecond on the event loop."""
 
 NO_ADDRESS = ""
 """Stands for rules that are not about one address, such as those of node ports."""
@@ -69,6 +66,8 @@ class Dispatch:
         """The keys of `_by_address`, sorted."""
         self._groups: dict[Prefix, _Group] = {}
         """Empty while flat."""
+        self._touched: set[int] = set()
+        """Addresses that changed since the groups were made."""
         self._root: Rules | None = None
 
     def replace(self, key: ForwardingKey, rules: ByAddress) -> None:
@@ -81,15 +80,15 @@ class Dispatch:
         self._root = None
         (self._without_address.add if NO_ADDRESS in rules else self._without_address.discard)(key)
         changed = [a for a in {*before, *rules} - {NO_ADDRESS} if before.get(a) != rules.get(a)]
-        if len(changed) > REGROUPED_ABOVE:
-            self._groups = {}
         for address in changed:
             self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
 
     @property
     def unsettled(self) -> int:
         """How many addresses the next `root` has to group."""
-        return len(self._addresses) if self._root is None and not self._groups else 0
+        if self._root is not None:
+            return 0
+        return len(self._touched) if self._groups else len(self._addresses)
 
     def root(self) -> Rules:
         """The rules in the shared chain itself."""
@@ -127,24 +126,26 @@ class Dispatch:
         if not holders:
             del self._by_address[address]
             del self._addresses[bisect_left(self._addresses, address)]
-        if self._groups:
-            self._build(ROOT, address)
+        self._touched.add(address)
 
     def _settle(self) -> None:
         """Group or ungroup as the number of addresses asks for."""
         many = self._mode == "auto" and len(self._addresses) > GROUPED_ABOVE
         grouped = bool(self._addresses) and (many or self._mode == "grouped")
-        if grouped and not self._groups:
-            self._build(ROOT, None)
-        elif not grouped:
+        if not grouped:
             self._groups = {}
+        elif self._touched or not self._groups:
+            # All of a step together: those at the top hold nearly every address.
+            self._build(ROOT, sorted(self._touched))
+        self._touched.clear()
 
-    def _build(self, prefix: Prefix, touched: int | None) -> None:
-        """Make one group, and those below it that are new or hold the touched address."""
+    def _build(self, prefix: Prefix, touched: Sequence[int]) -> None:
+        """Make one group, and those below it that are new or hold one of the touched addresses, which are
+        sorted."""
         before = self._groups.get(prefix)
         group = self._groups[prefix] = self._group(prefix)
         for child in group.children:
-            if child not in self._groups or (touched is not None and self._holds(child, touched)):
+            if child not in self._groups or self._holds_any(child, touched):
                 self._build(child, touched)
         for child in before.children if before else ():
             if child not in group.children:
@@ -201,6 +202,10 @@ class Dispatch:
 
     def _holds(self, prefix: Prefix, address: int) -> bool:
         return prefix.start <= address < self._end(prefix)
+
+    def _holds_any(self, prefix: Prefix, addresses: Sequence[int]) -> bool:
+        first = bisect_left(addresses, prefix.start)
+        return first < len(addresses) and addresses[first] < self._end(prefix)
 
     def _end(self, prefix: Prefix) -> int:
         return prefix.start + (1 << (self._bits - prefix.length))
