@@ -23,8 +23,10 @@ SERVICES = 20_000
 
 @contextmanager
 def scarce(daemon: Daemon, more: int) -> Iterator[None]:
-    """For a while the daemon gets no more than so many bytes besides what it has. With 1 MiB it has hung: where
-    a new thread gets no memory at all, the one that starts it may wait for ever."""
+    """For a while the daemon gets no more than so many bytes besides what it has.
+
+    With 1 MiB it has hung: where a new thread gets no memory, the one that starts it may wait for ever.
+    """
     process = int(daemon.status()["pid"])
     size = re.search(r"VmSize:\s+(\d+) kB", "\n".join(daemon.memory()))
     assert size
