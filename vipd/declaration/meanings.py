@@ -97,8 +97,10 @@ SERVICE = {
     "on_remove": Key(
         "`keep` or `reset`",
         "`keep`",
-        "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are ended. "
-        "UDP flows always end.",
+        "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are "
+        "ended; also when the port or the whole service is removed. A TCP client gets a reset with "
+        "the next packet that it sends, for ten minutes after a frontend was removed. UDP flows "
+        "always end.",
     ),
     "respond_to_ping": Key(
         "`true` or `false`",
@@ -129,7 +131,10 @@ SERVICE = {
     "weight_from": Key(
         "`declaration` or `check`",
         "`declaration`",
-        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP check.",
+        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP"
+        " check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of "
+        "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
+        "`vipctl describe` says what came.",
     ),
 }
 
@@ -203,7 +208,11 @@ TRAFFIC_POLICY = {
 
 CHECK = {
     "type": Key("`none`, `tcp`, `http`, `https`, `udp`, `dns` or `exec`", "", "Required in a mapping."),
-    "interval": Key("a duration, 100ms to 60m", "`5s`", "From one question to the next."),
+    "interval": Key(
+        "a duration, 100ms to 60m",
+        "`5s`",
+        "From one question to the next. At least 1s for a backend that registers itself.",
+    ),
     "timeout": Key("a duration, 100ms to `interval`", "`2s`", "Longest time for an answer."),
     "rise": Key("1 to 100", "2", "Good answers in a row that make an unhealthy backend healthy."),
     "fall": Key("1 to 100", "3", "Bad answers in a row that make a healthy backend unhealthy."),
