@@ -119,7 +119,10 @@ def test_words_that_no_table_holds_are_described() -> None:
 
 def served_requests() -> set[tuple[str, str]]:
     """Every request of the API's server, as docs/api.md spells them."""
-    served = cast("Served", SimpleNamespace(reconciler=None, overrides=None, dataplane=None, choose=None))
+    reconciler = SimpleNamespace(containment=None)
+    served = cast(
+        "Served", SimpleNamespace(reconciler=reconciler, overrides=None, dataplane=None, choose=None)
+    )
     router = application(served, Permission("vipd-admin")).router
     return {
         (route.method, re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), route.resource.canonical))
