@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from vipd.admission import AddressPolicy, Admission, admit_service
 from vipd.catalog import Unit
 from vipd.claim_limits import BySource, NetworkSet
-from vipd.cli.check import check
-from vipd.cli.render import render
+from vipd.cli.main import cli
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.host_facts import NO_FACTS, LocalSocket
@@ -211,8 +210,8 @@ def test_render_takes_any_port_and_check_does_not(tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(TEXT)
     words = [str(tmp_path / "web.yaml"), "--set", "node_port_range=30000-32767"]
     words += ["--set", "host_addresses=[10.0.0.1]"]
-    assert "--dport 40000" in CliRunner().invoke(render, words, catch_exceptions=False).output
-    done = CliRunner().invoke(check, words, catch_exceptions=False, standalone_mode=False)
+    assert "--dport 40000" in CliRunner().invoke(cli, ["render", *words], catch_exceptions=False).output
+    done = CliRunner().invoke(cli, ["check", *words], catch_exceptions=False, standalone_mode=False)
     assert done.return_value == 1
     assert "lies outside node_port_range (30000-32767 for file)" in " ".join(done.output.split())
 

@@ -21,7 +21,7 @@ from tests.declaration.strategies import PATIENT
 from tests.faults.broken_declarations import SINGLE, checks, declaration
 from tests.samples import service
 from vipd.checks import Check, HttpProbe
-from vipd.cli.convert import convert
+from vipd.cli.main import cli
 from vipd.cli.output import document
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service
 from vipd.declaration.yaml_text import dump_yaml
@@ -285,7 +285,7 @@ def test_convert_prints_what_reads_back(tmp_path: Path, form: str) -> None:
     assert wanted is not None
     file, printed = tmp_path / "a.yaml", tmp_path / "b.yaml"
     file.write_text(format_declaration([wanted]))
-    ended = CliRunner().invoke(convert, [str(file), "-o", form])
+    ended = CliRunner().invoke(cli, ["convert", str(file), "-o", form])
     assert ended.exit_code == 0, ended.output
     assert lines(ended.output) == ended.output
     printed.write_text(ended.output)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import socket
 import stat
@@ -46,6 +47,13 @@ def test_every_verb_has_help(vipctl: Vipctl, verb: str) -> None:
     assert f"vipctl {verb}" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     assert ended.out == vipctl(verb, "--help").out
+
+
+def test_tests_call_verbs_through_vipctl() -> None:
+    """A command of click keeps the help option of its first call: `-h` is vipctl's, not its own."""
+    called = re.compile(r"CliRunner\(\)\.invoke\((?!cli\b)\w+")
+    files = (ROOT / "tests").rglob("*.py")
+    assert [f"{file}: {found}" for file in files for found in called.findall(file.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vipd.cli.register import register
+from vipd.cli.main import cli
 from vipd.etcd.settings import EtcdSettings
 from vipd.settings import Settings, SettingsError, load_settings
 
@@ -90,9 +90,10 @@ def test_who_registers_is_warned_of_a_password_that_goes_unencrypted(
 
     monkeypatch.setattr("vipd.cli.register._keep", keep)
     (tmp_path / "pw").write_text("secret\n")
-    words = ["web", "10.0.0.5:80", "--endpoint", URL, "--user", "u", "--password-file", str(tmp_path / "pw")]
-    done = CliRunner().invoke(register, words, standalone_mode=False)
+    words = ["register", "web", "10.0.0.5:80", "--endpoint", URL, "--user", "u"]
+    words += ["--password-file", str(tmp_path / "pw")]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.output == (
         f"vipctl: warning: etcd's password for u goes unencrypted to {URL}; hint: use https:// endpoints\n"
     )
-    assert CliRunner().invoke(register, [*words, "-q"], standalone_mode=False).output == ""
+    assert CliRunner().invoke(cli, [*words, "-q"], standalone_mode=False).output == ""
