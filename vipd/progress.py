@@ -33,6 +33,8 @@ class Progress:
     """When the oldest wish was made that no good step has fulfilled; None while there is none."""
     untaken_since: datetime | None = None
     """When the oldest wish was made that no step has taken up; None while there is none."""
+    later: frozenset[str] = frozenset()
+    """Services of which a part is left for a later step, so that small changes need not wait for it."""
     stopping: bool = False
     """Whether vipd stops: no wish is taken up any more."""
 

@@ -47,6 +47,7 @@ from vipd.snapshot import Snapshot
 from vipd.sources.base import Source
 from vipd.standing import Standings
 from vipd.systemd.fields import Event, fields
+from vipd.write_order import WriteOrder
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,10 @@ class Reconciler:
         self._moved: set[str] = set()
         """Services whose backends may stand otherwise since they were last chosen for."""
         self._unsure: set[ForwardingKey] = set()
-        """What may have been handed over only in part."""
+        """What may have been handed over only in part, or is left for a later step."""
+        self._write_order = WriteOrder()
+        self._given: dict[ForwardingKey, Forwarding | None] = {}
+        """What the dataplane has of forwardings that are left for a later step."""
         self._surroundings, self.clock = surroundings, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
@@ -149,18 +153,23 @@ class Reconciler:
         self._woken.set()
         return self.progress.wish(self.clock())
 
-    async def settled(self, wish: int, timeout: float) -> bool:
-        """Wait until a step took up a wish: True when the kernel is as wished, else False, also when vipd
-        stops."""
+    async def settled(self, wish: int, timeout: float, services: Iterable[str] | None = None) -> bool:
+        """Wait until a step took up a wish that is about these services (None: about all): True when the
+        kernel is as wished, else False, also when vipd stops."""
+        progress, names = self.progress, None if services is None else frozenset(services)
+
+        def later() -> bool:
+            return bool(progress.later if names is None else progress.later & names)
+
+        def taken_up() -> bool:
+            return progress.stopping or (progress.tried >= wish and (not later() or bool(progress.fault)))
+
         async with self._stepped:
             try:
-                await asyncio.wait_for(
-                    self._stepped.wait_for(lambda: self.progress.stopping or self.progress.tried >= wish),
-                    timeout=timeout,
-                )
+                await asyncio.wait_for(self._stepped.wait_for(taken_up), timeout=timeout)
             except TimeoutError:
                 return False
-        return self.progress.done >= wish
+        return progress.done >= wish and not later()
 
     async def stop_waiting(self) -> None:
         """Nobody is to wait for a step any more: vipd stops."""
@@ -375,17 +384,17 @@ class Reconciler:
     async def _hand_over(self, selection: Selection) -> None:
         """Give the dataplane what differs, then remember it."""
         if selection.policy != self._policy:
-            self._dataplane.host_changed(selection.policy.host.addresses)
-            for follower in self.followers:
-                with self.containment.around(_name_of(follower), "taking this host's addresses"):
-                    follower.host_changed(selection.policy.host.addresses)
+            self._host_changed(selection.policy.host.addresses)
         self._unsure |= selection.changes.keys()
-        async for part in self._in_parts(selection.changes, weight=_weight):
+        # At the start all of it is wanted at once.
+        later = self._write_order.postponed(selection.changes, self._forwarding) if self.progress.done else {}
+        changes = {key: f for key, f in selection.changes.items() if key not in later}
+        async for part in self._in_parts(changes, weight=_weight):
             with self.containment.around("dataplane", "preparing changed services"):
                 await self._dataplane.prepare(part)
             self._programming.update(part, self._forwarding)
         # All at once, but for the first load: what moves from one service to another is never missing there.
-        parts = self._in_parts(selection.changes, len(selection.changes) if self.services else AT_ONCE)
+        parts = self._in_parts(changes, len(changes) if self.services else AT_ONCE)
         async for part in parts:
             with self.containment.around("host", "taking changed services"):
                 self._surroundings.update(part)
@@ -396,10 +405,20 @@ class Reconciler:
         async for chosen in self._in_parts(selection.forwardings):
             for name, forwardings in chosen.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)
+        self._given = dict(later)
         self._remember(selection)
+        self._unsure = set(later)
+
+    def _host_changed(self, addresses: frozenset[str]) -> None:
+        self._dataplane.host_changed(addresses)
+        for follower in self.followers:
+            with self.containment.around(_name_of(follower), "taking this host's addresses"):
+                follower.host_changed(addresses)
 
     def _forwarding(self, key: ForwardingKey) -> Forwarding | None:
         """What the dataplane was given last."""
+        if key in self._given:
+            return self._given[key]
         return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
 
     def _remember(self, selection: Selection) -> None:
@@ -419,7 +438,6 @@ class Reconciler:
         self.forwardings.update(selection.forwardings)
         self._policy, self.services = selection.policy, services
         self._snapshot.taken_up()
-        self._unsure.clear()
         self._moved -= selection.moved
 
     def _succeeded(self, wish: int, began: datetime, wrote: bool) -> None:
@@ -440,6 +458,9 @@ class Reconciler:
             with self.containment.around(_name_of(follower), "hearing of written rules"):
                 follower.applied(wrote)
         progress.fulfilled(wish)
+        progress.later = frozenset(key.service for key in self._given)
+        if progress.later:
+            self.wake()
 
     def _failed(self, wish: int, fault: str, error: Exception | None = None) -> None:
         """A step has failed; `error`: in a way that nobody expected."""

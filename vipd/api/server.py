@@ -351,7 +351,7 @@ class _Routes:
         """Wait until the kernel has it; whether it has, and why not. `units`: what must serve for that."""
         reconciler = self._served.reconciler
         wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
-        if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS):
+        if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS, outcome.results):
             return False, reconciler.progress.unfulfilled(APPLY_TIMEOUT_SECONDS)
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]

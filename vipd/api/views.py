@@ -56,7 +56,8 @@ def _service_status(
     service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
 ) -> Json:
     progress = reconciler.progress
-    pending = None if progress.state in ("in-sync", "degraded") else progress.fault
+    settled = progress.state in ("in-sync", "degraded") and service.name not in progress.later
+    pending = None if settled else progress.fault
     state, message = state_of(
         service, forwardings, standings, progress.quarantined.get(service.name), pending
     )
