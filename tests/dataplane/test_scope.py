@@ -10,7 +10,8 @@ from tests.dataplane.declared import HTTP, Machine, backends, numbered
 from tests.dataplane.fake_kernel import Block, FakeKernel, target_of
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import LEGACY_BATCHES, NFT_BATCHES, Installed, make_plan
+from vipd.dataplane.iptables.plan import Installed, make_plan
+from vipd.dataplane.iptables.restore_text import LEGACY_BATCHES, NFT_BATCHES
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.model import Endpoint, Family, ForwardingKey, Protocol, Service, ServicePort
 from vipd.selection import SelectionPolicy, choose

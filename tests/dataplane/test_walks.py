@@ -19,7 +19,7 @@ from tests.dataplane.fake_kernel import Block, FakeKernel
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.plan import Batches
+from vipd.dataplane.iptables.restore_text import Batches
 from vipd.model import Family, Frontend, Service, family_of
 from vipd.process import Runner
 from vipd.selection import SelectionPolicy, choose
@@ -229,7 +229,7 @@ def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed(batc
 def batches_of_two() -> Iterator[None]:
     """So that a few services are a large load."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vipd.dataplane.iptables.plan.NFT_BATCHES", Batches(2, 2000))
+        patch.setattr("vipd.dataplane.iptables.restore_text.NFT_BATCHES", Batches(2, 2000, 1))
         yield
 
 

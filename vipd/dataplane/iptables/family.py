@@ -17,9 +17,10 @@ from vipd.dataplane.iptables.fixed import entry_jumps
 from vipd.dataplane.iptables.former import FormerRules, Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
-from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
+from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Abilities, probe, shortcomings
 from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
+from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import recognise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save

@@ -10,38 +10,23 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
+from vipd.dataplane.iptables.restore_text import (
+    NFT_BATCHES,
+    Batches,
+    delete_block,
+    delete_blocks,
+    joined,
+    line_count,
+    load_blocks,
+    write_block,
+)
 from vipd.dataplane.iptables.ruleset import Wanted
 from vipd.dataplane.iptables.words import target_of
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """How much one restore may hold of a large load."""
-
-    lines: int
-    """Chains and rules of whole forwardings; one that has more is written alone."""
-    deletions: int
-    """Chains of a restore that only deletes."""
-
-    @staticmethod
-    def of(*, legacy: bool) -> Batches:
-        """What suits a variant of iptables."""
-        return LEGACY_BATCHES if legacy else NFT_BATCHES
-
-
-NFT_BATCHES = Batches(5000, 2000)
-"""iptables-nft-restore 1.8.9 is quadratic in chains per call, and in jumps to chains: 7.3 s against more than
-100 s in one piece for 10,000 services (performance.md), or for one of 100 ports and 250 backends."""
-LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize)
-"""Each restore of iptables-legacy takes the whole table out of the kernel and puts it back: in batches of 250
-forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
 
 NEAR_RULES = 200
 """Rules of a chain, before and after, above which a difference does not show in which order they were."""
@@ -138,15 +123,15 @@ class _Steps:
     def restores(self) -> tuple[str, ...]:
         nat = _table("nat", self.shared)
         jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
-        deletions = _delete_in_parts(self._gone_in("nat"), self.batches.deletions)
+        deletions = delete_blocks(self._gone_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
-        if sum(map(_lines, self.groups)) <= self.batches.lines:
+        if sum(map(line_count, self.groups)) <= self.batches.lines:
             # One process for the usual small change; each block is a transaction of its own all the same.
-            reachable = _write("nat", {**_joined(self.groups), **nat}, jumps)
+            reachable = write_block("nat", {**joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
         early, late = self._apart()
-        batches = [_write("nat", _joined(part), ()) for part in _by_lines(early, self.batches.lines)]
-        commit = _write("nat", {**_joined(late), **nat}, jumps)
+        batches = load_blocks(early, self.installed, self.batches)
+        commit = write_block("nat", {**joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
     def _apart(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
@@ -167,7 +152,7 @@ class _Steps:
             for chain, rules in _table("filter", self.shared).items()
             if chain not in self.installed or not set(rules) <= set(self.installed[chain])
         }
-        return _write("filter", gaining, self._jump_lines("filter", wanted=True))
+        return write_block("filter", gaining, self._jump_lines("filter", wanted=True))
 
     def _refusals_after(self) -> str:
         """Filter chains in their final form, where the first one was not final yet."""
@@ -177,7 +162,7 @@ class _Steps:
             if self._lost(chain, rules) or set(rules) == set(self.installed.get(chain, ()))
         }
         last = self._jump_lines("filter", wanted=False)
-        return _write("filter", losing, last) + _delete(self._gone_in("filter"))
+        return write_block("filter", losing, last) + delete_block(self._gone_in("filter"))
 
     def _lost(self, chain: ChainId, rules: Rules) -> Rules:
         kept = frozenset(rules)
@@ -216,24 +201,6 @@ def _jump_changes(
         yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
 
 
-def _write(table: str, chains: Mapping[ChainId, Rules], extra: Sequence[str]) -> str:
-    """A block that writes whole chains, then runs other lines. Empty when there is nothing to do."""
-    if not chains and not extra:
-        return ""
-    declared = [f":{chain.name} - [0:0]" for chain in chains]
-    added = [f"-A {chain.name} {rule}" for chain, rules in chains.items() for rule in rules]
-    return "\n".join([f"*{table}", *declared, *added, *extra, "COMMIT", ""])
-
-
-def _delete(chains: Sequence[ChainId]) -> str:
-    """A block that removes chains; all are emptied first, as they may refer to each other."""
-    if not chains:
-        return ""
-    emptied = [f":{chain.name} - [0:0]" for chain in chains]
-    removed = [f"-X {chain.name}" for chain in chains]
-    return "\n".join([f"*{chains[0].table}", *emptied, *removed, "COMMIT", ""])
-
-
 def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
     """The rules of the nat dispatch that lead to each chain, by that chain's name."""
     ways: dict[str, set[str]] = {}
@@ -244,47 +211,8 @@ def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
     return {target: frozenset(rules) for target, rules in ways.items()}
 
 
-def _delete_in_parts(chains: Sequence[ChainId], most: int) -> list[str]:
-    """Blocks that remove any number of chains; with several, all are emptied before the first is removed."""
-    parts = list(_parts(chains, most))
-    emptied = [_write("nat", dict.fromkeys(part, ()), ()) for part in parts] if len(parts) > 1 else []
-    return [*emptied, *map(_delete, parts)]
-
-
 def _table(table: str, chains: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
     return {chain: rules for chain, rules in chains.items() if chain.table == table}
-
-
-def _joined(groups: Iterable[Mapping[ChainId, Rules]]) -> Mapping[ChainId, Rules]:
-    return {chain: rules for group in groups for chain, rules in group.items()}
-
-
-def _lines(group: Mapping[ChainId, Rules]) -> int:
-    return len(group) + sum(map(len, group.values()))
-
-
-def _by_lines(
-    groups: Iterable[Mapping[ChainId, Rules]], most: int
-) -> Iterator[Sequence[Mapping[ChainId, Rules]]]:
-    """Groups in parts of at most so many lines, or of one group."""
-    part: list[Mapping[ChainId, Rules]] = []
-    size = 0
-    for group in groups:
-        size += _lines(group)
-        if part and size > most:
-            yield part
-            part, size = [], _lines(group)
-        part.append(group)
-    if part:
-        yield part
-
-
-T = TypeVar("T")
-
-
-def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _nonempty(restores: Iterable[str]) -> tuple[str, ...]:

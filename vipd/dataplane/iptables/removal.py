@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from vipd.dataplane.base import MissingProgramError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.plan import Batches, Installed, Plan, make_plan
+from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
+from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save

@@ -1,0 +1,150 @@
+"""The text of restores: blocks that write or delete whole chains, and how much one restore may hold. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vipd.dataplane.iptables.names import ChainId, Rules
+from vipd.dataplane.iptables.words import target_of
+
+T = TypeVar("T")
+
+Group = Mapping[ChainId, Rules]
+"""The chains of one forwarding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How much one restore may hold of a large load."""
+
+    lines: int
+    """Chains and rules of whole forwardings; one that has more is written in pieces, as far as it is new."""
+    deletions: int
+    """Chains of a restore that only deletes."""
+    jumps: int
+    """Rules of a new chain that one restore adds, where the chain is long."""
+
+    @staticmethod
+    def of(*, legacy: bool) -> Batches:
+        """What suits a variant of iptables."""
+        return LEGACY_BATCHES if legacy else NFT_BATCHES
+
+
+NFT_BATCHES = Batches(5000, 2000, 1000)
+"""iptables-nft-restore 1.8.9 is quadratic in chains per call, and in jumps to chains: 7.3 s against more than
+100 s in one piece for 10,000 services (performance.md), or for one of 100 ports and 250 backends. One port of
+9,900 backends took 3.3 to 5.6 s in these pieces and 13 to 27 s at once, beside other work."""
+LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize, sys.maxsize)
+"""Each restore of iptables-legacy takes the whole table out of the kernel and puts it back: in batches of 250
+forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
+
+
+def load_blocks(groups: Iterable[Group], installed: Group, batches: Batches) -> list[str]:
+    """Restores of the nat table that write these groups, in order.
+
+    Of one that is too large for a restore, its new chains are written first: those that lead to no other one
+    of the group, then long ones that lead to these, some rules at a time. Nothing reaches a new chain before
+    the rest of its group is written.
+    """
+    restores: list[str] = []
+    waiting: list[Group] = []
+    for group in groups:
+        if line_count(group) <= batches.lines:
+            waiting.append(group)
+            continue
+        first, long, rest = _in_pieces(group, installed, batches.jumps)
+        waiting += [{chain: rules} for chain, rules in first.items()]
+        if long:
+            restores += _in_batches(waiting, batches)
+            restores += [
+                text for chain, rules in long.items() for text in _grown(chain, rules, batches.jumps)
+            ]
+            waiting = []
+        waiting.append(rest)
+    return [*restores, *_in_batches(waiting, batches)]
+
+
+def _in_pieces(group: Group, installed: Group, jumps: int) -> tuple[Group, Group, Group]:
+    """New chains that lead to no other one of the group, long new chains that lead to these alone, and the
+    rest."""
+    new = {chain: rules for chain, rules in group.items() if chain not in installed}
+    first = _leading_to_none_of(frozenset(chain.name for chain in group), new)
+    unwritten = frozenset(chain.name for chain in group if chain not in first)
+    long = {
+        chain: rules
+        for chain, rules in _leading_to_none_of(unwritten, new).items()
+        if len(rules) > jumps and chain not in first
+    }
+    return first, long, {c: rules for c, rules in group.items() if c not in first and c not in long}
+
+
+def _leading_to_none_of(names: frozenset[str], chains: Group) -> Group:
+    return {chain: rules for chain, rules in chains.items() if names.isdisjoint(map(target_of, rules))}
+
+
+def _in_batches(groups: Iterable[Group], batches: Batches) -> list[str]:
+    return [write_block("nat", joined(part), ()) for part in _by_lines(groups, batches.lines)]
+
+
+def write_block(table: str, chains: Group, extra: Sequence[str]) -> str:
+    """A block that writes whole chains, then runs other lines. Empty when there is nothing to do."""
+    if not chains and not extra:
+        return ""
+    declared = [f":{chain.name} - [0:0]" for chain in chains]
+    added = [f"-A {chain.name} {rule}" for chain, rules in chains.items() for rule in rules]
+    return "\n".join([f"*{table}", *declared, *added, *extra, "COMMIT", ""])
+
+
+def _grown(chain: ChainId, rules: Rules, most: int) -> Iterator[str]:
+    """A new chain written in several restores, of at most so many rules each."""
+    yield write_block(chain.table, {chain: rules[:most]}, ())
+    for part in _parts(rules[most:], most):
+        yield write_block(chain.table, {}, [f"-A {chain.name} {rule}" for rule in part])
+
+
+def delete_block(chains: Sequence[ChainId]) -> str:
+    """A block that removes chains; all are emptied first, as they may refer to each other."""
+    if not chains:
+        return ""
+    emptied = [f":{chain.name} - [0:0]" for chain in chains]
+    removed = [f"-X {chain.name}" for chain in chains]
+    return "\n".join([f"*{chains[0].table}", *emptied, *removed, "COMMIT", ""])
+
+
+def delete_blocks(chains: Sequence[ChainId], most: int) -> list[str]:
+    """Blocks that remove any number of chains; with several, all are emptied before the first is removed."""
+    parts = list(_parts(chains, most))
+    emptied = [write_block("nat", dict.fromkeys(part, ()), ()) for part in parts] if len(parts) > 1 else []
+    return [*emptied, *map(delete_block, parts)]
+
+
+def joined(groups: Iterable[Group]) -> Group:
+    """All chains of these groups."""
+    return {chain: rules for group in groups for chain, rules in group.items()}
+
+
+def line_count(group: Group) -> int:
+    """How many lines of a restore a group takes: its chains and their rules."""
+    return len(group) + sum(map(len, group.values()))
+
+
+def _by_lines(groups: Iterable[Group], most: int) -> Iterator[Sequence[Group]]:
+    """Groups in parts of at most so many lines, or of one group."""
+    part: list[Group] = []
+    size = 0
+    for group in groups:
+        size += line_count(group)
+        if part and size > most:
+            yield part
+            part, size = [], line_count(group)
+        part.append(group)
+    if part:
+        yield part
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
