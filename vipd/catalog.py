@@ -24,6 +24,9 @@ class Unit:
 
     candidate: Declaration
     accepted: Declaration = NOTHING
+    rank: int = 0
+    """Of two newcomers that have one the lower one wins: so that hosts of a fleet that see both at once
+    decide as those that saw one after the other. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ def merge(units: Mapping[str, Unit]) -> Merged:
     backend at the address of another.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
-    the unit that sorts first wins. Each round takes something away from a unit, so this ends.
+    the unit with the lower rank wins, without ranks the one that sorts first. Each round takes something away
+    from a unit, so this ends.
     """
     contest = Contest(units)
     problems: dict[str, list[Problem]] = {

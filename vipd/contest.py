@@ -140,11 +140,19 @@ class Contest:
         return self._chosen
 
     def loser(self, conflict: Conflict) -> str:
-        """The unit that gives way: a newcomer, and of two newcomers the one that sorts later."""
+        """The unit that gives way: a newcomer; of two newcomers, or two that both have it, the one with the
+        higher rank, else the one that sorts later."""
         first, second = conflict.first.unit, conflict.second.unit
-        for name in (second, first):
-            if self._is_new(name) and conflict.claim_of(name) not in self._accepted_claims(name):
-                return name
+        newcomers = [
+            name
+            for name in (second, first)
+            if self._is_new(name) and conflict.claim_of(name) not in self._accepted_claims(name)
+        ]
+        ranks = self._units[first].rank, self._units[second].rank
+        if len(newcomers) != 1 and all(ranks):
+            return first if ranks[0] > ranks[1] else second
+        if newcomers:
+            return newcomers[0]
         return second if self._is_new(second) or not self._is_new(first) else first
 
     def give_way(self, lost: Iterable[tuple[str, Conflict]]) -> Iterable[Claim]:

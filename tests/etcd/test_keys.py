@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -174,3 +175,65 @@ def test_what_ended_in_an_internal_error_is_read_again(name: str, monkeypatch: p
     assert bool(keys.registrations) == (name in REGISTRATIONS)
     assert all(unit.candidate.ok for unit in keys.units.values())
     assert not keys.read_again(), "once is enough"
+
+
+def claiming(name: str, address: str, mod_revision: int, create_revision: int) -> Written:
+    """A service of one address."""
+    text = f"address: {address}\nports: [80]\nbackends: [10.244.0.5]\n"
+    return Written(key(name), text, mod_revision, read_value(LAYOUT, key(name), text), create_revision)
+
+
+OLDER = claiming("b", "10.96.0.9", 3, 3)
+EDITED = claiming("b", "10.96.0.9", 7, 3)
+NEWER = claiming("a", "10.96.0.9", 5, 5)
+ELSEWHERE = claiming("b", "10.96.0.1", 3, 3)
+"""The older one while it claims something else."""
+ALIKE: dict[str, list[tuple[Written, ...]]] = {
+    "saw one after the other": [(OLDER,), (NEWER,), (EDITED,)],
+    "started after both": [(NEWER, EDITED)],
+    "was away when the newer one came": [(OLDER,), (NEWER, EDITED)],
+}
+
+
+def seen_in(history: list[tuple[Written, ...]], restarts: bool) -> Walk:
+    """A host that saw these changes, each at once, and took up what serves after each."""
+    walk = Walk(0)
+    for revision, written in enumerate(history, 1):
+        walk.keys.apply(Change("c", revision, written), 0.0)
+        walk.accept()
+        if restarts:
+            state = State("c", revision, dict(walk.disk.keys))
+            walk.keys = EtcdKeys(LAYOUT, RemovalGuard(50), walk._note)
+            walk.keys.restore(state)
+    return walk
+
+
+def served(walk: Walk) -> dict[str, str]:
+    """Each service's address."""
+    return {name: service.addresses[0] for name, service in merge(walk.keys.units).services.items()}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("history", ALIKE.values(), ids=ALIKE.keys())
+def test_of_two_keys_with_one_claim_the_older_one_serves_on_every_host(
+    history: list[tuple[Written, ...]], restarts: bool
+) -> None:
+    walk = seen_in(history, restarts)
+    assert served(walk) == {"b": "10.96.0.9"}
+    assert list(merge(walk.keys.units).problems) == [f"etcd:{key('a')}"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_older_key_takes_nothing_that_a_newer_one_has(restarts: bool) -> None:
+    walk = seen_in([(ELSEWHERE,), (NEWER,), (EDITED,)], restarts)
+    assert served(walk) == {"a": "10.96.0.9", "b": "10.96.0.1"}
+    assert list(merge(walk.keys.units).problems) == [f"etcd:{key('b')}"]
+
+
+def test_keys_kept_by_an_older_version_are_ranked_once_etcd_lists_them() -> None:
+    unranked = (replace(NEWER, create_revision=0), replace(OLDER, create_revision=0))
+    walk = Walk(0)
+    walk.keys.apply(Change("c", 1, unranked), 0.0)
+    assert served(walk) == {"a": "10.96.0.9"}, "the one that sorts first"
+    walk.keys.apply(Change("c", 2, (NEWER, OLDER)), 0.0)
+    assert served(walk) == {"b": "10.96.0.9"}

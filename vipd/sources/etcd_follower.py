@@ -247,6 +247,7 @@ class Follower:
             if (known := kept.get(key)) is None
             or known.held
             or known.mod_revision != kv.mod_revision
+            or known.create_revision != kv.create_revision
             or (foreign and known.value != _value(kv))
         }
         return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
@@ -288,7 +289,9 @@ class Follower:
     def _meant(self, items: Iterable[tuple[str, KeyValue]]) -> Iterable[Written]:
         for key, kv in items:
             value = _value(kv)
-            yield Written(key, value, kv.mod_revision, read_value(self._layout, key, value))
+            yield Written(
+                key, value, kv.mod_revision, read_value(self._layout, key, value), kv.create_revision
+            )
 
     def _apply(self, change: Change) -> None:
         if self._keys.apply(change, asyncio.get_running_loop().time()):

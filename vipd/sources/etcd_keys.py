@@ -26,6 +26,7 @@ class Written:
     value: str
     mod_revision: int
     meaning: Meaning
+    create_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class EtcdKeys:
             self.last_change = max(self.last_change, kept.mod_revision)
             if kept.held:
                 self._guard.held.add(key)
-                self._hold(key, kept, Unit(accepted, accepted))
+                self._hold(key, kept, Unit(accepted, accepted, kept.create_revision))
         self._gather()
 
     def apply(self, change: Change, now: float) -> bool:
@@ -163,7 +164,7 @@ class EtcdKeys:
             place = place_of(key)
             unit = self._units[place]
             if chosen.get(place) is unit.candidate:
-                self._units[place] = Unit(unit.candidate, unit.candidate)
+                self._units[place] = replace(unit, accepted=unit.candidate)
                 self._kept[key] = replace(self._kept[key], accepted=self._kept[key].value)
                 taken.append(key)
         self._unjudged.difference_update(taken)
@@ -206,6 +207,8 @@ class EtcdKeys:
         kept = self._kept.get(written.key)
         if kept is None or kept.held or kept.value != written.value:
             return False
+        if kept.create_revision != written.create_revision:
+            return False
         self._kept[written.key] = replace(kept, mod_revision=written.mod_revision)
         return True
 
@@ -235,7 +238,7 @@ class EtcdKeys:
         self._kept[key] = replace(kept, held=True)
         self._unjudged.discard(key)
         if key.startswith(self._layout.services):
-            self._units[place_of(key)] = Unit(unit.accepted, unit.accepted)
+            self._units[place_of(key)] = replace(unit, candidate=unit.accepted)
 
     def _remember(self, gone: Iterable[str]) -> None:
         """Keep what a later verdict may want back, and no more."""
@@ -259,7 +262,9 @@ class EtcdKeys:
         if not written.key.startswith(self._layout.services):
             text = written.value if isinstance(written.meaning, tuple) else text
         meaning = accepted if text == written.value and accepted is not NOTHING else written.meaning
-        self._kept[key] = Kept(written.value, written.mod_revision, text)
+        self._kept[key] = Kept(
+            written.value, written.mod_revision, text, create_revision=written.create_revision
+        )
         self._take(key, meaning, accepted)
 
     def _take(self, key: str, meaning: Meaning, accepted: Declaration) -> None:
@@ -267,7 +272,7 @@ class EtcdKeys:
         self._unjudged.discard(key)
         meaning = self._with_fewer_problems(key, meaning)
         if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
-            self._units[place] = Unit(meaning, accepted)
+            self._units[place] = Unit(meaning, accepted, self._kept[key].create_revision)
             if meaning is not accepted:
                 self._unjudged.add(key)
         elif isinstance(meaning, Declaration):

@@ -48,6 +48,8 @@ class Kept:
     """The value that serves, which may be an older one."""
     held: bool = False
     """The key is gone from the store, and its removal is held back."""
+    create_revision: int = 0
+    """0: not known, as of keys that an older vipd kept."""
 
 
 @dataclass(slots=True)
@@ -203,11 +205,14 @@ def change_record(
     cluster: str, revision: int, put: Iterable[tuple[str, Kept]], gone: Iterable[str]
 ) -> Record:
     """One change: what is kept of some keys from now on, and keys that are no more."""
+    kept_keys = list(put)
     return {
         "cluster": cluster,
         "revision": revision,
-        "put": [_fields(key, kept) for key, kept in put],
+        "put": [_fields(key, kept) for key, kept in kept_keys],
         "gone": list(gone),
+        # Beside the fields of a key, which older versions count.
+        "created": {key: kept.create_revision for key, kept in kept_keys if kept.create_revision},
     }
 
 
@@ -226,7 +231,8 @@ def _replay(state: State, record: Record) -> None:
     cluster, revision = str(record["cluster"]), int(record["revision"])
     put, gone = [_kept(fields) for fields in record["put"]], [str(key) for key in record["gone"]]
     state.cluster, state.revision = cluster, revision
-    state.keys.update(put)
+    created = {str(key): int(number) for key, number in record.get("created", {}).items()}
+    state.keys.update((key, replace(kept, create_revision=created.get(key, 0))) for key, kept in put)
     for key in gone:
         state.keys.pop(key, None)
 
