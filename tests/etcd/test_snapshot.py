@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulated_time import simulate
+from tests.simulated_time import pass_over, simulate
 from vipd.sources import etcd_snapshot
 from vipd.sources.etcd_snapshot import Kept, Snapshot, State, accepted_record, change_record
 from vipd.supervisor import Loop, Supervisor
@@ -161,6 +161,49 @@ def test_a_disk_that_takes_nothing_for_a_day_is_said_once_and_tried_now_and_then
     assert 1000 < tried < 5000
     assert disk.snapshot.task.fault == ""
     assert disk.read() == disk.state
+
+
+def test_what_is_accepted_is_on_disk_at_once(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is killed within the second must not bring an older value back."""
+
+    async def at_once(function: Callable[..., None], *arguments: object) -> None:
+        function(*arguments)
+
+    async def scene() -> None:
+        running = asyncio.create_task(disk.snapshot.run())
+        disk.put(1, "a", Kept("first", 1))
+        await asyncio.sleep(0.5)
+        disk.put(2, "a", Kept("second", 2))
+        await asyncio.sleep(0.2)  # the services are merged
+        disk.snapshot.note(accepted_record(["a"]))
+        await asyncio.sleep(0.05)
+        assert disk.read().keys["a"].accepted == "second"
+        running.cancel()
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    simulate(scene())
+
+
+def test_a_slow_disk_gets_rests(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes that come without end take it for a fifth of the time."""
+    writes: list[float] = []
+
+    async def slowly(function: Callable[..., None], *arguments: object) -> None:
+        function(*arguments)
+        writes.append(asyncio.get_running_loop().time())
+        pass_over(0.1)
+
+    async def scene() -> None:
+        running = asyncio.create_task(disk.snapshot.run())
+        for revision in range(1, 1001):
+            disk.put(revision, "a", Kept(str(revision), revision))
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    monkeypatch.setattr(asyncio, "to_thread", slowly)
+    simulate(scene())
+    pauses = [after - before for before, after in itertools.pairwise(writes)]
+    assert 0.49 < min(pauses) < max(pauses) < 0.55
 
 
 def test_the_rest_is_written_at_the_end(disk: Disk) -> None:
