@@ -59,6 +59,11 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
         assert "new" in world.names()
         assert reconciler.progress.later == {"large"}
         assert reconciler.progress.state == "pending"
+        assert [reconciler.progress.is_pending(name) for name in ("small", "new", "large")] == [
+            False,
+            False,
+            True,
+        ]
         assert len(world.dataplane.kernel) == 3, "two small ones and a part of the large one"
         assert await reconciler.settled(applied, 60.0, ["large"])
         assert len(world.dataplane.kernel) == 5

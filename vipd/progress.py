@@ -35,6 +35,8 @@ class Progress:
     """When the oldest wish was made that no step has taken up; None while there is none."""
     later: frozenset[str] = frozenset()
     """Services of which a part is left for a later step, so that small changes need not wait for it."""
+    later_wish: int = 0
+    """The wish that is for these alone; 0: none."""
     stopping: bool = False
     """Whether vipd stops: no wish is taken up any more."""
 
@@ -48,6 +50,13 @@ class Progress:
         if self.done != self.wanted:
             return "pending"
         return "degraded" if self.quarantined else "in-sync"
+
+    def is_pending(self, service: str) -> bool:
+        """Whether the kernel may not have a service as it is wanted."""
+        if self.state in ("in-sync", "degraded"):
+            return False
+        others_are_done = self.state == "pending" and self.wanted == self.later_wish
+        return not others_are_done or service in self.later
 
     def unfulfilled(self, waited: float) -> str:
         """Why a wish is not fulfilled after so many seconds."""
@@ -71,6 +80,13 @@ class Progress:
         """A good step has ended that took up the wishes up to this one."""
         self.fault, self.done, self.tried = "", wish, wish
         self.waiting_since = self.untaken_since
+
+    def postponed(self, services: frozenset[str], now: datetime) -> None:
+        """That step has left a part of these services for the next one."""
+        alone = self.done == self.wanted
+        self.later = services
+        wish = self.wish(now) if services else 0
+        self.later_wish = wish if alone else 0
 
 
 def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:

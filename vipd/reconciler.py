@@ -458,9 +458,9 @@ class Reconciler:
             with self.containment.around(_name_of(follower), "hearing of written rules"):
                 follower.applied(wrote)
         progress.fulfilled(wish)
-        progress.later = frozenset(key.service for key in self._given)
+        progress.postponed(frozenset(key.service for key in self._given), self.clock())
         if progress.later:
-            self.wake()
+            self._woken.set()
 
     def _failed(self, wish: int, fault: str, error: Exception | None = None) -> None:
         """A step has failed; `error`: in a way that nobody expected."""

@@ -56,8 +56,7 @@ def _service_status(
     service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
 ) -> Json:
     progress = reconciler.progress
-    settled = progress.state in ("in-sync", "degraded") and service.name not in progress.later
-    pending = None if settled else progress.fault
+    pending = progress.fault if progress.is_pending(service.name) else None
     state, message = state_of(
         service, forwardings, standings, progress.quarantined.get(service.name), pending
     )
