@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
@@ -153,7 +153,7 @@ class Reconciler:
         self._woken.set()
         return self.progress.wish(self.clock())
 
-    async def settled(self, wish: int, timeout: float, services: Iterable[str] | None = None) -> bool:
+    async def settled(self, wish: int, timeout: float, services: Collection[str] | None = None) -> bool:
         """Wait until a step took up a wish that is about these services (None: about all): True when the
         kernel is as wished, else False, also when vipd stops."""
         progress, names = self.progress, None if services is None else frozenset(services)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Collection
 
 import pytest
 from yarl import URL
@@ -11,6 +12,7 @@ from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.fake_dataplane import broken_tool
 from tests.samples import block
 from vipd.api import bodies, server
+from vipd.reconciler import Reconciler
 
 ENDLESS = 1000
 """So many failures that no retry comes through during a test."""
@@ -296,6 +298,30 @@ def test_a_service_whose_rules_are_on_their_way_is_pending() -> None:
         await adding
         assert view["status"]["state"] == "pending"
 
+    served(story)
+
+
+def test_a_change_waits_for_its_own_services_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_for: list[set[str] | None] = []
+    settled = Reconciler.settled
+
+    async def noted(
+        reconciler: Reconciler, wish: int, timeout: float, services: Collection[str] | None = None
+    ) -> bool:
+        waited_for.append(None if services is None else set(services))
+        return await settled(reconciler, wish, timeout, services)
+
+    async def story(api: Api) -> None:
+        waited_for.clear()
+        await api.add(WEB)
+        await api.ask(
+            "POST", "/v1/overrides", {"service": "web", "backend": "10.244.0.7", "admin": "draining"}
+        )
+        assert waited_for == [{"web"}, {"web"}]
+        await api.ask("POST", "/v1/reload")
+        assert waited_for[2:] == [None], "all of them"
+
+    monkeypatch.setattr(Reconciler, "settled", noted)
     served(story)
 
 
