@@ -22,6 +22,7 @@ CORE = (
     "vipd.claim_limits",
     "vipd.admission",
     "vipd.progress",
+    "vipd.write_order",
     "vipd.health.state",
     "vipd.health.flapping",
     "vipd.health.weights",
