@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from vipd.admission import AddressPolicy
-from vipd.checks import Check
+from vipd.control.admission import AddressPolicy
+from vipd.control.selection import SelectionPolicy
 from vipd.dataplane.base import ApplyError, DataplanePlan
-from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
-from vipd.selection import SelectionPolicy
+from vipd.model.check import Check
+from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
 
 Rules = dict[ForwardingKey, Forwarding]
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import declared, service
 from tests.simulated_time import simulate
-from vipd.catalog import Unit
+from vipd.control.catalog import Unit
+from vipd.control.reconciler import Reconciler
 from vipd.declaration.problems import Declaration
-from vipd.model import Service
-from vipd.reconciler import Reconciler
+from vipd.model.service import Service
 
 PATIENCE_SECONDS = 60.0
 """A step takes milliseconds; a machine that does much else may stand still for seconds."""

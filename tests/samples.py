@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vipd.catalog import NOTHING, Unit
+from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.problems import Declaration, Problem
-from vipd.model import Backend, Origin, Protocol, Service, ServicePort
+from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
 
 HEAD = "apiVersion: vipd/v1\nservices:\n"
 

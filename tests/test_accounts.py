@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from vipd import accounts
-from vipd.accounts import MOST_ASKING, MOST_KEPT, Lookup
+from vipd.host import accounts
+from vipd.host.accounts import MOST_ASKING, MOST_KEPT, Lookup
 
 
 def test_an_answer_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.admission import AddressPolicy, admit, admit_service, admit_unit, questions
-from vipd.catalog import Unit
-from vipd.checks import Check, HttpProbe
+from vipd.control.admission import AddressPolicy, admit, admit_service, admit_unit, questions
+from vipd.control.catalog import Unit
 from vipd.declaration.problems import Declaration, Note, Problem
-from vipd.limits import PROBLEMS
-from vipd.model import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
+from vipd.model.check import Check, HttpProbe
+from vipd.model.limits import PROBLEMS
+from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
 
 PORTS = (ServicePort(53, Protocol.UDP),)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tests.samples import declared, service
-from vipd.admission import AddressPolicy, Admission
-from vipd.catalog import Unit
-from vipd.checks import Check
+from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.catalog import Unit
+from vipd.model.check import Check
 
 
 class Looked:

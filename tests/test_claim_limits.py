@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vipd.admission import AddressPolicy, Admission, admit_service
-from vipd.catalog import Unit
-from vipd.claim_limits import BySource, NetworkSet
 from vipd.cli.main import cli
+from vipd.control.admission import AddressPolicy, Admission, admit_service
+from vipd.control.catalog import Unit
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.host_facts import NO_FACTS, LocalSocket
-from vipd.model import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
-from vipd.settings import SettingsError, load_settings
+from vipd.host.facts import NO_FACTS, LocalSocket
+from vipd.host.settings.settings import SettingsError, load_settings
+from vipd.model.claim_limits import BySource, NetworkSet
+from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
 
 SOURCES = ("file", "cli", "etcd")
 

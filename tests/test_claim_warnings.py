@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 
-from vipd.admission import AddressPolicy, Admission, admit_service
-from vipd.catalog import Unit
-from vipd.claim_warnings import HELD_SECONDS, MOST_LINES, Claim, Claims, warnings_of
+from vipd.control.admission import AddressPolicy, Admission, admit_service
+from vipd.control.catalog import Unit
+from vipd.control.claim_warnings import HELD_SECONDS, MOST_LINES, Claim, Claims, warnings_of
 from vipd.declaration.problems import Declaration
-from vipd.host_facts import NO_FACTS, HostFacts, LocalSocket, Subnet
-from vipd.local_sockets import LocalSockets
-from vipd.model import Family, Forwarding, ForwardingKey, Masquerade, Origin, Protocol, Service, ServicePort
+from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket, Subnet
+from vipd.host.local_sockets import LocalSockets
+from vipd.model.service import (
+    Family,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Origin,
+    Protocol,
+    Service,
+    ServicePort,
+)
 
 SUBNET = Subnet(4, 10 << 16 | 1, 24, "10.0.1.0/24 on eth0")
 LIVE = "02:00:00:00:00:01 on eth0"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from vipd import collecting
-from vipd.collecting import WORTH_KEEPING, leave_out, loading
+from vipd.host import gc_control as collecting
+from vipd.host.gc_control import WORTH_KEEPING, leave_out, loading
 
 
 class Cycle:

@@ -14,19 +14,20 @@ from tests.fake_dataplane import FakeDataplane
 from tests.reconciling import DNS, WEB, World, lived_without_waiting, looping
 from tests.samples import declared, service
 from tests.simulated_time import simulate
-from vipd import admission, catalog, contest, reconciler
-from vipd.catalog import Unit
-from vipd.contained_catalog import ContainedCatalog
-from vipd.contest import Contest
+from vipd.control import admission, catalog, reconciler
+from vipd.control import claim_conflicts as contest
+from vipd.control.catalog import Unit
+from vipd.control.claim_conflicts import Contest
+from vipd.control.contained_catalog import ContainedCatalog
+from vipd.control.reconciler_partners import Undisputed
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
 from vipd.declaration.conflicts import Claim
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.model import Forwarding, ForwardingKey, Service
-from vipd.reconciler_partners import Undisputed
-from vipd.sources.etcd_keys import read_value
-from vipd.sources.etcd_values import Layout
+from vipd.model.service import Forwarding, ForwardingKey, Service
+from vipd.sources.etcd.keys import read_value
+from vipd.sources.etcd.values import Layout
 from vipd.sources.files import FileSource
 
 TWO = """\
@@ -111,7 +112,7 @@ def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
 def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vipd.sources.etcd_keys.read_service_value", lambda *_: 1 / 0)
+    monkeypatch.setattr("vipd.sources.etcd.keys.read_service_value", lambda *_: 1 / 0)
     found = read_value(Layout("/vipd/"), "/vipd/services/a", "{}")
     assert isinstance(found, Declaration)
     assert "etcd:/vipd/services/a: internal error while reading this key" in str(found.problems[0])

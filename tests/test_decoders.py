@@ -31,7 +31,6 @@ from tests.live_trace.recorded import RECORDED
 from tests.rule_tree.made import forwardings
 from tests.rule_tree.test_faults import WEB
 from tests.test_route_table import Message
-from vipd import rtnetlink
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.ended import ended_flow
@@ -56,12 +55,13 @@ from vipd.dataplane.nftables.layout import FLOWS, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.reading import TableReader, open_netlink
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model import Family
+from vipd.host import rtnetlink
+from vipd.host.route_table import METRIC, PROTOCOL, read_routing
+from vipd.model.service import Family
 from vipd.observe.live_trace.events import error_of, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
 from vipd.observe.live_trace.packets import read_headers, read_packet
 from vipd.observe.rule_tree import read_nftables
-from vipd.route_table import METRIC, PROTOCOL, read_routing
 
 NAMES = Names("VIPD")
 MUTATIONS = 400

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from vipd.descriptors import RESERVED, WANTED, make_room, shares
+from vipd.host.descriptors import RESERVED, WANTED, make_room, shares
 
 
 @pytest.mark.parametrize("limit", [64, 256, 1024, 4096, WANTED, 65536, resource.RLIM_INFINITY])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vipd.durable import write_durably
+from vipd.host.durable import write_durably
 
 
 def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:

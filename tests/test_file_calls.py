@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from tests.health_checks.servers import PATIENCE, ask_once, target
-from vipd import file_calls as module
-from vipd.checks import HttpProbe
-from vipd.etcd.connection import Connection
-from vipd.etcd.errors import AuthFailedError, TLSError
-from vipd.etcd.settings import EtcdSettings
-from vipd.etcd.tls_files import MOST_BYTES, password, tls_context
-from vipd.file_calls import FileCalls
 from vipd.health.probes.http import ask_http
+from vipd.host import file_calls as module
+from vipd.host.file_calls import FileCalls
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.model.check import HttpProbe
+from vipd.sources.etcd.connection import Connection
+from vipd.sources.etcd.errors import AuthFailedError, TLSError
+from vipd.sources.etcd.tls_files import MOST_BYTES, password, tls_context
 
 
 def test_what_a_call_returns_or_raises() -> None:
@@ -111,8 +111,8 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
         free.wait(60)
 
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("vipd.etcd.connection.signatures", hangs)
-    monkeypatch.setattr("vipd.etcd.connection.password", hangs)
+    monkeypatch.setattr("vipd.sources.etcd.connection.signatures", hangs)
+    monkeypatch.setattr("vipd.sources.etcd.connection.password", hangs)
     monkeypatch.setattr("vipd.health.probes.http.tls_context", hangs)
 
     async def scene() -> None:

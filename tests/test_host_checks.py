@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from vipd.dataplane.iptables.names import Names
-from vipd.host_checks import (
+from vipd.control.host_checks import (
     CHECK_SECONDS,
     HostChecks,
     affinity_warning,
     mixed_warning,
     tables_with_rules,
 )
-from vipd.host_needs import HostNeeds
-from vipd.model import Endpoint, Family, Forwarding, ForwardingKey, Masquerade, Protocol
-from vipd.process import Finished
-from vipd.settings import load_settings
+from vipd.dataplane.iptables.names import Names
+from vipd.host.process import Finished
+from vipd.host.requirements import HostNeeds
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey, Masquerade, Protocol
 
 SAVED = """*nat
 :PREROUTING ACCEPT [0:0]
@@ -187,7 +187,7 @@ def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
     async def none() -> tuple[()]:
         return ()
 
-    monkeypatch.setattr("vipd.host_checks.dropping_chains", none)
+    monkeypatch.setattr("vipd.control.host_checks.dropping_chains", none)
     machine.has("proc/net/ip_tables_names", "filter\n")
     machine.outputs["iptables-legacy-save"] = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
     checks, needs = machine.checks(), HostNeeds((pinned("web", None),))

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vipd.host_needs import HostNeeds
-from vipd.model import Endpoint, ExternalAddress, Family, Forwarding, ForwardingKey, Masquerade, Protocol
+from vipd.host.requirements import HostNeeds
+from vipd.model.service import (
+    Endpoint,
+    ExternalAddress,
+    Family,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Protocol,
+)
 
 VIP = "10.96.0.1"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vipd.host_checks import HostChecks
-from vipd.host_record import FILE_NAME, HostRecord
-from vipd.hostnet import FORWARDING, LIBERAL, HostNet, restore_sysctls
-from vipd.model import Family, Forwarding, ForwardingKey, Masquerade, Protocol
-from vipd.settings import Settings, load_settings
+from vipd.control.host import FORWARDING, LIBERAL, HostNet, restore_sysctls
+from vipd.control.host_checks import HostChecks
+from vipd.host.changes import FILE_NAME, HostRecord
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family, Forwarding, ForwardingKey, Masquerade, Protocol
 
 SETTINGS: Settings = load_settings(flags={"vip_device": ""})
 IPV4, IPV6 = FORWARDING[Family.IPV4], FORWARDING[Family.IPV6]

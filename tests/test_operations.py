@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.samples import service
-from vipd import operations
+from vipd.control import operations
+from vipd.control.operations import Outcome, RefusedError
 from vipd.declaration.problems import Problem
-from vipd.model import Backend, Refusal, Service
-from vipd.operations import Outcome, RefusedError
+from vipd.model.service import Backend, Refusal, Service
 
 DNS: dict[str, object] = {
     "name": "dns",

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import service
-from vipd.model import Backend
-from vipd.operations import RefusedError
-from vipd.orders import cleared, order
-from vipd.overrides import (
+from vipd.control.operations import RefusedError
+from vipd.control.override_requests import cleared, order
+from vipd.model.backend_status import Admin
+from vipd.model.override import (
     MOST_TEXT,
     Key,
     MalformedError,
@@ -32,10 +32,10 @@ from vipd.overrides import (
     to_document,
     to_json,
 )
+from vipd.model.service import Backend
+from vipd.model.text import is_text
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError
-from vipd.standing import Admin
-from vipd.text import is_text
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

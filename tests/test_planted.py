@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.samples import service
-from vipd.catalog import merge
+from vipd.control.catalog import merge
+from vipd.control.host import FORWARDING, LIBERAL, restore_sysctls
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.switching import ChosenDataplane
-from vipd.durable import (
+from vipd.host.changes import FILE_NAME, SYSCTLS, HostRecord
+from vipd.host.durable import (
     keep_aside,
     make_directory,
     names_in,
@@ -29,13 +31,11 @@ from vipd.durable import (
     remove_own,
     write_durably,
 )
-from vipd.host_record import FILE_NAME, SYSCTLS, HostRecord
-from vipd.hostnet import FORWARDING, LIBERAL, restore_sysctls
+from vipd.host.preflight import StartError, state_lock
+from vipd.host.settings.settings import Settings
 from vipd.observe.events.ring import Ring
-from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
-from vipd.start import StartError, state_lock
 
 pytestmark = pytest.mark.root
 
@@ -227,16 +227,16 @@ WRITES = frozenset(
     ("write_text", "write_bytes", "unlink", "rename", "mkdir", "symlink_to", "hardlink_to", "chmod")
 )
 NOT_OF_THE_STATE = {
-    "vipd.durable": "it is what the others use",
-    "vipd.hostnet": "kernel settings of a fixed list",
-    "vipd.vip_routes": "kernel settings of vipd's device",
+    "vipd.host.durable": "it is what the others use",
+    "vipd.control.host": "kernel settings of a fixed list",
+    "vipd.host.vip_routes": "kernel settings of vipd's device",
     "vipd.observe.live_trace.legacy": "a kernel setting",
     "vipd.api.peers": "the socket",
-    "vipd.daemon": "the socket",
-    "vipd.manual.__main__": "a tool of the build",
-    "vipd.bench.namespace": "a directory of its own",
-    "vipd.bench.usage": "a kernel setting",
-    "vipd.bench.connections": "a kernel setting",
+    "vipd.daemon.daemon": "the socket",
+    "vipd.cli.manual.__main__": "a tool of the build",
+    "vipd.observe.bench.namespace": "a directory of its own",
+    "vipd.observe.bench.usage": "a kernel setting",
+    "vipd.observe.bench.connections": "a kernel setting",
 }
 
 
@@ -246,7 +246,9 @@ def test_files_are_written_and_removed_in_one_place_alone() -> None:
         used = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
         if used & {*WRITES, "O_CREAT"}:
             found.add(".".join(path.relative_to(root).with_suffix("").parts))
-    assert found - NOT_OF_THE_STATE.keys() <= {"vipd.start", "vipd.observe.events.ring"}, "both by open_own"
+    assert found - NOT_OF_THE_STATE.keys() <= {"vipd.host.preflight", "vipd.observe.events.ring"}, (
+        "both by open_own"
+    )
 
 
 def vipd(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,11 @@ import pytest
 from tests.fake_dataplane import FakeDataplane
 from tests.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
 from tests.samples import broken, declared, service
-from vipd import reconciler as room
-from vipd.in_parts import AT_ONCE
-from vipd.model import Family, Forwarding, ForwardingKey, Service
-from vipd.selection import choose
-from vipd.snapshot import IN_THREAD_ABOVE, Snapshot
+from vipd.control import reconciler as room
+from vipd.control.selection import choose
+from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
+from vipd.host.batches import AT_ONCE
+from vipd.model.service import Family, Forwarding, ForwardingKey, Service
 
 
 def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.samples import service
-from vipd import registrations
-from vipd.admission import AddressPolicy, admit_registered, admit_service
-from vipd.checks import Check, ExecProbe, HttpProbe, Probe, TcpProbe
+from vipd.control import registrations
+from vipd.control.admission import AddressPolicy, admit_registered, admit_service
+from vipd.control.registrations import Registrar, declared
 from vipd.declaration.problems import Problem
-from vipd.model import Backend, Origin, Registered, Service
-from vipd.registrations import Registrar, declared
+from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe
+from vipd.model.service import Backend, Origin, Registered, Service
 
 WEB = replace(service("web", "10.96.0.10", "", 1, "10.244.0.5"), registrations=True)
 ANY = AddressPolicy()

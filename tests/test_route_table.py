@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from vipd import rtnetlink
-from vipd.host_needs import HostNeeds
-from vipd.model import Endpoint, ExternalAddress, Forwarding, ForwardingKey, Masquerade, Protocol, family_of
-from vipd.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
+from vipd.host import rtnetlink
+from vipd.host.requirements import HostNeeds
+from vipd.host.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
+from vipd.model.service import (
+    Endpoint,
+    ExternalAddress,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Protocol,
+    family_of,
+)
 
 
 class Message(dict[str, Any]):

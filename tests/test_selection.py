@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 
 from tests.declaration.strategies import PATIENT, services
-from vipd.model import (
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.model.service import (
     Affinity,
     Backend,
     Endpoint,
@@ -18,7 +19,6 @@ from vipd.model import (
     ServicePort,
     family_of,
 )
-from vipd.selection import SelectionPolicy, choose
 
 POLICY = SelectionPolicy({Family.IPV4: Masquerade.FORWARDED, Family.IPV6: Masquerade.OFF_CLUSTER})
 DNS = Service(

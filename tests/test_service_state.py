@@ -11,11 +11,11 @@ from tests.page.watched import watched
 from vipd.api.views import service_view as api_view
 from vipd.cli.output import Cell
 from vipd.cli.show import _row
-from vipd.model import Backend, Family, Masquerade, Protocol, Service, ServicePort
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.service_status import state_of
+from vipd.model.backend_status import Standings
+from vipd.model.service import Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.observe.page.views import service_view as page_view
-from vipd.selection import SelectionPolicy, choose
-from vipd.service_state import state_of
-from vipd.standing import Standings
 
 SIXES = "[fd00:96::1]:80/tcp, [fd00:96::1]:443/tcp"
 PORTS = (ServicePort(80, Protocol.TCP), ServicePort(443, Protocol.TCP))

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from vipd.model import Family, Masquerade
-from vipd.settings import Settings, SettingsError, load_settings, parse_assignments, unknown_environment
+from vipd.host.settings.settings import (
+    Settings,
+    SettingsError,
+    load_settings,
+    parse_assignments,
+    unknown_environment,
+)
+from vipd.model.service import Family, Masquerade
 
 
 def problems(*args: object, text: str | None = None, tmp_path: Path | None = None, **kwargs: object) -> str:

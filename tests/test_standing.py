@@ -7,7 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.model import (
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.model.backend_status import Admin, Standing, Standings
+from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,
@@ -19,8 +21,6 @@ from vipd.model import (
     Service,
     ServicePort,
 )
-from vipd.selection import SelectionPolicy, choose
-from vipd.standing import Admin, Standing, Standings
 
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 A, B, C = Backend("10.0.0.1"), Backend("10.0.0.2"), Backend("10.0.0.3", backup=True)

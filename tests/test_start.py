@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from vipd import start
-from vipd.settings import Settings
-from vipd.start import StartError, namespace_locks, state_lock
+from vipd.host import preflight as start
+from vipd.host.preflight import StartError, namespace_locks, state_lock
+from vipd.host.settings.settings import Settings
 
 PREFIX = "STARTT"
 NOBODY = 65534
@@ -47,7 +47,7 @@ def another(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
         import sys, time
         from pathlib import Path
         from vipd import start
-        from vipd.settings import Settings
+        from vipd.host.settings.settings import Settings
         start.RUNTIME_DIR = Path({str(tmp_path / "run")!r})
         with start.state_lock(Settings(state_dir={str(tmp_path / "other")!r}, chain_prefix={PREFIX!r})):
             print("held", flush=True)
@@ -235,7 +235,7 @@ def test_other_errors_of_locking_are_what_they_are(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vipd.start.os.write", full)
+    monkeypatch.setattr("vipd.host.preflight.os.write", full)
     with state_lock(settings(tmp_path)):
         assert "another vipd runs" in str(refused(tmp_path)), "it is held without its pid in it"
     assert "cannot be written: No space left on device; hint: df" in caplog.text

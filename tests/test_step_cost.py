@@ -17,8 +17,10 @@ from types import FrameType
 import pytest
 
 from tests.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
-from vipd.bench.declared import declaration as many_services
-from vipd.catalog import NOTHING, Unit
+from vipd.control.backend_status_tracker import Fitness
+from vipd.control.catalog import NOTHING, Unit
+from vipd.control.reconciler import Reconciler
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.iptables import plan as iptables_plan
 from vipd.dataplane.iptables.names import Names
@@ -27,17 +29,15 @@ from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import plan as nftables_plan
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
-from vipd.declaration.again import parse_again
+from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.fitness import Fitness
-from vipd.health.door import Health
-from vipd.host_needs import HostNeeds
-from vipd.model import Backend, Family, Forwarding, ForwardingKey, Service
+from vipd.health.checker import Health
+from vipd.host.requirements import HostNeeds
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Backend, Family, Forwarding, ForwardingKey, Service
+from vipd.observe.bench.declared import declaration as many_services
 from vipd.observe.health_ports import HealthPorts
-from vipd.reconciler import Reconciler
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import load_settings
 
 FEW, MANY = 100, 2000
 PATH = "/etc/vipd/services.d/many.yaml"

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.simulated_time import simulate
-from vipd.supervisor import LONGEST_PAUSE_SECONDS, MOST_LOGGED, Loop, Pace, Supervisor, Task, Work
+from vipd.host.supervisor import LONGEST_PAUSE_SECONDS, MOST_LOGGED, Loop, Pace, Supervisor, Task, Work
 
 DAY_SECONDS = 86_400.0
 

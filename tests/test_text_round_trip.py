@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 from tests.declaration.strategies import PATIENT
 from tests.faults.broken_declarations import SINGLE, checks, declaration
 from tests.samples import service
-from vipd.checks import Check, HttpProbe
 from vipd.cli.main import cli
 from vipd.cli.output import document
+from vipd.control.operations import spec_of
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service
 from vipd.declaration.yaml_text import dump_yaml
-from vipd.fleet.keys import UnwritableError, service_key, service_value
-from vipd.model import Origin, Service
-from vipd.operations import spec_of
-from vipd.sources.etcd_values import Layout, read_service_value
+from vipd.model.check import Check, HttpProbe
+from vipd.model.service import Origin, Service
+from vipd.model.text import is_text, joined_pairs, json_text, lines, one_line, yaml_quoted
+from vipd.sources.etcd.fleet_keys import UnwritableError, service_key, service_value
+from vipd.sources.etcd.values import Layout, read_service_value
 from vipd.sources.files import FileSource
 from vipd.sources.store import COPY_SUFFIX, StoreError, StoreSource
-from vipd.text import is_text, joined_pairs, json_text, lines, one_line, yaml_quoted
 
 LAYOUT = Layout("/vipd/v1/")
 Path_ = tuple[str | int, ...]
@@ -215,7 +215,8 @@ def test_a_value_that_reads_back_otherwise_is_not_written_to_etcd() -> None:
     wanted = replace(service("web", "10.96.0.10"), check=Check(probe))
     with (
         patch(
-            "vipd.fleet.keys.spec_of", lambda s: spec_of(replace(s, check=Check(replace(probe, body="b"))))
+            "vipd.sources.etcd.fleet_keys.spec_of",
+            lambda s: spec_of(replace(s, check=Check(replace(probe, body="b")))),
         ),
         pytest.raises(UnwritableError, match="reads back as something else"),
     ):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.simulated_time import simulate
+from vipd.control.background_tasks import save_ended_overrides, sweep
+from vipd.host.supervisor import Supervisor, Work
 from vipd.sources.store import StoreError
-from vipd.supervisor import Supervisor, Work
-from vipd.upkeep import save_ended_overrides, sweep
 
 HOUR_SECONDS = 3600.0
 

@@ -10,8 +10,9 @@ import pytest
 from tests.fake_dataplane import FakeDataplane, FakePlan
 from tests.reconciling import World, lived
 from tests.samples import declared, service
+from vipd.control.write_order import LARGE, MOST_AT_ONCE, WriteOrder
 from vipd.dataplane.base import ApplyError
-from vipd.model import (
+from vipd.model.service import (
     Endpoint,
     ExternalAddress,
     Family,
@@ -22,7 +23,6 @@ from vipd.model import (
     Service,
     ServicePort,
 )
-from vipd.write_order import LARGE, MOST_AT_ONCE, WriteOrder
 
 SMALL = service("small", "10.96.0.10")
 

@@ -10,8 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from vipd import __version__, daemon
-from vipd.settings import (
+from vipd import __version__
+from vipd.daemon import daemon
+from vipd.host.preflight import StartError
+from vipd.host.settings.settings import (
     DEFAULT_CONFIG,
     Settings,
     SettingsError,
@@ -19,11 +21,10 @@ from vipd.settings import (
     parse_assignments,
     unknown_environment,
 )
-from vipd.start import StartError
-from vipd.systemd.fields import Event, fields
-from vipd.systemd.journal import stderr_handler
-from vipd.systemd.notify import Notifier, one_line
-from vipd.text import one_line as as_line
+from vipd.host.systemd.fields import Event, fields
+from vipd.host.systemd.journal import stderr_handler
+from vipd.host.systemd.notify import Notifier, one_line
+from vipd.model.text import one_line as as_line
 
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: a restart would not help."""

@@ -21,9 +21,9 @@ from tests.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving
-from vipd.fitness import Fitness
-from vipd.health.door import Health
-from vipd.reconciler import Reconciler
+from vipd.control.backend_status_tracker import Fitness
+from vipd.control.reconciler import Reconciler
+from vipd.health.checker import Health
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource

@@ -24,8 +24,8 @@ from vipd.api.peers import bind_socket
 from vipd.api.serving import LIMITS, serving
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import UNREACHABLE, CliError
-from vipd.connections.connections import Connections
-from vipd.connections.limits import Limits
+from vipd.host.connections.connections import Connections
+from vipd.host.connections.limits import Limits
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0
@@ -312,7 +312,7 @@ SMALL = """
     from vipd.api.peers import bind_socket
     from vipd.api.serving import serving
     from vipd.observe.listeners import Listeners, Place
-    from vipd.process import run
+    from vipd.host.process import run
 
     async def hello(_):
         return web.Response(text="hello")

@@ -18,7 +18,7 @@ from yarl import URL
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
 from vipd.api import override_routes, server
-from vipd.checks import Check
+from vipd.model.check import Check
 
 UNKEPT = {
     "nothing is counted",

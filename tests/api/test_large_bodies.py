@@ -16,9 +16,9 @@ import pytest
 from tests.api.serving import WEB, Api, served
 from tests.faults.instrumented import described, yardstick
 from vipd.api import bodies
-from vipd.bench.declared import declaration
+from vipd.control.operations import RefusedError, spec_of
 from vipd.declaration.native import parse_declaration
-from vipd.operations import RefusedError, spec_of
+from vipd.observe.bench.declared import declaration
 
 STANDSTILL = 20.0
 """No callback may take longer than so many times the yardstick: 50 ms of processor time."""
@@ -64,7 +64,7 @@ MEMORY = """
 import resource, sys
 from tests.api.test_large_bodies import HOSTILE
 from vipd.api import bodies
-from vipd.operations import RefusedError, parse_services
+from vipd.control.operations import RefusedError, parse_services
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 raw = HOSTILE[sys.argv[1]]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.api.serving import WEB, Api, served
-from vipd.model import Service
+from vipd.model.service import Service
 from vipd.sources.store import COPY_SUFFIX, StoreSource
 
 

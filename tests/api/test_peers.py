@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.api.serving import Api, served
-from vipd import accounts
 from vipd.api import peers
 from vipd.api.peers import Peer, Permission, bind_socket, group_id, groups_of
+from vipd.host import accounts
 
 NOBODY = 65534
 

@@ -12,7 +12,7 @@ from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.fake_dataplane import broken_tool
 from tests.samples import block
 from vipd.api import bodies, server
-from vipd.reconciler import Reconciler
+from vipd.control.reconciler import Reconciler
 
 ENDLESS = 1000
 """So many failures that no retry comes through during a test."""

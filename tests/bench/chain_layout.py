@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from zlib import crc32
 
-from vipd.bench.declared import PORT, TARGET
-from vipd.model import Service
+from vipd.model.service import Service
+from vipd.observe.bench.declared import PORT, TARGET
 
 TABLE = "ip layout"
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Literal
 
 from tests.bench.chain_layout import changed_service, whole_table
-from vipd.bench.subjects import Subject, count_iptables, count_nft
-from vipd.bench.usage import Meter
-from vipd.bench.worker import main
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
-from vipd.model import Family, Forwarding, Service
-from vipd.process import run
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.process import run
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Forwarding, Service
+from vipd.observe.bench.subjects import Subject, count_iptables, count_nft
+from vipd.observe.bench.usage import Meter
+from vipd.observe.bench.worker import main
 
 Variant = Literal["nft", "legacy"]
 

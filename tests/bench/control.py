@@ -20,7 +20,7 @@ from tests.fleet.network import entered
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import Lab, Wiring
-from vipd.bench.declared import declaration
+from vipd.observe.bench.declared import declaration
 
 GROUP = "control"
 PATIENCE = 30.0

@@ -10,10 +10,10 @@ from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.bench.whole_daemon import cold_starts
-from vipd.bench.namespace import TrialError, carried_out
-from vipd.bench.subjects import VIPD
-from vipd.bench.trial import Outcome, Trial
-from vipd.bench.usage import Usage
+from vipd.observe.bench.namespace import TrialError, carried_out
+from vipd.observe.bench.subjects import VIPD
+from vipd.observe.bench.trial import Outcome, Trial
+from vipd.observe.bench.usage import Usage
 
 GROUP = "programming"
 LARGE = 10_000
@@ -60,7 +60,9 @@ def _size(extent: Extent, services: int, subjects: Sequence[str]) -> Iterator[Me
 
 def _outcome(trial: Trial) -> Outcome:
     try:
-        return carried_out(trial, "vipd.bench.worker" if trial.subject in VIPD else "tests.bench.comparators")
+        return carried_out(
+            trial, "vipd.observe.bench.worker" if trial.subject in VIPD else "tests.bench.comparators"
+        )
     except TrialError as error:
         return Outcome(problem=str(error))
 

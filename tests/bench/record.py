@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.results import Measurement
-from vipd.durable import write_durably
+from vipd.host.durable import write_durably
 
 FORMAT = "vipd-bench/1"
 

@@ -15,7 +15,7 @@ from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.topology import Lab, Wiring
-from vipd.bench.declared import declaration
+from vipd.observe.bench.declared import declaration
 
 GROUP = "daemon"
 START_SECONDS = 300.0

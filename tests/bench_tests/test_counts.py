@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from vipd.bench.namespace import carried_out
-from vipd.bench.trial import Outcome, Trial
+from vipd.observe.bench.namespace import carried_out
+from vipd.observe.bench.trial import Outcome, Trial
 
 pytestmark = pytest.mark.root
 

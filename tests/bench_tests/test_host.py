@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from vipd.bench.host import LIMIT_SECONDS, Measured, measure_host
-from vipd.bench.namespace import TrialError
-from vipd.bench.trial import Outcome, Trial
-from vipd.bench.usage import Usage
+from vipd.observe.bench.host import LIMIT_SECONDS, Measured, measure_host
+from vipd.observe.bench.namespace import TrialError
+from vipd.observe.bench.trial import Outcome, Trial
+from vipd.observe.bench.usage import Usage
 
 BENCH = [sys.executable, "-m", "vipd.cli.main", "bench"]
 RULES = "*nat\n:OTHERS - [0:0]\n-A OTHERS -d 192.0.2.1/32 -j RETURN\nCOMMIT\n"
@@ -61,7 +61,7 @@ def pids_in(session: int) -> list[int]:
 
 
 def workers_in(session: int) -> list[str]:
-    return [args for args in processes_in(session) if "vipd.bench.worker" in args]
+    return [args for args in processes_in(session) if "vipd.observe.bench.worker" in args]
 
 
 def until(question: Callable[[], object], seconds: float) -> bool:
@@ -134,7 +134,7 @@ def test_rounds_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 10.0
         return Outcome((USAGE,), (USAGE,), (USAGE,), {}, {"direct": 100.0, "vip": 90.0})
 
-    monkeypatch.setattr("vipd.bench.host.carried_out", carried_out)
+    monkeypatch.setattr("vipd.observe.bench.host.carried_out", carried_out)
     rounds = [number for number, _ in measure_host(("a", "b"), 10, clock=lambda: now[0])]
     assert rounds == [1, 1, 2, 2], "a third round would end at 60 s"
 
@@ -148,7 +148,7 @@ def test_who_fails_or_takes_too_long_is_left_out_of_further_rounds(monkeypatch: 
             raise TrialError("it broke")
         return Outcome() if trial.subject == "slow" else Outcome((USAGE,), (USAGE,), (USAGE,))
 
-    monkeypatch.setattr("vipd.bench.host.carried_out", carried_out)
+    monkeypatch.setattr("vipd.observe.bench.host.carried_out", carried_out)
     last: dict[str, Measured] = {}
     for _, each in measure_host(("slow", "broken", "good"), 10, clock=lambda: 0.0):
         last[each.subject] = each

@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import Spawn, Vipctl
 from tests.declaration.manifests import endpoint_slice, items, service
 from vipd.declaration.native import parse_declaration
-from vipd.model import Backend
+from vipd.model.service import Backend
 
 WEB = """\
 apiVersion: vipd/v1

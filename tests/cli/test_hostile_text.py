@@ -20,7 +20,7 @@ from vipd.cli.output import Screen, table
 from vipd.cli.terminal import CLEAR_LINE, control, printed
 from vipd.cli.top_frame import State, frame
 from vipd.declaration.problems import Note, Problem
-from vipd.text import lines, width
+from vipd.model.text import lines, width
 
 EVIL = "\x1b[2J\x1b]0;x\x07\x9b31m\u202e\x7f\r\nFORGED\x0b\u2028FORGED\U0001f600日本"
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -22,7 +22,16 @@ from tests.cli.fake_daemon import FakeDaemon
 from vipd import __version__
 from vipd.cli.main import FAMILIES, VERBS
 
-HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email", "vipd.settings")
+HEAVY = (
+    "yaml",
+    "pydantic",
+    "aiohttp",
+    "asyncio",
+    "pyroute2",
+    "http.client",
+    "email",
+    "vipd.host.settings.settings",
+)
 
 NOBODY = 65534
 PATIENCE_SECONDS = 60.0

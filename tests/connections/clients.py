@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from aiohttp import web
 
 from tests.health.asking import free_port, running, until
-from vipd.connections.limits import Limits
+from vipd.host.connections.limits import Limits
 from vipd.observe.listeners import Listeners, Place
 
 PATIENCE_SECONDS = 60.0

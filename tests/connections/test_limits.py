@@ -22,8 +22,8 @@ from tests.connections.clients import (
 )
 from tests.health.asking import free_port, until
 from vipd.api.serving import LIMITS as API
-from vipd.connections.limits import TOGETHER, Limits, Source, tcp_source
-from vipd.descriptors import WANTED, shares
+from vipd.host.connections.limits import TOGETHER, Limits, Source, tcp_source
+from vipd.host.descriptors import WANTED, shares
 from vipd.observe.listeners import HEALTH_LIMITS, Listeners, Place
 from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from vipd.model import Endpoint, ExternalAddress, Forwarding, ForwardingKey, Masquerade, Protocol, family_of
+from vipd.model.service import (
+    Endpoint,
+    ExternalAddress,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Protocol,
+    family_of,
+)
 
 
 def forwarding(

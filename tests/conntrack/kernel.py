@@ -16,7 +16,7 @@ from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import ACKNOWLEDGE, NEW, REQUEST
 from vipd.dataplane.conntrack.netlink import open_socket
-from vipd.model import Family, Protocol, family_of
+from vipd.model.service import Family, Protocol, family_of
 
 T = TypeVar("T")
 

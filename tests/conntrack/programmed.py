@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from tests.conntrack.kernel import connect_in
 from tests.lab.topology import Lab
 from vipd.cli.main import cli
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
@@ -19,9 +20,8 @@ from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
 from vipd.dataplane.conntrack.stale import TargetOf, default_target
 from vipd.declaration.native import parse_declaration
-from vipd.model import Family, Forwarding, ForwardingKey
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Forwarding, ForwardingKey
 
 Spec = dict[str, object]
 """One service as the declaration has it."""

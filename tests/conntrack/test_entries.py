@@ -13,7 +13,7 @@ from tests.conntrack.kernel import attribute, made, nested, new_request
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Entry, MalformedEntryError, parse
 from vipd.dataplane.conntrack.messages import delete_request
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 PORTS = st.integers(0, 65535)
 

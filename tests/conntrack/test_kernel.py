@@ -20,7 +20,7 @@ from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
 from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 pytestmark = pytest.mark.root
 
@@ -195,7 +195,7 @@ def test_without_the_privilege_the_error_names_it(namespace: Namespace) -> None:
     program = (
         "from vipd.dataplane.conntrack.messages import Query\n"
         "from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket\n"
-        "from vipd.model import Family\n"
+        "from vipd.model.service import Family\n"
         "try: list(Conntrack(open_socket()).dump(Query(Family.IPV4)))\n"
         "except ConntrackError as error: print(error)\n"
     )

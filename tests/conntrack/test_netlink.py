@@ -9,7 +9,7 @@ from tests.conntrack.kernel import made
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import ATTEMPTS, BATCH, Conntrack, ConntrackError
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 QUERY = Query(Family.IPV4)
 FLOWS = [made(("10.0.0.1", 1000 + n), ("10.96.0.1", 53)) for n in range(8)]

@@ -9,12 +9,12 @@ import pytest
 
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.test_keeper import Bench
+from vipd.control.flow_resets import FlowResets
 from vipd.dataplane.conntrack import keeper as keeping
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import RESET_SECONDS
 from vipd.dataplane.conntrack.stale import Destination
-from vipd.flow_resets import FlowResets
-from vipd.model import Family, Forwarding, Protocol
+from vipd.model.service import Family, Forwarding, Protocol
 
 B1 = ("10.244.0.1", 8080)
 WEB = Destination(Family.IPV4, Protocol.TCP, "10.96.0.20", 80)

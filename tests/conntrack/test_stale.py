@@ -21,7 +21,7 @@ from vipd.dataplane.conntrack.stale import (
     judge,
     wanted_from,
 )
-from vipd.model import Family, Forwarding, Protocol
+from vipd.model.service import Family, Forwarding, Protocol
 
 CLIENT = ("10.10.0.2", 40000)
 CLIENT6 = ("fd00:10::2", 40000)

@@ -20,12 +20,12 @@ from vipd.dataplane.conntrack.entries import Entry, MalformedEntryError, Traffic
 from vipd.dataplane.conntrack.listener import EndedFlows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
-from vipd.model import Family, Forwarding, ForwardingKey, Protocol
-from vipd.observe.counters import owners
-from vipd.observe.counters.ledger import KEPT_SECONDS, Ledger
-from vipd.observe.counters.traffic import FlowTable, Table
-from vipd.observe.counters.traffic_counting import TrafficCounting
-from vipd.observe.counters.volume import NOTHING, Volume
+from vipd.model.service import Family, Forwarding, ForwardingKey, Protocol
+from vipd.observe.flow_stats import owners
+from vipd.observe.flow_stats.ledger import KEPT_SECONDS, Ledger
+from vipd.observe.flow_stats.traffic import FlowTable, Table
+from vipd.observe.flow_stats.traffic_counting import TrafficCounting
+from vipd.observe.flow_stats.volume import NOTHING, Volume
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 ONE, TWO = Place(KEY, "10.0.0.1", 80), Place(KEY, "10.0.0.2", 80)

@@ -6,12 +6,21 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.driver import IptablesDataplane, IptablesPlan
-from vipd.host_record import HostRecord
-from vipd.model import Affinity, Backend, Family, Forwarding, ForwardingKey, Protocol, Service, ServicePort
-from vipd.process import Runner
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import (
+    Affinity,
+    Backend,
+    Family,
+    Forwarding,
+    ForwardingKey,
+    Protocol,
+    Service,
+    ServicePort,
+)
 
 HTTP = ServicePort(80, Protocol.TCP, "http", 8080)
 DNS = ServicePort(53, Protocol.UDP, "dns")

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.model import Family
-from vipd.process import Finished
+from vipd.host.process import Finished
+from vipd.model.service import Family
 
 BUILT_IN = {
     "filter": ("INPUT", "FORWARD", "OUTPUT"),

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from types import TracebackType
 
-from vipd.process import Finished
-from vipd.process import run as run_process
+from vipd.host.process import Finished
+from vipd.host.process import run as run_process
 
 
 class Namespace:

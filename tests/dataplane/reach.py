@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vipd.model import Family, Forwarding, Frontend, Refusal, Service, family_of
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.model.service import Family, Forwarding, Frontend, Refusal, Service, family_of
 from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_ruleset, trace
-from vipd.selection import SelectionPolicy, choose
 
 SOURCES = {
     Family.IPV4: ("10.244.0.1", "10.20.0.1", "192.0.2.7"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from vipd.model import Affinity, Backend, Masquerade, Protocol, Refusal, Service, ServicePort
+from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Refusal, Service, ServicePort
 
 VIPS = (
     *(f"10.96.0.{i}" for i in range(1, 7)),

@@ -12,8 +12,8 @@ from tests.dataplane.declared import HTTP, Machine, backends, kube_like_services
 from tests.dataplane.fake_kernel import FakeKernel
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import find_tools
-from vipd.host_record import HostRecord
-from vipd.model import Family, Service
+from vipd.host.changes import HostRecord
+from vipd.model.service import Family, Service
 
 BOTH_FAMILIES = [
     Service("test/both", ("10.96.9.1", "fd00:96::9"), (HTTP,), backends("10.244.0.1", "fd00:1::1"))

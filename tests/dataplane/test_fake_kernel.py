@@ -10,11 +10,11 @@ import pytest
 from tests.dataplane.declared import kube_like_services
 from tests.dataplane.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
-from vipd.model import Family, Masquerade
-from vipd.process import Runner
-from vipd.selection import SelectionPolicy, choose
+from vipd.host.process import Runner
+from vipd.model.service import Family, Masquerade
 
 LONGEST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ01"
 

@@ -23,8 +23,8 @@ from vipd.dataplane.forward_accept.accepts import (
 )
 from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
 from vipd.dataplane.nftables.reading import BaseChain, open_netlink
-from vipd.model import Family
-from vipd.process import Finished
+from vipd.host.process import Finished
+from vipd.model.service import Family
 
 OPTIONS = AcceptOptions("VIPD", 0x4000, 0x2000)
 IPTABLES = Place.of_iptables(Family.IPV4, "nft")

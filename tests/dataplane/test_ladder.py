@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.saved import stored_spelling
-from vipd.model import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, Service, ServicePort
-from vipd.selection import SelectionPolicy, choose
+from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, Service, ServicePort
 
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.HAIRPIN))
 COMPILER = Compiler(RuleOptions(Family.IPV4))

@@ -8,7 +8,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from vipd.dataplane.families import LARGE
+from vipd.dataplane.dual_stack import LARGE
 from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.options import RuleOptions
@@ -20,7 +20,8 @@ from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.dataplane.slots import slot_counts
-from vipd.model import (
+from vipd.host.settings.settings import Settings
+from vipd.model.service import (
     Endpoint,
     ExternalAddress,
     Family,
@@ -30,7 +31,6 @@ from vipd.model import (
     Policy,
     Protocol,
 )
-from vipd.settings import Settings
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 NETWORKS = tuple(f"10.{n // 256}.{n % 256}.0/24" for n in range(1000))

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.names import (
     Names,
     hashed,
 )
-from vipd.model import Endpoint, Family, ForwardingKey, Protocol
+from vipd.model.service import Endpoint, Family, ForwardingKey, Protocol
 
 KUBE = Names("KUBE")
 LONGEST = Names("ABCDEFG")

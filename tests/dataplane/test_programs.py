@@ -18,11 +18,11 @@ from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, list_chain
 from vipd.dataplane.nftables.tools import find_nft, rehearse, transact
-from vipd.dataplane.opening import dataplane_meant
 from vipd.dataplane.programs import finish
-from vipd.model import Family
-from vipd.process import Finished, ProgramTimeoutError, Runner
-from vipd.settings import Settings
+from vipd.dataplane.registry import dataplane_meant
+from vipd.host.process import Finished, ProgramTimeoutError, Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 
 ONE = numbered(1, "10.244.0.1")
 TWO = numbered(1, "10.244.0.2")

@@ -13,8 +13,8 @@ from tests.dataplane.declared import Machine, kube_like_services, numbered
 from tests.dataplane.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
 from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
-from vipd.host_record import HostRecord
-from vipd.process import Finished, Runner
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished, Runner
 
 VARIANTS = ("nft", "legacy")
 STEMS = ("iptables", "ip6tables")

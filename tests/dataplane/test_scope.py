@@ -8,14 +8,14 @@ import pytest
 
 from tests.dataplane.declared import HTTP, Machine, backends, numbered
 from tests.dataplane.fake_kernel import Block, FakeKernel, target_of
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.restore_text import LEGACY_BATCHES, NFT_BATCHES
 from vipd.dataplane.iptables.ruleset import Ruleset
-from vipd.model import Endpoint, Family, ForwardingKey, Protocol, Service, ServicePort
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import load_settings
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Endpoint, Family, ForwardingKey, Protocol, Service, ServicePort
 
 NAMES = Names("VIPD")
 TWO = ("10.244.0.1", "10.244.0.2")

@@ -10,16 +10,16 @@ import pytest
 
 from tests.dataplane.declared import numbered
 from tests.fake_dataplane import FakeDataplane, Rules, broken_tool
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.switching import DataplaneName, Doubted, Ready, SwitchableDataplane, at_once
-from vipd.host_record import HostRecord
-from vipd.model import Family
-from vipd.process import run
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import run
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 
 
 class Fake(FakeDataplane):

@@ -18,11 +18,11 @@ from tests.dataplane.declared import HTTP, Machine, backends
 from tests.dataplane.fake_kernel import Block, FakeKernel
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.restore_text import Batches
-from vipd.model import Family, Frontend, Service, family_of
-from vipd.process import Runner
-from vipd.selection import SelectionPolicy, choose
+from vipd.host.process import Runner
+from vipd.model.service import Family, Frontend, Service, family_of
 
 FOREIGN = """\
 *filter

@@ -14,14 +14,14 @@ from tests.fake_dataplane import FakeDataplane
 from tests.faults.dataplanes import IPTABLES, NFTABLES, Equipment
 from tests.lab.node import Node
 from tests.nftables.programmed import Inside
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, ForwardingKey, Service
-from vipd.process import Finished
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Forwarding, ForwardingKey, Service
 
 REFUSAL = "is refused by the test"
 HOLDING = "cannot be written now"

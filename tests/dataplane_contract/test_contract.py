@@ -14,7 +14,7 @@ from tests.dataplane.declared import kube_like_services, numbered
 from tests.dataplane_contract.contestants import CONTESTANTS, HOLDING, REFUSAL, Contestant, Held
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.switching import DATAPLANES
-from vipd.model import Family
+from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
 

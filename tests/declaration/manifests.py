@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.model import Backend, Service
+from vipd.model.service import Backend, Service
 
 Json = dict[str, Any]
 

@@ -5,7 +5,8 @@ from ipaddress import IPv4Address, IPv6Address
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from vipd.checks import (
+from vipd.declaration.check_reader import DNS_RCODES, DNS_TYPES
+from vipd.model.check import (
     UNCHECKED,
     Check,
     DnsProbe,
@@ -16,8 +17,7 @@ from vipd.checks import (
     Timing,
     UdpProbe,
 )
-from vipd.declaration.check_reader import DNS_RCODES, DNS_TYPES
-from vipd.model import (
+from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,

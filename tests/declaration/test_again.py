@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vipd.declaration import again
-from vipd.declaration.again import parse_again
+from vipd.declaration import incremental as again
+from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 

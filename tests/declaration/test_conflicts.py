@@ -1,5 +1,5 @@
 from vipd.declaration.conflicts import find_conflicts
-from vipd.model import Origin, Protocol, Service, ServicePort
+from vipd.model.service import Origin, Protocol, Service, ServicePort
 
 UDP = ServicePort(53, Protocol.UDP)
 TCP = ServicePort(53, Protocol.TCP)

@@ -15,7 +15,8 @@ from tests.declaration.manifests import (
     read,
     service,
 )
-from vipd.model import (
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,
@@ -27,7 +28,6 @@ from vipd.model import (
     Service,
     ServicePort,
 )
-from vipd.selection import SelectionPolicy, choose
 
 UP, DRAIN, DOWN = BackendState.UP, BackendState.DRAIN, BackendState.DOWN
 TCP, UDP = Protocol.TCP, Protocol.UDP

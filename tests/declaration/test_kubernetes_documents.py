@@ -12,7 +12,7 @@ from tests.declaration.manifests import (
     service,
 )
 from vipd.declaration.native import parse_declaration
-from vipd.model import (
+from vipd.model.service import (
     Backend,
     Origin,
     Protocol,

@@ -18,7 +18,7 @@ from tests.declaration.manifests import (
 from tests.declaration.strategies import PATIENT
 from vipd.declaration.native import format_declaration, parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.model import (
+from vipd.model.service import (
     BackendState,
 )
 

@@ -17,7 +17,7 @@ from vipd.declaration.native import (
     service_to_spec,
 )
 from vipd.declaration.problems import Declaration
-from vipd.model import (
+from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,

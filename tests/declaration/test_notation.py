@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT
-from vipd.declaration.notation import (
+from vipd.declaration.syntax import (
     NotationError,
     duration_text,
     parse_address,
@@ -17,7 +17,7 @@ from vipd.declaration.notation import (
     parse_frontend,
     parse_port,
 )
-from vipd.model import Backend, Frontend, Protocol, ServicePort, socket_text
+from vipd.model.service import Backend, Frontend, Protocol, ServicePort, socket_text
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,6 @@ def test_durations_are_written_as_they_are_read(seconds: int) -> None:
 
 
 def test_a_command_line_pays_for_the_standard_library_only() -> None:
-    program = (
-        "import sys, vipd.declaration.notation; print('yaml' in sys.modules or 'asyncio' in sys.modules)"
-    )
+    program = "import sys, vipd.declaration.syntax; print('yaml' in sys.modules or 'asyncio' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

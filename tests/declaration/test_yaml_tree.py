@@ -13,7 +13,7 @@ from vipd.declaration.nodes import (
     tree_of,
 )
 from vipd.declaration.yaml_tree import read_tree
-from vipd.limits import YAML_DEPTH
+from vipd.model.limits import YAML_DEPTH
 
 
 def plain(node: Node) -> object:

@@ -13,8 +13,8 @@ from tests.reconciling import World
 from vipd.api.views import service_view, status_view
 from vipd.cli.offline import explain_files
 from vipd.declaration.native import parse_declaration
-from vipd.model import Service
-from vipd.settings import Settings
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Service
 
 PAGE = ROOT / "docs" / "api.md"
 

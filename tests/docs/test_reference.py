@@ -14,15 +14,15 @@ from pydantic.fields import FieldInfo
 from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
 from vipd.api.peers import Permission
 from vipd.api.server import HTTP_STATUS, Served, application
+from vipd.cli.manual.settings_reference import etcd_options
 from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
 from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
 from vipd.declaration.native import DOCUMENT_KEYS
 from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS
 from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import SERVICE_KEYS
-from vipd.manual.settings_reference import etcd_options
-from vipd.model import Masquerade
-from vipd.settings import ENVIRONMENT_PREFIX, Settings
+from vipd.host.settings.settings import ENVIRONMENT_PREFIX, Settings
+from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
 LANGUAGE = DOCS / "declaration.md"

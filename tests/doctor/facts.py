@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vipd import __version__
-from vipd.model import Family, Protocol
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.facts import (
     Assigned,
@@ -23,7 +24,6 @@ from vipd.observe.doctor.facts import (
 )
 from vipd.observe.doctor.finding import Severity
 from vipd.observe.doctor.rules import Ruleset
-from vipd.settings import Settings
 
 SAVED = """*filter
 :FORWARD DROP [0:0]

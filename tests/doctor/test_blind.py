@@ -13,15 +13,15 @@ import pytest
 
 from tests.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, hold, well
 from vipd.dataplane.nftables.reading import BaseChain
-from vipd.model import Family
+from vipd.host.process import Finished, ProgramTimeoutError
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family
 from vipd.observe.doctor import diagnosis
 from vipd.observe.doctor.diagnosis import CHECKS, Diagnosis, diagnose
 from vipd.observe.doctor.facts import Kernel, Network
 from vipd.observe.doctor.finding import Severity
 from vipd.observe.doctor.looking import firewall_rules, host, kernel
 from vipd.observe.doctor.looking.host import Question, look
-from vipd.process import Finished, ProgramTimeoutError
-from vipd.settings import Settings, load_settings
 
 VIEW: dict[str, Any] = {
     "name": "web",

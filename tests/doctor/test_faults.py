@@ -18,9 +18,9 @@ from tests.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
 from tests.lab.topology import Lab
+from vipd.host.preflight import RUNTIME_DIR
+from vipd.host.settings.settings import load_settings
 from vipd.observe.doctor.looking.services import from_daemon, from_files
-from vipd.settings import load_settings
-from vipd.start import RUNTIME_DIR
 
 pytestmark = pytest.mark.root
 

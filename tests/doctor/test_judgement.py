@@ -12,7 +12,8 @@ import pytest
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, judged, well
 from vipd import __version__
 from vipd.dataplane.forward_accept.fates import Fate, NftForward
-from vipd.model import Family, Protocol
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family, Protocol
 from vipd.observe import doctor
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
@@ -29,7 +30,6 @@ from vipd.observe.doctor.facts import (
     Way,
 )
 from vipd.observe.doctor.rules import Ruleset
-from vipd.settings import Settings, load_settings
 
 DOCTOR = Path(doctor.__file__).parent
 ALLOWED = {
@@ -44,8 +44,8 @@ ALLOWED = {
     "textwrap",
     "typing",
     "vipd.dataplane.forward_accept.fates",
-    "vipd.model",
-    "vipd.text",
+    "vipd.model.service",
+    "vipd.model.text",
     "vipd.dataplane.iptables.words",  # pure as well; a test of its own says so
 }
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.facts import hold, judged, well
-from vipd.model import Family, Protocol
+from vipd.host.process import Finished
+from vipd.host.processes import Processes
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.looking.daemon import held_prefixes
 from vipd.observe.doctor.looking.kernel import read_again, read_kernel
 from vipd.observe.doctor.looking.network import listeners
-from vipd.observe.doctor.looking.processes import Processes
 from vipd.observe.doctor.looking.programs import find_programs
 from vipd.observe.doctor.looking.state import read_state_dir
-from vipd.process import Finished
-from vipd.settings import Settings, load_settings
 
 COUNTERS = """entries  clashres found insert_failed drop early_drop
 00000002  00000000 00000000 0000000a 00000001 00000000

@@ -11,7 +11,8 @@ import pytest
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, well
 from tests.doctor.test_judgement import CASES
 from vipd.dataplane.forward_accept.fates import NftForward
-from vipd.model import Family, Protocol
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Protocol
 from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
@@ -29,7 +30,6 @@ from vipd.observe.doctor.facts import (
     Way,
 )
 from vipd.observe.doctor.rules import Ruleset
-from vipd.settings import Settings
 
 HARMFUL = re.compile(
     r"\b(?:kill|pkill|killall|systemctl (?:stop|disable|mask|kill)|reboot|shutdown|halt|rm|mv|dd|mkfs|fsck)\b"

@@ -9,14 +9,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from vipd.catalog import merge
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError
-from vipd.etcd.settings import EtcdSettings
-from vipd.model import Service
-from vipd.sources.etcd import EtcdSource
-from vipd.sources.etcd_follower import Times
-from vipd.supervisor import Supervisor
+from vipd.control.catalog import merge
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.supervisor import Supervisor
+from vipd.model.service import Service
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError
+from vipd.sources.etcd.follower import Times
+from vipd.sources.etcd.source import EtcdSource
 
 FAST = Times(probe=0.3, grace=0.3, list_again=3600.0, first_pause=0.05, longest_pause=0.3)
 PREFIX = "/vipd/v1/"

@@ -15,9 +15,10 @@ import pytest
 from tests.etcd.certificates import Certificates
 from tests.etcd.following import FAST, following, key, value
 from tests.etcd.members import Cluster, cluster, etcdctl
-from vipd.etcd import transport_faults
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import (
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd import transport_faults
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import (
     AuthFailedError,
     CommonNameError,
     EndpointError,
@@ -26,10 +27,9 @@ from vipd.etcd.errors import (
     TLSError,
     TLSFault,
 )
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
-from vipd.etcd.tls_files import tls_context
-from vipd.etcd.transport_faults import diagnose
+from vipd.sources.etcd.messages import KeyRange
+from vipd.sources.etcd.tls_files import tls_context
+from vipd.sources.etcd.transport_faults import diagnose
 
 ROOT = ("--user", "root:rootpw")
 MINE = b"/vipd/v1/services/a"

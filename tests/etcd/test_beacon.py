@@ -13,13 +13,13 @@ from random import Random
 import pytest
 
 from tests.etcd.members import Cluster, cluster
-from vipd.etcd import beacon
-from vipd.etcd.beacon import HostBeacon, HostReport
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError
-from vipd.etcd.messages import KeyRange, KeyValue
-from vipd.etcd.settings import EtcdSettings
-from vipd.supervisor import Loop, Supervisor
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.supervisor import Loop, Supervisor
+from vipd.sources.etcd import heartbeat as beacon
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError
+from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.messages import KeyRange, KeyValue
 
 KEY = b"/vipd/v1/hosts/n1"
 REPORT = HostReport("n1", 7, 0, "0.1.0")

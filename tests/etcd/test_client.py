@@ -13,11 +13,11 @@ import pytest
 
 from tests.etcd.members import Cluster, cluster
 from tests.held_ports import held_ports
-from vipd.etcd.client import EtcdClient, Status
-from vipd.etcd.errors import CompactedError, EndpointError, UnreachableError
-from vipd.etcd.messages import Delete, Event, KeyRange, Put, Unchanged
-from vipd.etcd.settings import EtcdSettings
-from vipd.etcd.watch import Changes, Watch
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.client import EtcdClient, Status
+from vipd.sources.etcd.errors import CompactedError, EndpointError, UnreachableError
+from vipd.sources.etcd.messages import Delete, Event, KeyRange, Put, Unchanged
+from vipd.sources.etcd.watch import Changes, Watch
 
 ALL = KeyRange.prefix(b"/t/")
 

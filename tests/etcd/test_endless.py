@@ -10,12 +10,12 @@ from random import Random
 import pytest
 
 from tests.health_checks.servers import tcp_server
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError, TooLargeError
-from vipd.etcd.fields import MOST_BYTES
-from vipd.etcd.lines import Lines
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, TooLargeError
+from vipd.sources.etcd.fields import MOST_BYTES
+from vipd.sources.etcd.lines import Lines
+from vipd.sources.etcd.messages import KeyRange
 
 PATIENCE_SECONDS = 60.0
 TIMEOUT = 0.5

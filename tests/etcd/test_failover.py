@@ -12,9 +12,9 @@ import pytest
 
 from tests.etcd.following import FAST, Following, following, key, value
 from tests.etcd.members import Cluster, cluster
-from vipd.etcd.client import Listing
-from vipd.etcd.messages import KeyRange
-from vipd.sources.etcd_keys import Change
+from vipd.sources.etcd.client import Listing
+from vipd.sources.etcd.keys import Change
+from vipd.sources.etcd.messages import KeyRange
 
 COUNT = 150
 PATIENT = replace(FAST, grace=4.0)

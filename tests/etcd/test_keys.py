@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from tests.etcd.following import PREFIX, key, value
-from vipd.catalog import NOTHING, merge
-from vipd.model import Backend, Registered
-from vipd.sources import etcd_keys
-from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
-from vipd.sources.etcd_snapshot import Record, State, _replay
-from vipd.sources.etcd_values import Layout
+from vipd.control.catalog import NOTHING, merge
+from vipd.model.service import Backend, Registered
+from vipd.sources.etcd import keys as etcd_keys
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd.snapshot_file import Record, State, _replay
+from vipd.sources.etcd.values import Layout
 from vipd.sources.removal_guard import RemovalGuard
 
 LAYOUT = Layout(PREFIX)

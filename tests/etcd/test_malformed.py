@@ -18,14 +18,14 @@ import pytest
 from tests.etcd.following import PREFIX, following, key, value
 from tests.etcd.gateway import bodies, broken, gateway
 from tests.etcd.members import Cluster, cluster
-from vipd.etcd import client as client_module
-from vipd.etcd import connection, lines, replies, watch
-from vipd.etcd.beacon import HostBeacon, HostReport
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
-from vipd.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
-from vipd.etcd.settings import EtcdSettings
-from vipd.supervisor import Loop, Supervisor
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.supervisor import Loop, Supervisor
+from vipd.sources.etcd import client as client_module
+from vipd.sources.etcd import connection, lines, replies, watch
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
+from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
 
 ALL = KeyRange.prefix(b"/t/")
 

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from tests.etcd.members import cluster
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EndpointError, GatewayOffError, VersionError
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EndpointError, GatewayOffError, VersionError
+from vipd.sources.etcd.messages import KeyRange
 
 GRPC_SETTINGS = bytes.fromhex("000006040000000000000500004000")
 """The first frame of a gRPC server, and then it hangs up."""

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from vipd.etcd.endpoints import Endpoints
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.endpoints import Endpoints
+from vipd.sources.etcd.messages import KeyRange
 
 GOOD = EtcdSettings(("https://10.0.0.1:2379", "http://[fd00::1]:2379"))
 

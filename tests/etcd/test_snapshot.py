@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulated_time import pass_over, simulate
-from vipd.sources import etcd_snapshot
-from vipd.sources.etcd_snapshot import Kept, Snapshot, State, accepted_record, change_record
-from vipd.supervisor import Loop, Supervisor
+from vipd.host.supervisor import Loop, Supervisor
+from vipd.sources.etcd import snapshot_file as etcd_snapshot
+from vipd.sources.etcd.snapshot_file import Kept, Snapshot, State, accepted_record, change_record
 
 PREFIX = "/vipd/v1/"
 

@@ -11,14 +11,14 @@ import pytest
 from tests.etcd.following import PREFIX, following, key, value, values
 from tests.etcd.members import Cluster, cluster
 from tests.etcd.relay import relay
-from vipd.etcd.messages import Event, Header, KeyRange, KeyValue
-from vipd.etcd.settings import EtcdSettings
-from vipd.etcd.watch import Changes
-from vipd.model import Backend
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.model.service import Backend
 from vipd.sources import removal_guard
-from vipd.sources.etcd_follower import Times
-from vipd.sources.etcd_keys import Change, Written
-from vipd.sources.etcd_values import read_service_value
+from vipd.sources.etcd.follower import Times
+from vipd.sources.etcd.keys import Change, Written
+from vipd.sources.etcd.messages import Event, Header, KeyRange, KeyValue
+from vipd.sources.etcd.values import read_service_value
+from vipd.sources.etcd.watch import Changes
 
 
 @pytest.fixture(scope="module")

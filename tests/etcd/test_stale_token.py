@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from tests.etcd.members import Cluster, cluster, etcdctl
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError
+from vipd.sources.etcd.messages import KeyRange
 
 KEY = b"/vipd/v1/services/a"
 SECONDS = 3.0

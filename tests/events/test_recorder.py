@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.events.made import Clock, occurrence, recorder
+from vipd.host.systemd.fields import Event, fields
 from vipd.observe.events.folding import LONGEST, TOLD_APART, WINDOW, Folds
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.occurrence import LONGEST_TEXT, Occurrence, decode, encode
 from vipd.observe.events.recorder import Recorder
-from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger("vipd.test_recorder")
 

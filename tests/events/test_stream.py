@@ -17,7 +17,7 @@ from tests.samples import service
 from vipd.api import event_routes
 from vipd.api.event_routes import EventRoutes
 from vipd.api.server import _errors
-from vipd.containment import Containment
+from vipd.host.containment import Containment
 from vipd.observe.events.follower import MOST_WAITING
 from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder

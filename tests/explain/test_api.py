@@ -17,7 +17,7 @@ from vipd.api import explain_routes
 from vipd.api.explain_routes import AT_ONCE
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.explain.explanation_text import Options
 
 

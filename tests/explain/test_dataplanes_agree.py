@@ -23,11 +23,11 @@ from tests.simulator.cases import CASES, GOLDEN, family_of_case
 from vipd.cli.offline import Compilation
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model import Balance, Family, Forwarding, Policy, Service, family_of
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Balance, Family, Forwarding, Policy, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Arrival, Host, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
-from vipd.settings import load_settings
 
 TOLERANCE = 0.01
 """By which shares may differ: weights are slots in one dataplane and probabilities in the other."""

@@ -7,7 +7,7 @@ import pytest
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
-from vipd.model import (
+from vipd.model.service import (
     Endpoint,
     ExternalAddress,
     Family,

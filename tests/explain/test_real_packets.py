@@ -28,11 +28,11 @@ from vipd.dataplane.iptables.render import render
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.switching import DATAPLANES, DataplaneName
 from vipd.declaration.native import parse_declaration
-from vipd.model import Affinity, Balance, Family, Forwarding, Frontend, Masquerade, Service, family_of
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Affinity, Balance, Family, Forwarding, Frontend, Masquerade, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Verdict
-from vipd.settings import load_settings
 
 pytestmark = pytest.mark.root
 

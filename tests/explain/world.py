@@ -19,7 +19,7 @@ from typing import Any
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, add_addresses, ip
-from vipd.model import Family, Frontend, family_of, socket_text
+from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.explain.explanation import Explanation
 from vipd.observe.simulator import Arrival, Verdict
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.faults.equipment import GONE, Api
 from tests.packets.services import SERVED_PORT
-from vipd.model import family_of
+from vipd.model.service import family_of
 
 BACKENDS = {4: ("10.244.0.11", "10.244.0.12", "10.244.0.13"), 6: ("fd00:244::11", "fd00:244::12")}
 AFFINITIES = (None, "1m", "10m")

@@ -29,23 +29,23 @@ from tests.faults.faulty_vipd import install
 from tests.faults.seams import ETCD, SEAMS, Seam
 from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.simulated_time import SimulatedLoop
-from vipd import daemon
+from vipd.daemon import daemon
+from vipd.daemon.status_reporter import Reporter
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.iptables.watch.stream import Disturbances
-from vipd.dataplane.opening import FlowCounters
 from vipd.dataplane.programs import finish
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.settings import EtcdSettings
-from vipd.fleet.registration import Registration
+from vipd.dataplane.registry import FlowCounters
 from vipd.health.result import Result
-from vipd.observe.counters.traffic import Table
+from vipd.host.process import Finished
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.systemd.notify import Notifier
 from vipd.observe.events.log_handler import recording
+from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.observers import Observers
-from vipd.process import Finished
-from vipd.settings import Settings, load_settings
-from vipd.systemd.notify import Notifier
-from vipd.systemd.reporter import Reporter
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.registration import Registration
 
 ENDPOINT = "http://127.0.0.1:2379"
 FOLLOWED = "address: 10.96.7.4\nports: 80\nbackends: [10.244.9.{number}]\n"
@@ -253,21 +253,21 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "watchfiles:awatch": saves,
         "vipd.health.prerequisites:threading": _Threading,
         "vipd.health.memory:threading": _Threading,
-        "vipd.daemon:HostDataplanes": lambda settings, record, runner: runner,
+        "vipd.daemon.daemon:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
-        "vipd.daemon:FlowCounters": lambda _: Counters(),
-        "vipd.daemon:watch_of": lambda *_: Watch(),
-        "vipd.vip_routes:VipRoutes.look": _same,
-        "vipd.etcd.connection:Connection._open": _opened(control.etcd),
-        "vipd.etcd.connection:diagnose": _not_diagnosed,
-        "vipd.local_sockets:LocalSockets.read": lambda _: (),
+        "vipd.daemon.daemon:FlowCounters": lambda _: Counters(),
+        "vipd.daemon.daemon:watch_of": lambda *_: Watch(),
+        "vipd.host.vip_routes:VipRoutes.look": _same,
+        "vipd.sources.etcd.connection:Connection._open": _opened(control.etcd),
+        "vipd.sources.etcd.connection:diagnose": _not_diagnosed,
+        "vipd.host.local_sockets:LocalSockets.read": lambda _: (),
         # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
-        "vipd.upkeep:LOOK_AT_HOST_SECONDS": 60.0,
-        "vipd.upkeep:LOOK_AT_CONNTRACK_SECONDS": 60.0,
-        "vipd.health.door:SAVE_SECONDS": 60.0,
+        "vipd.control.background_tasks:LOOK_AT_HOST_SECONDS": 60.0,
+        "vipd.control.background_tasks:LOOK_AT_CONNTRACK_SECONDS": 60.0,
+        "vipd.health.checker:SAVE_SECONDS": 60.0,
         "vipd.health.lag:BEAT_SECONDS": 60.0,
-        "vipd.observe.counters.door:EVERY_SECONDS": 60.0,
-        "vipd.observe.counters.traffic_counting:LOOK_SECONDS": 60.0,
+        "vipd.observe.flow_stats.collector:EVERY_SECONDS": 60.0,
+        "vipd.observe.flow_stats.traffic_counting:LOOK_SECONDS": 60.0,
         "vipd.observe.listeners:RETRY_SECONDS": 60.0,
     }.items():
         replace(target, value)

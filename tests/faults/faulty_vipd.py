@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 import vipd
 from tests.faults.seams import SEAMS, Seam
-from vipd import reconciler
 from vipd.__main__ import main
+from vipd.control import reconciler
 from vipd.dataplane.iptables.watch import peace
-from vipd.sources import etcd
-from vipd.sources.etcd_follower import Times
-from vipd.supervisor import Pace
+from vipd.host.supervisor import Pace
+from vipd.sources.etcd import source as etcd
+from vipd.sources.etcd.follower import Times
 
 TIMEOUT_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 1.0

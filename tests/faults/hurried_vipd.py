@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vipd import daemon
 from vipd.__main__ import main
+from vipd.daemon import daemon
 
 PROGRAM_SECONDS = 2.0
 

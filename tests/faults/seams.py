@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from vipd.process import Finished
+from vipd.host.process import Finished
 
 MODES = ("oserror", "timeout", "garbage", "nothing", "unexpected")
 """It raises OSError; it times out; it returns garbage, or nothing (None); it raises what nobody expects."""
@@ -39,24 +39,35 @@ FILES = (
     Seam(
         "declaration files",
         "vipd.sources.files:read_followed",
-        ("vipd.sources.files", "vipd.sources.declaration_files", "vipd.followed_links"),
+        ("vipd.sources.files", "vipd.sources.declaration_files", "vipd.host.followed_links"),
         "watched.yaml",
         garbage=GARBAGE_TEXT.encode,
     ),
 )
 BESIDE = (
-    Seam("addresses of this host", "vipd.hostnet:host_addresses", ("vipd.hostnet",), "watching addresses"),
+    Seam(
+        "addresses of this host",
+        "vipd.control.host:host_addresses",
+        ("vipd.control.host",),
+        "watching addresses",
+    ),
     Seam(
         "neighbours and sockets of this host",
-        "vipd.host_reader:read_neighbours",
-        ("vipd.host_reader", "vipd.host_network", "vipd.local_sockets", "vipd.rtnetlink"),
+        "vipd.host.reader:read_neighbours",
+        ("vipd.host.reader", "vipd.host.network", "vipd.host.local_sockets", "vipd.host.rtnetlink"),
         "this host cannot be looked at",
     ),
-    Seam("routes", "vipd.vip_routes:VipRoutes.ensure", ("vipd.vip_routes",), "preparing it", quiet=RETURNS),
+    Seam(
+        "routes",
+        "vipd.host.vip_routes:VipRoutes.ensure",
+        ("vipd.host.vip_routes",),
+        "preparing it",
+        quiet=RETURNS,
+    ),
     Seam(
         "checks of this host",
-        "vipd.host_checks:HostChecks.look",
-        ("vipd.host_checks",),
+        "vipd.control.host_checks:HostChecks.look",
+        ("vipd.control.host_checks",),
         "watching addresses",
         quiet=RETURNS,
     ),
@@ -72,26 +83,26 @@ BESIDE = (
     ),
     Seam(
         "counters of rules",
-        "vipd.dataplane.opening:FlowCounters.take",
+        "vipd.dataplane.registry:FlowCounters.take",
         (
             "vipd.dataplane.iptables.counters.counter",
             "vipd.dataplane.iptables.counters.reading",
             "vipd.dataplane.nftables.flow_counter",
-            "vipd.observe.counters.door",
+            "vipd.observe.flow_stats.collector",
         ),
         "counting flows",
     ),
     Seam(
         "table of flows",
-        "vipd.observe.counters.traffic:FlowTable.table",
-        ("vipd.observe.counters.traffic", "vipd.observe.counters.traffic_counting"),
+        "vipd.observe.flow_stats.traffic:FlowTable.table",
+        ("vipd.observe.flow_stats.traffic", "vipd.observe.flow_stats.traffic_counting"),
         "counting traffic",
     ),
     Seam(
         "watch of rules",
         "vipd.dataplane.iptables.watch.stream:Disturbances.__anext__",
         (
-            "vipd.dataplane.hearing",
+            "vipd.dataplane.multicast",
             "vipd.dataplane.forward_accept.watch",
             "vipd.dataplane.iptables.watch.door",
             "vipd.dataplane.iptables.watch.events",
@@ -106,7 +117,7 @@ BESIDE = (
     Seam(
         "name service",
         "vipd.health.host_problems:_user_problems",
-        ("vipd.health.host_problems", "vipd.health.prerequisites", "vipd.accounts"),
+        ("vipd.health.host_problems", "vipd.health.prerequisites", "vipd.host.accounts"),
         "asked.yaml",
         garbage=lambda: (1, None),
         quiet=frozenset({"nothing"}),
@@ -129,15 +140,15 @@ BESIDE = (
             "vipd.health.probes.tls",
             "vipd.health.probes.udp",
             "vipd.health.scheduler",
-            "vipd.body_pattern",
+            "vipd.declaration.body_pattern",
         ),
         "10.244.0.11:8080",
         quiet=frozenset({"oserror", "timeout"}),  # that is a verdict
     ),
     Seam(
         "service manager",
-        "vipd.systemd.notify:Notifier._transmit",
-        ("vipd.systemd.notify", "vipd.systemd.reporter"),
+        "vipd.host.systemd.notify:Notifier._transmit",
+        ("vipd.host.systemd.notify", "vipd.daemon.status_reporter"),
         "the service manager cannot be notified",
         quiet=RETURNS,
     ),
@@ -154,15 +165,15 @@ BESIDE = (
 DISK = (
     Seam(
         "writing to disk",
-        "vipd.durable:write_durably",
+        "vipd.host.durable:write_durably",
         (
-            "vipd.durable",
+            "vipd.host.durable",
             "vipd.sources.store",
             "vipd.sources.override_store",
             "vipd.dataplane.switching",
             "vipd.dataplane.conntrack.checkpoint",
             "vipd.health.memory",
-            "vipd.observe.counters.book",
+            "vipd.observe.flow_stats.book",
         ),
         "cannot keep a copy",
         quiet=RETURNS,
@@ -173,10 +184,10 @@ DISK = (
 PROGRAMS = (
     Seam(
         "programs that write rules",
-        "vipd.process:run",
+        "vipd.host.process:run",
         (
-            "vipd.process",
-            "vipd.rule_programs",
+            "vipd.host.process",
+            "vipd.daemon.rule_programs",
             "vipd.dataplane.programs",
             "vipd.dataplane.iptables.tools",
             "vipd.dataplane.nftables.tools",
@@ -194,30 +205,30 @@ PROGRAMS = (
 ETCD = (
     Seam(
         "answers of etcd",
-        "vipd.etcd.lines:read_body",
-        ("vipd.etcd.connection", "vipd.etcd.lines", "vipd.etcd.transport_faults"),
+        "vipd.sources.etcd.lines:read_body",
+        ("vipd.sources.etcd.connection", "vipd.sources.etcd.lines", "vipd.sources.etcd.transport_faults"),
         "last known services go on serving",
         nothing=lambda: "",
     ),
     Seam(
         "watch of etcd",
-        "vipd.etcd.lines:Lines._read",
-        ("vipd.etcd.watch",),
+        "vipd.sources.etcd.lines:Lines._read",
+        ("vipd.sources.etcd.watch",),
         "last known services go on serving",
         garbage=lambda: GARBAGE_TEXT.encode() + b"\n",
         nothing=lambda: b"{}\n",
     ),
     Seam(
         "report to etcd",
-        "vipd.etcd.beacon:HostBeacon._tell",
+        "vipd.sources.etcd.heartbeat:HostBeacon._tell",
         (),
         "report cannot be published",
         quiet=RETURNS,
     ),
     Seam(
         "etcd's keys on disk",
-        "vipd.sources.etcd_snapshot:Snapshot._bring",
-        ("vipd.sources.etcd_snapshot",),
+        "vipd.sources.etcd.snapshot_file:Snapshot._bring",
+        ("vipd.sources.etcd.snapshot_file",),
         "snapshot: cannot be written|keeping etcd's keys",
         quiet=RETURNS,
     ),
@@ -281,39 +292,39 @@ MEANINGLESS = {
 is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
-    "tests/test_file_calls.py": ("vipd.etcd.tls_files", "vipd.file_calls"),
-    "tests/sources/test_state_files.py": ("vipd.host_record",),
+    "tests/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
+    "tests/sources/test_state_files.py": ("vipd.host.changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
     "tests/api/test_turns.py": ("vipd.api.turns",),
     "tests/connections/test_limits.py": (
-        "vipd.connections.connection",
-        "vipd.connections.connections",
-        "vipd.connections.http",
-        "vipd.connections.limits",
+        "vipd.host.connections.connection",
+        "vipd.host.connections.connections",
+        "vipd.host.connections.http",
+        "vipd.host.connections.limits",
     ),
-    "tests/test_start.py": ("vipd.start",),
-    "tests/test_settings.py": ("vipd.settings", "vipd.etcd_options"),
+    "tests/test_start.py": ("vipd.host.preflight",),
+    "tests/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
     "tests/metrics/test_scrape.py": ("vipd.observe.browsers",),
     "tests/health/test_healthz.py": ("vipd.api.healthz",),
     "tests/page/test_server.py": ("vipd.observe.page.board", "vipd.observe.page.server"),
-    "tests/systemd/test_journal.py": ("vipd.systemd.journal",),
+    "tests/systemd/test_journal.py": ("vipd.host.systemd.journal",),
 }
 """Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the
 daemon, rather than is asked by it; and what it does once, before it runs."""
 
 NO_SEAM = {
     "vipd.api.client": "part of vipctl",
-    "vipd.collecting": "guards a counter against threads",
-    "vipd.daemon": "wires what is listed here; its clock is `CLOCKS`",
+    "vipd.host.gc_control": "guards a counter against threads",
+    "vipd.daemon.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
-    "vipd.descriptors": "asks for this process's own limit, once at the start",
-    "vipd.health.probes.keeper": "a program of its own, whose failures are those of the check's program",
-    "vipd.health.door": "its clock is the loop's",
-    "vipd.observe.counters.ledger": "its `open` is of a flow",
-    "vipd.observe.counters.volume": "its `open` is of a flow",
+    "vipd.host.descriptors": "asks for this process's own limit, once at the start",
+    "vipd.health.probes.program_runner": "a program of its own, whose failures are those of the check's program",
+    "vipd.health.checker": "its clock is the loop's",
+    "vipd.observe.flow_stats.ledger": "its `open` is of a flow",
+    "vipd.observe.flow_stats.volume": "its `open` is of a flow",
     "vipd.observe.observers": "asks for this host's name, once at the start",
-    "vipd.shared_run": "shares a future",
-    "vipd.upkeep": "its clock is the monotonic one",
+    "vipd.control.shared_run": "shares a future",
+    "vipd.control.background_tasks": "its clock is the monotonic one",
 }
 """Modules that only look as if they met the outside, and why they do not."""
 

@@ -118,12 +118,12 @@ BESIDE_THE_DAEMON = (
     *(
         "vipd.__main__",
         "vipd.cli",
-        "vipd.manual",
-        "vipd.bench",
+        "vipd.cli.manual",
+        "vipd.observe.bench",
         "vipd.observe.doctor",
         "vipd.observe.live_trace",
     ),
-    *("vipd.observe.rule_tree", "vipd.observe.simulator", "vipd.fleet.registration"),
+    *("vipd.observe.rule_tree", "vipd.observe.simulator", "vipd.sources.etcd.registration"),
 )
 """Programs of their own, which end with what they are asked."""
 

@@ -12,11 +12,11 @@ import pytest
 
 from tests.etcd.members import cluster, install
 from tests.faults.simulated_etcd import SimulatedEtcd
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.connection import Connection
-from vipd.etcd.errors import RejectedError
-from vipd.etcd.messages import Found, KeyRange, KeyValue
-from vipd.etcd.settings import EtcdSettings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.connection import Connection
+from vipd.sources.etcd.errors import RejectedError
+from vipd.sources.etcd.messages import Found, KeyRange, KeyValue
 
 
 def test_it_answers_as_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import asyncio
 from typing import cast
 
 from tests.simulated_time import simulate
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.messages import Header, KeyValue
-from vipd.fleet.registration import Registration
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.messages import Header, KeyValue
+from vipd.sources.etcd.registration import Registration
 
 DAY_SECONDS = 86_400.0
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.samples import service
-from vipd.admission import AddressPolicy
-from vipd.model import Origin, Registered
-from vipd.registrations import Registrar
-from vipd.sources.etcd_values import place_of, read_registration
+from vipd.control.admission import AddressPolicy
+from vipd.control.registrations import Registrar
+from vipd.model.service import Origin, Registered
+from vipd.sources.etcd.values import place_of, read_registration
 
 
 def read(address: str, value: str) -> Registered | str:

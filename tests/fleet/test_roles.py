@@ -17,17 +17,17 @@ import pytest
 from tests.docs.markdown import ROOT, blocks
 from tests.etcd.following import following
 from tests.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
+from vipd.control.operations import Outcome
 from vipd.declaration.native import parse_declaration
-from vipd.etcd.beacon import HostBeacon, HostReport
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import EtcdError, PermissionDeniedError
-from vipd.etcd.messages import KeyRange
-from vipd.etcd.settings import EtcdSettings
-from vipd.fleet.registration import Registration
-from vipd.fleet.store import EtcdStore
-from vipd.operations import Outcome
-from vipd.overrides import Override, Subject
-from vipd.standing import Admin
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.model.backend_status import Admin
+from vipd.model.override import Override, Subject
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, PermissionDeniedError
+from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.messages import KeyRange
+from vipd.sources.etcd.registration import Registration
+from vipd.sources.etcd.store import EtcdStore
 
 USERS = ("root", "vipd-host", "vipd-admin", "vipd-register-shop-web")
 ROOT_USER = ("--user", "root:secret-of-root")

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from vipd.cli.main import cli
-from vipd.etcd.settings import EtcdSettings
-from vipd.settings import Settings, SettingsError, load_settings
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.settings.settings import Settings, SettingsError, load_settings
 
 URL = "http://10.0.0.1:2379"
 

@@ -11,15 +11,15 @@ from typing import cast
 
 import pytest
 
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import RejectedError
-from vipd.fleet.door import Fleet
-from vipd.fleet.store import EtcdStore
-from vipd.operations import RefusedError
-from vipd.overrides import Override, Subject
-from vipd.settings import load_settings
-from vipd.sources.etcd import EtcdSource
-from vipd.standing import Admin
+from vipd.control.fleet_member import Fleet
+from vipd.control.operations import RefusedError
+from vipd.host.settings.settings import load_settings
+from vipd.model.backend_status import Admin
+from vipd.model.override import Override, Subject
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import RejectedError
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store import EtcdStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DRAIN = Subject("dns", "10.244.0.5")

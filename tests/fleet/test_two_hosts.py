@@ -376,7 +376,9 @@ def test_without_the_setting_there_is_nothing_of_etcd(lab: FleetLab) -> None:
             refused = daemon.vipctl(*words, check=False)
             assert refused.returncode == 1
             assert "this host has no etcd; hint: name its endpoints" in refused.stderr
-    imported = "import sys, vipd.daemon; print(*sys.modules)"
+    imported = "import sys, vipd.daemon.daemon; print(*sys.modules)"
     modules = lab.hosts[2].run(sys.executable, "-c", imported).stdout.split()
-    assert "vipd.daemon" in modules
-    assert not {"vipd.fleet.door", "vipd.etcd.client", "vipd.sources.etcd"} & set(modules)
+    assert "vipd.daemon.daemon" in modules
+    assert not {"vipd.control.fleet_member", "vipd.sources.etcd.client", "vipd.sources.etcd.source"} & set(
+        modules
+    )

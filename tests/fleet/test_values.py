@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.notation import parse_backend
-from vipd.etcd.beacon import read_report
-from vipd.fleet.keys import (
+from vipd.declaration.syntax import parse_backend
+from vipd.model.backend_status import Admin
+from vipd.model.override import Override, Subject, to_json
+from vipd.model.service import Service
+from vipd.sources.etcd.fleet_keys import (
     UnwritableError,
     keys_about,
     order_key,
@@ -20,11 +22,9 @@ from vipd.fleet.keys import (
     registration,
     service_value,
 )
-from vipd.fleet.orders import FleetOrders
-from vipd.model import Service
-from vipd.overrides import Override, Subject, to_json
-from vipd.sources.etcd_values import Layout, read_registration, read_service_value
-from vipd.standing import Admin
+from vipd.sources.etcd.fleet_overrides import FleetOrders
+from vipd.sources.etcd.heartbeat import read_report
+from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 
 LAYOUT = Layout("/vipd/v1/")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

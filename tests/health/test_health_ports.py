@@ -12,7 +12,9 @@ from tests.fake_dataplane import FakeSurroundings, broken_tool
 from tests.health.asking import PATIENCE_SECONDS, Reply, ask, free_port, refused, running, taken, until
 from tests.reconciling import World, looping
 from tests.samples import declared
-from vipd.model import (
+from vipd.control.reconciler import Reconciler
+from vipd.control.selection import Host, SelectionPolicy, choose
+from vipd.model.service import (
     Backend,
     BackendState,
     Family,
@@ -24,8 +26,6 @@ from vipd.model import (
 )
 from vipd.observe.health_ports import HealthPort, HealthPorts, wanted_health_ports
 from vipd.observe.listeners import Place
-from vipd.reconciler import Reconciler
-from vipd.selection import Host, SelectionPolicy, choose
 
 HOST = Host(frozenset({"10.0.0.1", "10.0.0.2", "fd00::1"}))
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED), HOST)

@@ -13,12 +13,12 @@ from tests.fake_dataplane import broken_tool
 from tests.health.asking import PATIENCE_SECONDS, ask, free_port, running, until
 from tests.reconciling import DNS, WEB, World, looping
 from tests.samples import declared
-from vipd import reconciler
 from vipd.api.healthz import healthz_listener, healthz_view
+from vipd.control import reconciler
+from vipd.control.progress import Progress, healthy
+from vipd.control.reconciler import Reconciler
+from vipd.host.settings.settings import Settings, SettingsError, load_settings
 from vipd.observe.listeners import Place
-from vipd.progress import Progress, healthy
-from vipd.reconciler import Reconciler
-from vipd.settings import Settings, SettingsError, load_settings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,12 +10,12 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import TypeVar, cast
 
-from vipd.checks import Probe, Timing
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import Ask, CoroutineProber, Prober
 from vipd.health.result import Result
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import Probe, Timing
+from vipd.model.service import Protocol
 
 RESET = struct.pack("ii", 1, 0)
 PATIENCE = 120.0

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health_checks.servers import ask_once, run, target, tcp_server
-from vipd.body_pattern import MAX_PATTERN, BodyPattern, PatternError, body_pattern, plain_text
-from vipd.checks import HttpProbe
+from vipd.declaration.body_pattern import MAX_PATTERN, BodyPattern, PatternError, body_pattern, plain_text
 from vipd.declaration.native import parse_declaration
 from vipd.health.probes.http import ask_http
-from vipd.sources.etcd_values import read_registration
+from vipd.model.check import HttpProbe
+from vipd.sources.etcd.values import read_registration
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_no_answer_holds_up_the_loop(pattern: str, body: bytes) -> None:
 
 def test_matching_that_takes_too_long_blames_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vipd.health.probes.http._WORK_AT_ONCE", -1)
-    monkeypatch.setattr("vipd.body_pattern.BodyPattern.found_in", lambda *_: time.sleep(1.0))
+    monkeypatch.setattr("vipd.declaration.body_pattern.BodyPattern.found_in", lambda *_: time.sleep(1.0))
 
     async def ask() -> object:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from tests.health_checks.servers import answer, ask_once, run, target, tcp_server, udp_server, until
 from tests.health_checks.test_door import FAST, Backend, backend, becomes, running
-from vipd.accounts import CheckUsers
-from vipd.checks import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
-from vipd.health import door, faults
-from vipd.health.door import Health
+from vipd.health import checker as door
+from vipd.health import faults
+from vipd.health.checker import Health
 from vipd.health.probes import dns, http, tcp, udp
 from vipd.health.probes.base import Asking, Attempt, Done, Prober
 from vipd.health.probes.exec import ExecProber
@@ -23,7 +22,9 @@ from vipd.health.result import Result
 from vipd.health.state import Record, State, observe
 from vipd.health.targets import Target
 from vipd.health.verdict_log import VerdictLog
-from vipd.model import Protocol
+from vipd.host.accounts import CheckUsers
+from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
+from vipd.model.service import Protocol
 
 __all__ = ["backend"]
 

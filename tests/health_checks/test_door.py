@@ -17,9 +17,8 @@ import pytest
 from tests.health_checks.servers import PATIENCE, full_backlog, run, tcp_server, until
 from tests.held_ports import held_ports
 from tests.simulated_time import simulate
-from vipd.checks import ExecProbe, HttpProbe, Start, TcpProbe, Timing
 from vipd.health import scheduler
-from vipd.health.door import Health
+from vipd.health.checker import Health
 from vipd.health.memory import encode
 from vipd.health.probes.base import Done
 from vipd.health.remembered import Remembered
@@ -28,7 +27,8 @@ from vipd.health.scheduler import Scheduler
 from vipd.health.slots import Slots
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import ExecProbe, HttpProbe, Start, TcpProbe, Timing
+from vipd.model.service import Protocol
 
 LATEST = 1.5 + 0.02
 """Seconds: three intervals of half a second, and two looks of the test's."""
@@ -249,7 +249,7 @@ def test_verdicts_are_saved_while_it_runs(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a crash costs no more than a few seconds of them."""
-    monkeypatch.setattr("vipd.health.door.SAVE_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.health.checker.SAVE_SECONDS", 0.1)
     file = tmp_path / "health.json"
 
     async def story() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.health_checks.servers import PATIENCE, ask_once, run, target, tcp_server
-from vipd.checks import DnsProbe, HttpProbe, Probe, UdpProbe
 from vipd.health.probes.base import Ask
 from vipd.health.probes.dns import ask_dns
 from vipd.health.probes.http import ask_http
 from vipd.health.probes.udp import ask_udp
 from vipd.health.result import Result
+from vipd.model.check import DnsProbe, HttpProbe, Probe, UdpProbe
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import PATIENCE, answer, run, target
-from vipd.accounts import CheckUsers
-from vipd.checks import ExecProbe
 from vipd.health.probes import exec as exec_module
-from vipd.health.probes import keeper
+from vipd.health.probes import program_runner as keeper
 from vipd.health.probes.exec import ExecProber, trouble
 from vipd.health.result import Result
+from vipd.host.accounts import CheckUsers
+from vipd.model.check import ExecProbe
 
 ME = getpass.getuser()
 Program = Callable[[str], str]
@@ -295,8 +295,8 @@ def alive(pid: int) -> bool:
 DAEMON = """
 import asyncio, sys
 from tests.health_checks.servers import target
-from vipd.accounts import CheckUsers
-from vipd.checks import ExecProbe
+from vipd.host.accounts import CheckUsers
+from vipd.model.check import ExecProbe
 from vipd.health.probes.exec import ExecProber
 CheckUsers._privileged = lambda *_: ""
 async def main():

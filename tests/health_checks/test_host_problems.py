@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from vipd import accounts
-from vipd.accounts import CheckUsers
-from vipd.checks import Check, ExecProbe, HttpProbe, TcpProbe
 from vipd.health import host_problems as asked
 from vipd.health.probes.tls import MOST_CA_BYTES
+from vipd.host import accounts
+from vipd.host.accounts import CheckUsers
+from vipd.model.check import Check, ExecProbe, HttpProbe, TcpProbe
 
 
 def problems_of_program(path: Path | str) -> tuple[str, ...]:

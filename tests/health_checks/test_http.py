@@ -10,9 +10,9 @@ import time
 import pytest
 
 from tests.health_checks.servers import PATIENCE, ask_once, closed_port, run, target, tcp_server
-from vipd.checks import HttpProbe
 from vipd.health.probes.http import ask_http, request
 from vipd.health.result import Result, SaidWeight
+from vipd.model.check import HttpProbe
 
 PLAIN = HttpProbe()
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"

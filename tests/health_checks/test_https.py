@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import ask_once, run, target, tcp_server
-from vipd.checks import HttpProbe
 from vipd.health.probes.http import ask_http
 from vipd.health.probes.tls import tls_context
 from vipd.health.result import Result, one_line
+from vipd.model.check import HttpProbe
 
 NAME = "shop.example"
 

@@ -9,11 +9,11 @@ import time
 from collections import Counter
 
 from tests.health_checks.servers import PATIENCE, RESET, run
-from vipd.checks import TcpProbe, Timing
-from vipd.health.door import Health
+from vipd.health.checker import Health
 from vipd.health.state import State
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import TcpProbe, Timing
+from vipd.model.service import Protocol
 
 Found = tuple[State, str]
 

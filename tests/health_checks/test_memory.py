@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health_checks.servers import PATIENCE, run, until
-from vipd.checks import HttpProbe, TcpProbe, Timing
 from vipd.health.flapping import CALM, Flapping
 from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, load
 from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
 from vipd.health.result import SaidWeight
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import HttpProbe, TcpProbe, Timing
+from vipd.model.service import Protocol
 
 TARGET = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())
 PLACE = ("10.0.0.1", 80, "tcp")

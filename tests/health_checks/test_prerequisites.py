@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from vipd.checks import Check, ExecProbe
 from vipd.health.prerequisites import UNANSWERED, Prerequisites
+from vipd.model.check import Check, ExecProbe
 
 QUICK, SLOW = Check(ExecProbe(command=("/bin/quick",))), Check(ExecProbe(command=("/bin/slow",)))
 PATIENCE_SECONDS = 30.0

@@ -10,13 +10,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tests.simulated_time import pass_over, simulate
-from vipd.checks import ExecProbe, TcpProbe, Timing
 from vipd.health.probes.base import Attempt, Done
 from vipd.health.result import Result
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import Slots
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import ExecProbe, TcpProbe, Timing
+from vipd.model.service import Protocol
 
 GOOD = Result.answered(0.001)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.checks import Start, Timing
 from vipd.health.flapping import LONGEST_HOLD_SECONDS, MANY_CHANGES, hold_seconds, window
 from vipd.health.result import Result, SaidWeight
 from vipd.health.state import Record, State, begin_anew, observe
+from vipd.model.check import Start, Timing
 
 GOOD = Result.answered(0.003)
 BAD = Result.bad("connection refused")

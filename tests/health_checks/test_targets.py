@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.checks import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
+from vipd.control.backend_status_tracker import Fitness
 from vipd.declaration.native import parse_declaration
-from vipd.fitness import Fitness
-from vipd.health.door import Health
+from vipd.health.checker import Health
 from vipd.health.state import Record, State
 from vipd.health.targets import Target, targets_of, without_port
-from vipd.model import Backend, Protocol, Service, ServicePort
+from vipd.model.check import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
+from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 TCP = Check(TcpProbe())
 PORTS = (

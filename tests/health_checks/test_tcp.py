@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.health_checks.servers import answer, closed_port, full_backlog, run, target, tcp_server
-from vipd.checks import TcpProbe
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import failure
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.result import Result
+from vipd.model.check import TcpProbe
 
 PROBE = TcpProbe()
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health_checks.servers import ask_once, closed_port, run, target, udp_server
-from vipd.checks import DnsProbe, UdpProbe
 from vipd.health.probes.dns import ask_dns
 from vipd.health.probes.dns_message import TYPES, MalformedError, encode_query, read_reply, same_record
 from vipd.health.probes.udp import ask_udp
 from vipd.health.result import Result
+from vipd.model.check import DnsProbe, UdpProbe
 
 PING = UdpProbe(send=b"ping", expect=b"pong")
 

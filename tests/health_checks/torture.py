@@ -12,10 +12,10 @@ import json
 import sys
 from pathlib import Path
 
-from vipd.checks import HttpProbe, TcpProbe, Timing
-from vipd.health.door import Health
+from vipd.health.checker import Health
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import HttpProbe, TcpProbe, Timing
+from vipd.model.service import Protocol
 
 TIMING = Timing(interval=0.3, timeout=0.3, rise=2, fall=2)
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.dataplane.declared import Machine, numbered
 from tests.dataplane.namespace import Namespace
+from vipd.control.host_checks import OtherVariant
 from vipd.dataplane.iptables import former
-from vipd.host_checks import OtherVariant
-from vipd.model import Family
-from vipd.settings import load_settings
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.samples import HEAD
-from vipd import limits
 from vipd.declaration.native import parse_declaration
+from vipd.model import limits
 
 KUBERNETES = """\
 apiVersion: v1

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from vipd import limits
-from vipd.declaration.again import parse_again
+from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration, parse_service
 from vipd.declaration.problems import Declaration, ProblemList
 from vipd.declaration.yaml_tree import read_tree
-from vipd.model import Origin
+from vipd.model import limits
+from vipd.model.service import Origin
 
 HEAD = "apiVersion: vipd/v1\nservices:\n"
 

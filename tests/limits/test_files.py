@@ -12,8 +12,8 @@ import pytest
 
 from tests.faults.instrumented import yardstick
 from tests.sources.room import Room
-from vipd import limits
 from vipd.declaration.native import parse_declaration
+from vipd.model import limits
 from vipd.sources.files import FileSource
 
 GOOD = """\

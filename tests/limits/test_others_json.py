@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.api.client import BadAnswerError, Client
-from vipd.bounded_json import BeyondLimitsError, read_json
-from vipd.etcd.beacon import read_report
-from vipd.etcd.replies import read_object
-from vipd.fleet.keys import read_orders
-from vipd.limits import ETCD_NOTE_BYTES, JSON_DEPTH, JSON_DIGITS
+from vipd.declaration.bounded_json import BeyondLimitsError, read_json
+from vipd.model.limits import ETCD_NOTE_BYTES, JSON_DEPTH, JSON_DIGITS
+from vipd.sources.etcd.fleet_keys import read_orders
+from vipd.sources.etcd.heartbeat import read_report
+from vipd.sources.etcd.replies import read_object
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(),

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.samples import service
-from vipd import limits
-from vipd.admission import AddressPolicy, Admission
-from vipd.catalog import NOTHING, Unit
+from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.catalog import NOTHING, Unit
+from vipd.control.registrations import Registrar
 from vipd.declaration.problems import Declaration, Problem, listed
-from vipd.model import Backend, Protocol, Registered, Service, ServicePort
-from vipd.registrations import Registrar
-from vipd.sources.etcd_keys import Change, EtcdKeys, Written, read_value
-from vipd.sources.etcd_values import Layout, read_registration, read_service_value
+from vipd.model import limits
+from vipd.model.service import Backend, Protocol, Registered, Service, ServicePort
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 from vipd.sources.removal_guard import RemovalGuard
 from vipd.sources.store import StoreError, StoreSource
 

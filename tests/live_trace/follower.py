@@ -13,7 +13,8 @@ import json
 import sys
 from typing import Any
 
-from vipd.model import Protocol
+from vipd.host.process import run
+from vipd.model.service import Protocol
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matched_rules import ChainRules, chains_of, matched_rules
 from vipd.observe.live_trace.outcome import compare, outcome_of
@@ -22,7 +23,6 @@ from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.report import Report
 from vipd.observe.live_trace.rule_reader import read_rules
 from vipd.observe.live_trace.watching import Watch
-from vipd.process import run
 
 LONGEST = 60.0
 """Seconds after which what has not come will not come; a busy machine sends the last one late."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from vipd.model import Protocol
+from vipd.model.service import Protocol
 from vipd.observe.live_trace import watching
 from vipd.observe.live_trace.events import Event, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, PacketTrace, TraceAssembler

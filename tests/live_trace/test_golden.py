@@ -18,7 +18,7 @@ from tests.lab.topology import Lab, Wiring
 from tests.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model import Family, Frontend, Service, family_of
+from vipd.model.service import Family, Frontend, Service, family_of
 from vipd.observe.explain.explanation import explain
 from vipd.observe.explain.query import ask
 

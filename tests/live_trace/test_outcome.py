@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.live_trace.recorded import traces
-from vipd.model import socket_text
+from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import Chain, Kind
 from vipd.observe.live_trace.matched_rules import ChainRules, MatchedRule, matched_rules
 from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, compare, outcome_of

@@ -6,7 +6,7 @@ import pytest
 
 from tests.live_trace.recorded import RECORDED, events, table_of, traces
 from vipd.dataplane.nftables.dump import MalformedDumpError
-from vipd.model import Protocol
+from vipd.model.service import Protocol
 from vipd.observe.live_trace.events import Chain, Kind, Verdict, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import LOGGED_SECONDS, QUIET_SECONDS, PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Headers, read_packet

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 
 MAKE = """
 import subprocess, sys
-from vipd.model import Protocol
+from vipd.model.service import Protocol
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table import TraceTable
 with TraceTable([{flow}]):

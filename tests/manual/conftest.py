@@ -67,10 +67,10 @@ class Room:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `python -m vipd.manual` writes."""
+    """What `python -m vipd.cli.manual` writes."""
     directory = tmp_path_factory.mktemp("manual")
     subprocess.run(
-        [sys.executable, "-m", "vipd.manual", str(directory)],
+        [sys.executable, "-m", "vipd.cli.manual", str(directory)],
         check=True,
         cwd=ROOT,
         env={**os.environ, "SOURCE_DATE_EPOCH": NEW_YEAR},

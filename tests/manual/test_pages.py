@@ -15,18 +15,19 @@ import pytest
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
 from tests.manual.conftest import NEW_YEAR, ROOT
-from vipd import __version__, start
+from vipd import __version__
 from vipd.__main__ import EXIT_CONFIGURATION, _parser
 from vipd.cli import errors
 from vipd.cli.main import HIDDEN, VERBS, cli
-from vipd.declaration.meanings import GROUPS
+from vipd.cli.manual.__main__ import day_of, files, main, pages
+from vipd.cli.manual.pages import Entry, Example, Page, Paragraph, Section, entry
+from vipd.cli.manual.roff import roff
+from vipd.cli.manual.vipctl_page import EXIT_CODES as VIPCTL_CODES
+from vipd.cli.manual.vipd_page import EXIT_CODES as VIPD_CODES
+from vipd.declaration.key_docs import GROUPS
 from vipd.declaration.native import parse_declaration
-from vipd.manual.__main__ import day_of, files, main, pages
-from vipd.manual.pages import Entry, Example, Page, Paragraph, Section, entry
-from vipd.manual.roff import roff
-from vipd.manual.vipctl_page import EXIT_CODES as VIPCTL_CODES
-from vipd.manual.vipd_page import EXIT_CODES as VIPD_CODES
-from vipd.settings import ENVIRONMENT_PREFIX, Settings, load_settings, read_settings_text
+from vipd.host import preflight as start
+from vipd.host.settings.settings import ENVIRONMENT_PREFIX, Settings, load_settings, read_settings_text
 
 PAGES = {page.file: page for page in pages()}
 EXAMPLES = [(page.file, example) for page in PAGES.values() for example in page.examples()]
@@ -205,9 +206,9 @@ def test_a_directory_that_cannot_be_made_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").touch()
-    monkeypatch.setattr(sys, "argv", ["vipd.manual", str(tmp_path / "taken")])
+    monkeypatch.setattr(sys, "argv", ["vipd.cli.manual", str(tmp_path / "taken")])
     assert main() == 1
-    assert capsys.readouterr().err.startswith("vipd.manual: ")
+    assert capsys.readouterr().err.startswith("vipd.cli.manual: ")
 
 
 def page_of(*blocks: Paragraph | Example | Entry) -> str:

@@ -10,10 +10,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.docs.markdown import ROOT, rows
-from vipd.declaration.meanings import GROUPS, MASQUERADE_MODES, Group, Key
-from vipd.manual import settings_reference
-from vipd.manual.settings_reference import docstrings, settings
-from vipd.model import Masquerade
+from vipd.cli.manual import settings_reference
+from vipd.cli.manual.settings_reference import docstrings, settings
+from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, Group, Key
+from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
@@ -32,7 +32,7 @@ def named(cell: str) -> str:
 @pytest.mark.parametrize("title", GROUPS)
 def test_every_key_has_a_meaning_and_every_meaning_a_key(title: str) -> None:
     group = GROUPS[title]
-    assert set(group.meanings) == set(group.keys), "hint: vipd/declaration/meanings.py"
+    assert set(group.meanings) == set(group.keys), "hint: vipd/declaration/key_docs.py"
     assert all(key.form and key.meaning for key in group.meanings.values())
 
 
@@ -69,7 +69,9 @@ def test_masquerade_modes_are_told_in_the_same_words() -> None:
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_the_documentation_of_settings_has_the_same_words(setting: settings_reference.Setting) -> None:
     told = {named(first): rest for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
-    assert plain(told[setting.name][3]) == setting.meaning, "docs/settings.md and vipd/settings.py differ"
+    assert plain(told[setting.name][3]) == setting.meaning, (
+        "docs/settings.md and vipd/host/settings/settings.py differ"
+    )
 
 
 def test_a_key_without_a_meaning_is_told() -> None:

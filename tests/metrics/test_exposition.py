@@ -19,16 +19,16 @@ from tests.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.page.watched import Judges, Watched, watched
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.durations import CHECK_BOUNDS, Durations
-from vipd.model import Backend, Protocol, Service, ServicePort
-from vipd.observe.counters.traffic import Sum, Table
+from vipd.host.supervisor import Task
+from vipd.model.backend_status import Standings
+from vipd.model.durations import CHECK_BOUNDS, Durations
+from vipd.model.service import Backend, Protocol, Service, ServicePort
+from vipd.observe.flow_stats.traffic import Sum, Table
 from vipd.observe.metrics.catalogue import FAMILIES
 from vipd.observe.metrics.exposition import render
 from vipd.observe.metrics.flows import Reading, by_service
 from vipd.observe.metrics.snapshot import Snapshot, take
 from vipd.observe.metrics.tally import Tally
-from vipd.standing import Standings
-from vipd.supervisor import Task
 
 PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
 NO_PROMTOOL = "no promtool here; hint: bash tests/metrics/prepare.sh"
@@ -257,7 +257,7 @@ def test_the_loop_has_its_turns_while_much_is_gathered(monkeypatch: pytest.Monke
 
 
 def test_the_library_is_loaded_when_it_is_needed() -> None:
-    code = "import sys, vipd.daemon; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, vipd.daemon.daemon; sys.exit('prometheus_client' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

@@ -9,9 +9,9 @@ from tests.page.examples import mixed
 from tests.page.watched import watched
 from tests.samples import broken
 from vipd.dataplane.base import ApplyError
-from vipd.durations import WRITE_BOUNDS, Durations
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.durations import WRITE_BOUNDS, Durations
 from vipd.observe.metrics.tally import EventCounts, Tally
-from vipd.systemd.fields import Event, fields
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.declared import HTTP, backends
 from tests.dataplane.states import PORTS
-from vipd.model import (
+from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,

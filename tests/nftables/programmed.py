@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.dataplane.watch.inside import inside
+from vipd.control.selection import Host, SelectionPolicy, choose
 from vipd.dataplane.nftables.driver import NftablesDataplane, NftablesPlan
 from vipd.dataplane.nftables.reading import open_netlink
-from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, ForwardingKey, Service
-from vipd.process import Finished, Runner, run
-from vipd.selection import Host, SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished, Runner, run
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Forwarding, ForwardingKey, Service
 
 
 class Inside:

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.lab.node import Node
 from tests.lab.topology import CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
 from tests.nftables.programmed import Inside, Programmed
-from vipd.model import Backend, Protocol, Service, ServicePort
-from vipd.selection import Host
+from vipd.control.selection import Host
+from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 SERVED = 8080
 PORTS = (ServicePort(80, Protocol.TCP, "tcp", SERVED), ServicePort(80, Protocol.UDP, "udp", SERVED))

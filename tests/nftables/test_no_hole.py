@@ -23,7 +23,7 @@ from tests.lab.topology import Lab
 from tests.nftables.programmed import Programmed
 from tests.nftables.serving import CLIENTS, SERVED, VIPS, other, web
 from vipd.dataplane.nftables.plan import elements_text
-from vipd.model import Affinity, Balance, ExternalAddress, Family, Policy, Service
+from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Policy, Service
 
 CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
 STEPS = CHANGES // 10

@@ -22,9 +22,10 @@ from tests.lab.topology import (
 )
 from tests.nftables.programmed import Inside, Programmed
 from tests.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, web
+from vipd.control.selection import Host
 from vipd.dataplane.counting import Place
 from vipd.dataplane.nftables.flow_counter import ElementCounter
-from vipd.model import (
+from vipd.model.service import (
     Affinity,
     Backend,
     Balance,
@@ -36,7 +37,6 @@ from vipd.model import (
     Service,
     ServicePort,
 )
-from vipd.selection import Host
 
 pytestmark = pytest.mark.root
 

@@ -13,8 +13,8 @@ from tests.dataplane.declared import numbered
 from tests.dataplane.namespace import Namespace
 from tests.nftables.programmed import Inside, Programmed
 from vipd.dataplane.base import ApplyError
-from vipd.process import Finished
-from vipd.systemd.fields import ATTRIBUTE
+from vipd.host.process import Finished
+from vipd.host.systemd.fields import ATTRIBUTE
 
 pytestmark = pytest.mark.root
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.nftables.declared import numbered
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.nftables.chains import Spread
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
 from vipd.dataplane.nftables.handlers import Handlers
@@ -14,7 +15,7 @@ from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
 from vipd.dataplane.nftables.table import Step, WantedTable
-from vipd.model import (
+from vipd.model.service import (
     Affinity,
     Balance,
     Endpoint,
@@ -28,7 +29,6 @@ from vipd.model import (
     Refusal,
     Service,
 )
-from vipd.selection import SelectionPolicy, choose
 
 OPTIONS = TableOptions(Family.IPV4)
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.dataplane.slots import LADDER, LARGEST_ERROR, slot_counts, slots
-from vipd.model import MAX_WEIGHT
+from vipd.model.service import MAX_WEIGHT
 
 weights = st.lists(st.integers(1, MAX_WEIGHT), min_size=1, max_size=60).map(tuple)
 

@@ -26,10 +26,10 @@ from vipd.dataplane.nftables.surroundings import dropping_chains, warnings
 from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
-from vipd.host_record import HostRecord
-from vipd.model import Affinity, ExternalAddress, Family, Service
-from vipd.process import Finished, Runner
-from vipd.settings import load_settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished, Runner
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Affinity, ExternalAddress, Family, Service
 
 pytestmark = pytest.mark.root
 

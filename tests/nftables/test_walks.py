@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.dataplane.namespace import Namespace
 from tests.nftables.declared import OWN, walks
 from tests.nftables.programmed import Inside, Programmed
-from vipd.model import Service
-from vipd.selection import Host
+from vipd.control.selection import Host
+from vipd.model.service import Service
 
 pytestmark = pytest.mark.root
 

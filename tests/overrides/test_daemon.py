@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.daemon_process import Host, host
-from vipd.overrides import Subject
+from vipd.model.override import Subject
 
 SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "25"))
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + 2 * SECONDS)]

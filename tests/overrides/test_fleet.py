@@ -13,10 +13,10 @@ import pytest
 
 from tests.overrides.world import BELOW, PREFIX, Etcd, World
 from tests.samples import service
-from vipd.etcd.client import EtcdClient
-from vipd.fleet.store import EtcdStore, Written
-from vipd.overrides import from_json
-from vipd.sources.etcd import EtcdSource
+from vipd.model.override import from_json
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store import EtcdStore, Written
 
 PLACE = {"service": "dns", "backend": "10.0.0.1"}
 DNS = service("dns", "10.96.0.10", "", 1, "10.0.0.1")

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.overrides.world import REFUSALS, Json, World
 from tests.samples import service
-from vipd.model import Backend, Service
-from vipd.operations import RefusedError
-from vipd.overrides import Subject
+from vipd.control.operations import RefusedError
+from vipd.model.override import Subject
+from vipd.model.service import Backend, Service
 from vipd.sources.store import StoreError
 
 EXAMPLES = int(os.environ.get("VIPD_OVERRIDES", "100"))

@@ -16,24 +16,24 @@ from unittest.mock import patch
 
 from aiohttp import web
 
-from vipd import durable
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Peer, Permission
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.errors import UnreachableError
-from vipd.etcd.messages import Delete, Put, Unchanged
-from vipd.fitness import Checking, Fitness
-from vipd.fleet.door import Fleet
-from vipd.fleet.orders import FleetOrders
-from vipd.fleet.store import EtcdStore
-from vipd.model import Service
-from vipd.operations import RefusedError
-from vipd.progress import Progress
-from vipd.reconciler import Reconciler
-from vipd.sources.etcd import EtcdSource
+from vipd.control.backend_status_tracker import Checking, Fitness
+from vipd.control.fleet_member import Fleet
+from vipd.control.operations import RefusedError
+from vipd.control.progress import Progress
+from vipd.control.reconciler import Reconciler
+from vipd.host import durable
+from vipd.model.backend_status import Standings
+from vipd.model.service import Service
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import UnreachableError
+from vipd.sources.etcd.fleet_overrides import FleetOrders
+from vipd.sources.etcd.messages import Delete, Put, Unchanged
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store import EtcdStore
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError
-from vipd.standing import Standings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PREFIX = "/vipd/v1/"

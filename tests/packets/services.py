@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from vipd.model import Frontend, Protocol, socket_text
+from vipd.model.service import Frontend, Protocol, socket_text
 
 VIP_PORT = 80
 SERVED_PORT = 8080

@@ -12,7 +12,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import ENOUGH, Services
 from tests.packets.test_drain import steady
-from vipd.model import Frontend
+from vipd.model.service import Frontend
 
 pytestmark = pytest.mark.root
 

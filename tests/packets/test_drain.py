@@ -18,7 +18,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
-from vipd.model import Frontend, Protocol
+from vipd.model.service import Frontend, Protocol
 
 pytestmark = pytest.mark.root
 

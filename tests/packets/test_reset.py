@@ -14,7 +14,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from tests.packets.services import SERVED_PORT, Services, backend_text
-from vipd.model import Frontend
+from vipd.model.service import Frontend
 
 pytestmark = pytest.mark.root
 

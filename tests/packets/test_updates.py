@@ -13,7 +13,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.lab.traffic import Result
 from tests.packets.services import Services, backend_text
-from vipd.model import Frontend
+from vipd.model.service import Frontend
 
 pytestmark = pytest.mark.root
 

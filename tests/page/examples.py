@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vipd.model import Backend, BackendState, Origin, Protocol, Service, ServicePort
-from vipd.standing import Admin, Standing
+from vipd.model.backend_status import Admin, Standing
+from vipd.model.service import Backend, BackendState, Origin, Protocol, Service, ServicePort
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 DRAINED = Standing(

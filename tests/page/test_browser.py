@@ -13,11 +13,11 @@ import pytest
 from tests.page.browser import PROGRAM, Browser, browser
 from tests.page.examples import DRAINED, UNHEALTHY, mixed, web
 from tests.page.watched import Watched, until, watched
-from vipd.model import Service
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Service
 from vipd.observe.events.log_handler import recording
 from vipd.observe.page import board as room
 from vipd.observe.page import server
-from vipd.systemd.fields import Event, fields
 
 pytestmark = pytest.mark.skipif(
     PROGRAM is None, reason="no chromium here; hint: apt-get install chromium (tests/run.sh does)"

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.model import Family, ForwardingKey, Protocol
-from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.traffic import Table
+from vipd.model.service import Family, ForwardingKey, Protocol
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.flows import Reading
 from vipd.observe.page.flow_history import AVERAGED_SECONDS, FlowHistory
 

@@ -16,14 +16,14 @@ from aiohttp import ClientSession
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed, web
 from tests.page.watched import PAGE, PATIENCE_SECONDS, Watched, until, watched
-from vipd import supervisor
-from vipd.checks import Check, HttpProbe
-from vipd.model import Service
+from vipd.host import supervisor
+from vipd.model.backend_status import Standing
+from vipd.model.check import Check, HttpProbe
+from vipd.model.service import Service
 from vipd.observe.browsers import own_name
 from vipd.observe.page import board as room
 from vipd.observe.page import server
 from vipd.observe.page.server import content_policy
-from vipd.standing import Standing
 
 SECRET = "hunter2"
 START = datetime(2026, 1, 1, tzinfo=UTC)

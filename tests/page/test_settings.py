@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.settings import Settings, SettingsError, load_settings
+from vipd.host.settings.settings import Settings, SettingsError, load_settings
 
 NAMES = ("metrics_address", "status_page")
 

@@ -16,18 +16,18 @@ from aiohttp import ClientSession
 from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.reconciling import FakeSource
 from tests.samples import declared
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.counting import Place as BackendPlace
-from vipd.model import Service
-from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.traffic import Table
+from vipd.host.supervisor import Supervisor
+from vipd.model.backend_status import Standing, Standings
+from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.listeners import Place
 from vipd.observe.metrics.flows import Reading
 from vipd.observe.page.board import Board, Facts
 from vipd.observe.page.server import StatusPage
-from vipd.reconciler import Reconciler
-from vipd.standing import Standing, Standings
-from vipd.supervisor import Supervisor
 
 PATIENCE_SECONDS = 60.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vipd.api.endpoint_views import forwarding_view
+from vipd.control.selection import Host, SelectionPolicy, choose
 from vipd.dataplane.base import Dataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
@@ -13,14 +14,13 @@ from vipd.dataplane.nftables.layout import fixed_holders
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.nftables.table import WantedTable
-from vipd.model import Endpoint, Family, Forwarding, Service
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Endpoint, Family, Forwarding, Service
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import InUse
 from vipd.observe.rule_tree.nftables_table import TableReading, read_chains
 from vipd.observe.rule_tree.saved import read_tables
-from vipd.selection import Host, SelectionPolicy, choose
-from vipd.settings import Settings
 
 PLACE = "iptables v1.8.9 (nf_tables)"
 

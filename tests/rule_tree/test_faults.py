@@ -10,7 +10,7 @@ import pytest
 from tests.rule_tree.made import PLACE, forwardings, in_use, read, table
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
-from vipd.model import Affinity, Backend, Family, Protocol, Service, ServicePort
+from vipd.model.service import Affinity, Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.expected import NOT_WANTED
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS, UNREACHED, IptablesRules

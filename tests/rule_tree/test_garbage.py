@@ -17,7 +17,8 @@ from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model import Family
+from vipd.host.process import Finished, ProgramTimeoutError
+from vipd.model.service import Family
 from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.rule_reader import read_rules as read_traced
@@ -27,7 +28,6 @@ from vipd.observe.rule_tree.read_iptables import read_rules
 from vipd.observe.rule_tree.saved import read_tables
 from vipd.observe.simulator import parse_ruleset, parse_tables
 from vipd.observe.simulator.errors import RulesetError
-from vipd.process import Finished, ProgramTimeoutError
 
 LINES = [
     "",

@@ -13,7 +13,7 @@ from tests.rule_tree.made import forwardings
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.iptables.tools import find_tools, save
-from vipd.model import Backend, Family, Protocol, Service, ServicePort
+from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.read_iptables import Search, _ChainReader, listed_rule
 from vipd.observe.rule_tree.saved import SavedRule, read_tables

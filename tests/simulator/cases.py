@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator import Arrival, Host, Packet, Ruleset, Trace, parse_ruleset, trace
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from tests.simulator.cases import CASES, HOST, OUTSIDE, PACKETS, family_of_case, rules_text, send
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator import Host, Packet, Trace, parse_ruleset, trace
 
 pytestmark = [

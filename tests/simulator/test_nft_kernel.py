@@ -12,7 +12,7 @@ from tests.simulator.cases import HOST, OUTSIDE
 from tests.simulator.nft_forms import FORMS, TABLE
 from tests.simulator.test_kernel import SENDER, Namespace, connect, eventually, make_namespace, meaning
 from vipd.dataplane.nftables.render import render
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_tables, trace
 
 __all__ = ["make_namespace"]

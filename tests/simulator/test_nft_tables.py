@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator import (
     Arrival,
     Host,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator import Arrival, Host, Packet, UnknownRule, Verdict, parse_ruleset, trace
 
 HOST = Host(("192.0.2.1", "fd00::1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.samples import HEAD, block
-from vipd.catalog import merge
+from vipd.control.catalog import merge
 from vipd.sources.files import FileSource
 
 GOOD = HEAD + block("10.96.0.10", "dns", "10.244.0.5")

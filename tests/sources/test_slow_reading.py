@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.sources.room import GOOD, OTHER, Room
-from vipd.catalog import merge
+from vipd.control.catalog import merge
 from vipd.declaration.problems import Declaration
 from vipd.sources import files
 

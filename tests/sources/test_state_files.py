@@ -22,27 +22,27 @@ from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.dataplane.switching import ChosenDataplane
 from vipd.declaration.native import parse_declaration
-from vipd.durable import MOST_ASIDE
 from vipd.health.memory import SavedVerdicts, encode
 from vipd.health.remembered import Remembered
 from vipd.health.state import Record, State
-from vipd.model import Family, ForwardingKey
-from vipd.model import Protocol as Transport
-from vipd.observe.counters.door import Counting
-from vipd.observe.counters.ledger import Ledger
+from vipd.host.durable import MOST_ASIDE
+from vipd.model.backend_status import Admin
+from vipd.model.override import Override, Subject
+from vipd.model.service import Family, ForwardingKey
+from vipd.model.service import Protocol as Transport
 from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.events.ring import Ring
-from vipd.overrides import Override, Subject
-from vipd.sources.etcd_keys import EtcdKeys
-from vipd.sources.etcd_snapshot import Kept, Snapshot, accepted_record, change_record
-from vipd.sources.etcd_snapshot import State as Keys
-from vipd.sources.etcd_values import Layout
+from vipd.observe.flow_stats.collector import Counting
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.sources.etcd.keys import EtcdKeys
+from vipd.sources.etcd.snapshot_file import Kept, Snapshot, accepted_record, change_record
+from vipd.sources.etcd.snapshot_file import State as Keys
+from vipd.sources.etcd.values import Layout
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.removal_guard import RemovalGuard
 from vipd.sources.store import StoreError, StoreSource
-from vipd.standing import Admin
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -176,7 +176,7 @@ def _event() -> bytes:
 
 
 def _overriding() -> bytes:
-    from vipd.overrides import to_json
+    from vipd.model.override import to_json
 
     return json.dumps({"overrides": [to_json(DRAIN)]}).encode()
 

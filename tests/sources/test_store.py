@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from tests.declaration.strategies import PATIENT, services
 from tests.samples import HEAD, block, service
 from vipd.declaration.native import parse_declaration
-from vipd.model import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
+from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
 from vipd.sources.store import UNIT, StoreError, StoreSource
 
 RICH = Service(

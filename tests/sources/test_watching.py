@@ -11,9 +11,9 @@ import watchfiles
 
 from tests.samples import HEAD, block
 from tests.sources.room import GOOD, OTHER, Room, link_swap
-from vipd.catalog import merge
+from vipd.control.catalog import merge
+from vipd.host.supervisor import Supervisor
 from vipd.sources.files import FileSource
-from vipd.supervisor import Supervisor
 
 SEEN_WITHIN_SECONDS = 60.0
 

@@ -22,12 +22,19 @@ from packaging.utils import canonicalize_name
 from tests.docs.markdown import anchors, prose
 from tests.system.conftest import Prepared
 from vipd import __version__
-from vipd.settings import Settings
+from vipd.host.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEBIAN = ROOT / "debian"
 PYTHONS = ("3.11", "3.12", "3.13")
-MODULES = ("vipd.daemon", "vipd.cli.main", "vipd.manual.__main__", "pyroute2", "watchfiles", "_yaml")
+MODULES = (
+    "vipd.daemon.daemon",
+    "vipd.cli.main",
+    "vipd.cli.manual.__main__",
+    "pyroute2",
+    "watchfiles",
+    "_yaml",
+)
 """Together they import every extension module that the package carries."""
 
 

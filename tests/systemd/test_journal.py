@@ -12,8 +12,8 @@ import pytest
 
 from tests.samples import block
 from tests.systemd.manager import Journal, read_entry, unit, until
-from vipd.systemd.fields import Event, fields
-from vipd.systemd.journal import (
+from vipd.host.systemd.fields import Event, fields
+from vipd.host.systemd.journal import (
     JournalHandler,
     StreamFormatter,
     entry,

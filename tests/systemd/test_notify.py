@@ -14,9 +14,9 @@ import pytest
 
 from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, lived
-from vipd.pulse import Pulse
-from vipd.systemd.notify import Notifier, one_line
-from vipd.systemd.reporter import Reporter, beat_seconds, program_seconds
+from vipd.control.heartbeat import Pulse
+from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
+from vipd.host.systemd.notify import Notifier, one_line
 
 
 class Ear:

@@ -11,10 +11,10 @@ from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, looping
 from tests.samples import block, broken, declared, service
 from tests.systemd.manager import unit
-from vipd.catalog import Unit
-from vipd.model import Service
-from vipd.reload import Reloaded, reload
-from vipd.service_state import RefusedUnit, what_serves
+from vipd.control.catalog import Unit
+from vipd.control.reload import Reloaded, reload
+from vipd.control.service_status import RefusedUnit, what_serves
+from vipd.model.service import Service
 
 
 def reloaded(world: World, candidate: object = None, patience: float = 5) -> Reloaded:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.reconciling import DNS, WEB, World, lived
 from tests.samples import declared, service
-from vipd.model import Affinity, Backend, Service
-from vipd.observe.service_log import LINES_AT_ONCE, tell_changes
-from vipd.systemd.fields import ATTRIBUTE
+from vipd.control.service_log import LINES_AT_ONCE, tell_changes
+from vipd.host.systemd.fields import ATTRIBUTE
+from vipd.model.service import Affinity, Backend, Service
 
 
 def told(caplog: pytest.LogCaptureFixture, before: list[Service], after: list[Service]) -> list[str]:

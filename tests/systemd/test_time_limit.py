@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from tests.systemd.manager import until
-from vipd.daemon import wire
+from vipd.control.heartbeat import Pulse
+from vipd.daemon.daemon import wire
+from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, find_tools, list_chain, restore, save
-from vipd.model import Family
-from vipd.process import Finished, ProgramTimeoutError, run
-from vipd.pulse import Pulse
-from vipd.rule_programs import rule_programs
-from vipd.settings import Settings
+from vipd.host.process import Finished, ProgramTimeoutError, run
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 
 TOOLS = Tools("iptables-restore", "iptables-save", "iptables v1.8.9 (nf_tables)", (1, 8, 9))
 
@@ -137,7 +137,7 @@ def test_what_ends_in_time_is_not_touched() -> None:
 
 def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last sign of life comes no less than the limit before the end: the watchdog waits longer."""
-    monkeypatch.setattr("vipd.rule_programs.BYTES_A_SECOND", 100)
+    monkeypatch.setattr("vipd.daemon.rule_programs.BYTES_A_SECOND", 100)
     pulse = Pulse(every=0.1)
 
     async def needing(seconds: float, text: str) -> list[float]:

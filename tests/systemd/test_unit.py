@@ -13,8 +13,8 @@ import pytest
 
 from tests.samples import block
 from tests.systemd.manager import REFUSAL, Unit, unit, until
-from vipd.bench.declared import declaration as many_services
-from vipd.systemd.reporter import READY_DESPITE_SECONDS
+from vipd.daemon.status_reporter import READY_DESPITE_SECONDS
+from vipd.observe.bench.declared import declaration as many_services
 
 pytestmark = pytest.mark.root
 

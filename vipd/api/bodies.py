@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from vipd.collecting import loading
-from vipd.operations import RefusedError
+from vipd.control.operations import RefusedError
+from vipd.host.gc_control import loading
 
 Json = dict[str, object]
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from vipd.bounded_json import read_json
-from vipd.limits import ANSWER_BYTES as MOST_BYTES
-from vipd.text import cleaned
+from vipd.declaration.bounded_json import read_json
+from vipd.model.limits import ANSWER_BYTES as MOST_BYTES
+from vipd.model.text import cleaned
 
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
 

@@ -11,13 +11,13 @@ from aiohttp import web
 from vipd.api.bodies import body_of
 from vipd.api.messages import answer
 from vipd.api.peers import Permission
+from vipd.control.operations import RefusedError
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane
-from vipd.observe.counters.door import Numbers
-from vipd.operations import RefusedError
-from vipd.reconciler import Reconciler
-from vipd.settings import balances_of
-from vipd.systemd.fields import Event, fields
+from vipd.host.settings.settings import balances_of
+from vipd.host.systemd.fields import Event, fields
+from vipd.observe.flow_stats.collector import Numbers
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from vipd import operations
-from vipd.admission import AddressPolicy, admit_service, questions
-from vipd.checks import Check
-from vipd.collecting import loading
+from vipd.control import operations
+from vipd.control.admission import AddressPolicy, admit_service, questions
+from vipd.control.operations import Outcome, Services, invalid
+from vipd.control.registrations import declared
 from vipd.declaration.problems import Problem
-from vipd.host_facts import NO_FACTS
-from vipd.model import Service
-from vipd.operations import Outcome, Services, invalid
-from vipd.registrations import declared
+from vipd.host.facts import NO_FACTS
+from vipd.host.gc_control import loading
+from vipd.model.check import Check
+from vipd.model.service import Service
 
 NEW = ("created", "changed")
 AT_ONCE = 200

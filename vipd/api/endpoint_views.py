@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
-from vipd.model import Backend, Endpoint, Forwarding, Frontend, Policy, Refusal, Service, port_names
-from vipd.standing import GOOD, Standing, Standings
+from vipd.model.backend_status import GOOD, Standing, Standings
+from vipd.model.service import Backend, Endpoint, Forwarding, Frontend, Policy, Refusal, Service, port_names
 
 Place = tuple[str, int]
 """A backend's address and port."""

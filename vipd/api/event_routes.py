@@ -13,11 +13,11 @@ from aiohttp import web
 
 from vipd.api.messages import answer, flag_of
 from vipd.api.turns import Turns
-from vipd.model import Service
+from vipd.control.operations import RefusedError, Services, find
+from vipd.model.service import Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.occurrence import Occurrence, encode
 from vipd.observe.events.recorder import Recorder
-from vipd.operations import RefusedError, Services, find
 
 log = logging.getLogger(__name__)
 

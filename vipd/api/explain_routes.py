@@ -12,13 +12,13 @@ from aiohttp import web
 
 from vipd.api.messages import Json, encoded_answer
 from vipd.api.turns import Turns
+from vipd.control.operations import Kind, RefusedError
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
-from vipd.model import Family, Forwarding
+from vipd.model.service import Family, Forwarding
 from vipd.observe.explain.explanation import Compiled, explain
 from vipd.observe.explain.explanation_text import Options
 from vipd.observe.explain.query import QueryError, ask
-from vipd.operations import Kind, RefusedError
-from vipd.reconciler import Reconciler
 
 AT_ONCE = 2
 """Questions that are worked on at a time; others wait for their turn."""

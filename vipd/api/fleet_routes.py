@@ -12,10 +12,10 @@ from aiohttp import web
 from vipd.api.messages import answer, flag_of
 from vipd.api.peers import Permission
 from vipd.api.stores import without_etcd
-from vipd.systemd.fields import Event, fields
+from vipd.host.systemd.fields import Event, fields
 
 if TYPE_CHECKING:
-    from vipd.fleet.door import Fleet
+    from vipd.control.fleet_member import Fleet
 
 log = logging.getLogger(__name__)
 

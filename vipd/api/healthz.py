@@ -12,9 +12,9 @@ from aiohttp import web
 
 from vipd.api.messages import Json
 from vipd.api.views import time_text
+from vipd.control.progress import Progress, healthy
+from vipd.control.reconciler import Reconciler
 from vipd.observe.listeners import Listeners, Place
-from vipd.progress import Progress, healthy
-from vipd.reconciler import Reconciler
 
 PATHS = ("/healthz", "/livez")
 

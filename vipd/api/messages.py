@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from vipd.declaration.notation import NotationError, parse_frontend
-from vipd.in_parts import in_parts
-from vipd.operations import RefusedError
+from vipd.control.operations import RefusedError
+from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.host.batches import in_parts
 
 T = TypeVar("T")
 

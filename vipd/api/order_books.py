@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from vipd.overrides import Override, Overrides, Subject
+from vipd.model.override import Override, Overrides, Subject
 from vipd.sources.override_store import OverrideStore
 
 if TYPE_CHECKING:
-    from vipd.fleet.door import Fleet
-    from vipd.fleet.store import Written
+    from vipd.control.fleet_member import Fleet
+    from vipd.sources.etcd.store import Written
 
 
 class Book(Protocol):

@@ -14,18 +14,18 @@ from vipd.api.messages import Json, answer, flag_of
 from vipd.api.order_books import Book, FleetBook, HostBook
 from vipd.api.peers import Peer, Permission
 from vipd.api.stores import without_etcd
+from vipd.control.operations import RefusedError
+from vipd.control.override_requests import Ordered, cleared, order, subject_of
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.model import Backend, Service
-from vipd.operations import RefusedError
-from vipd.orders import Ordered, cleared, order, subject_of
-from vipd.overrides import Override, Overrides, Subject, describe, joined, to_json
-from vipd.reconciler import Reconciler
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.override import Override, Overrides, Subject, describe, joined, to_json
+from vipd.model.service import Backend, Service
 from vipd.sources.override_store import OverrideStore
-from vipd.systemd.fields import Event, fields
 
 if TYPE_CHECKING:
-    from vipd.fleet.door import Fleet
+    from vipd.control.fleet_member import Fleet
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from vipd import accounts
+from vipd.host import accounts
 
 SOCKET_MODE = 0o660
 BACKLOG = 1024

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from vipd import __version__, operations
-from vipd.admission import AddressPolicy
+from vipd import __version__
 from vipd.api.bodies import LARGEST_BODY, Bodies, body_of
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.deciding import Asked, Change, Known, decide
@@ -28,26 +27,28 @@ from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
 from vipd.api.views import service_view, status_view
-from vipd.checks import Check
-from vipd.containment import Containment
+from vipd.control import operations
+from vipd.control.admission import AddressPolicy
+from vipd.control.operations import Outcome, RefusedError
+from vipd.control.reconciler import Reconciler
+from vipd.control.registrations import declared
+from vipd.control.reload import reload
+from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import ApplyError, Dataplane
-from vipd.model import Service
-from vipd.observe.counters.door import Numbers
+from vipd.host.containment import Containment
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.check import Check
+from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
+from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
-from vipd.operations import Outcome, RefusedError
-from vipd.reconciler import Reconciler
-from vipd.registrations import declared
-from vipd.reload import reload
-from vipd.snapshot import AskHost
 from vipd.sources.base import Source
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
-from vipd.systemd.fields import Event, fields
 
 if TYPE_CHECKING:
-    from vipd.fleet.door import Fleet
+    from vipd.control.fleet_member import Fleet
 
 log = logging.getLogger(__name__)
 

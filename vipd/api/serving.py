@@ -15,10 +15,10 @@ from aiohttp.typedefs import Handler
 from vipd.api.messages import API_VERSION
 from vipd.api.peers import credentials_of
 from vipd.api.server import HTTP_STATUS
-from vipd.connections.connections import Connections
-from vipd.connections.http import SERVER_OPTIONS
-from vipd.connections.limits import Limits, Source
-from vipd.descriptors import make_room
+from vipd.host.connections.connections import Connections
+from vipd.host.connections.http import SERVER_OPTIONS
+from vipd.host.connections.limits import Limits, Source
+from vipd.host.descriptors import make_room
 
 LIMITS = Limits(
     connections=256, by_source=64, head_seconds=30.0, body_seconds=60.0, stuck_seconds=30.0, privileged=64

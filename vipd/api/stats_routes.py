@@ -13,14 +13,14 @@ from aiohttp import web
 from vipd.api.messages import Json, answer, flag_of
 from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
 from vipd.api.turns import Turns
+from vipd.control.operations import RefusedError, find
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.declaration.notation import NotationError, parse_backend, parse_frontend
-from vipd.model import Forwarding, Service
-from vipd.observe.counters.door import Numbers
-from vipd.observe.counters.traffic import Flow, FlowTable, Sums
-from vipd.observe.counters.traffic_counting import Uncounted
-from vipd.operations import RefusedError, find
-from vipd.reconciler import Reconciler
+from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
+from vipd.model.service import Forwarding, Service
+from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.traffic import Flow, FlowTable, Sums
+from vipd.observe.flow_stats.traffic_counting import Uncounted
 
 DEFAULT_LIMIT = 50
 MOST_FLOWS = 100_000

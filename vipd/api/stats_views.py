@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from vipd.api.messages import Json
 from vipd.dataplane.conntrack.entries import Entry, Traffic
 from vipd.dataplane.counting import Place
-from vipd.model import Forwarding, Frontend, Protocol, socket_text
-from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.traffic import Flow, Sum
+from vipd.model.service import Forwarding, Frontend, Protocol, socket_text
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import Flow, Sum
 
 TRAFFIC = Traffic._fields
 

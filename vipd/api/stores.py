@@ -8,12 +8,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from vipd.model import Service
-from vipd.operations import CLI, Outcome, RefusedError
+from vipd.control.operations import CLI, Outcome, RefusedError
+from vipd.model.service import Service
 from vipd.sources.store import UNIT, StoreSource
 
 if TYPE_CHECKING:
-    from vipd.fleet.store import EtcdStore
+    from vipd.sources.etcd.store import EtcdStore
 
 STORES = ("file", "etcd")
 

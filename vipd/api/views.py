@@ -8,17 +8,17 @@ from itertools import islice
 
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
-from vipd.catalog import Unit
+from vipd.control.catalog import Unit
+from vipd.control.operations import spec_of
+from vipd.control.readiness import ready_backends
+from vipd.control.reconciler import Reconciler
+from vipd.control.service_status import in_panic, refused_units, serving_by_owner, state_of
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import Problem, listed
-from vipd.limits import ALL_PROBLEMS
-from vipd.model import Forwarding, Service
-from vipd.operations import spec_of
-from vipd.readiness import ready_backends
-from vipd.reconciler import Reconciler
-from vipd.service_state import in_panic, refused_units, serving_by_owner, state_of
+from vipd.model.backend_status import Standings
+from vipd.model.limits import ALL_PROBLEMS
+from vipd.model.service import Forwarding, Service
 from vipd.sources.base import Source
-from vipd.standing import Standings
 
 IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""

@@ -13,7 +13,7 @@ from vipd.cli.completion import BACKEND, OWN_TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.words import backend_names, backend_specs
-from vipd.model import socket_text
+from vipd.model.service import socket_text
 
 
 @click.command("add-backend")

@@ -9,11 +9,11 @@ from dataclasses import asdict
 
 import click
 
-from vipd.bench.facts import machine_facts
-from vipd.bench.host import DATAPLANES, Measured, measure_host, middle, subjects_here
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Column, document, output_option, prose, screen, table
 from vipd.cli.terminal import CLEAR_LINE
+from vipd.observe.bench.facts import machine_facts
+from vipd.observe.bench.host import DATAPLANES, Measured, measure_host, middle, subjects_here
 
 COLUMNS = (
     Column("DATAPLANE"),

@@ -13,17 +13,17 @@ import click
 
 from vipd.cli.completion import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
+from vipd.control.host import restore_sysctls
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
-from vipd.durable import open_own, read_own
-from vipd.host_record import HostRecord
-from vipd.hostnet import restore_sysctls
-from vipd.process import run
-from vipd.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
-from vipd.start import LOCK
-from vipd.vip_routes import restore_routes
+from vipd.host.changes import HostRecord
+from vipd.host.durable import open_own, read_own
+from vipd.host.preflight import LOCK
+from vipd.host.process import run
+from vipd.host.settings.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+from vipd.host.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
 _LONGEST_LOCK = 64

@@ -1,6 +1,6 @@
 """What a shell may offer for a word: said of each argument, and answered by the hidden verb `complete`.
 
-`python -m vipd.manual` makes the shells' scripts of this; they ask `complete` only for names that the daemon
+`python -m vipd.cli.manual` makes the shells' scripts of this; they ask `complete` only for names that the daemon
 knows. Every verb imports this module, so it must stay small.
 """
 
@@ -15,8 +15,8 @@ import click
 from vipd.api.client import Json
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
-from vipd.model import socket_text
-from vipd.text import one_line
+from vipd.model.service import socket_text
+from vipd.model.text import one_line
 
 PATIENCE = 2.0
 """Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services
@@ -91,7 +91,7 @@ def completion(shell: str) -> int:
     vipctl completion fish | source
     """
     # The generator reads every verb and all settings: only who wants a script should wait for that.
-    print(import_module("vipd.manual.completion").script(shell), end="")
+    print(import_module("vipd.cli.manual.completion").script(shell), end="")
     return OK
 
 

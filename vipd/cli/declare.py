@@ -16,7 +16,7 @@ from vipd.cli.inputs import read_inputs
 from vipd.cli.output import Screen, document, output_option, screen, socket_option, store_option
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.declaration.yaml_text import dump_yaml
-from vipd.model import Origin, Service
+from vipd.model.service import Origin, Service
 
 DIFFERS = 1
 TROUBLE = 2

@@ -17,7 +17,7 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Screen, beginning, document, duration, output_option, screen, socket_option
 from vipd.cli.words import seconds
-from vipd.text import width as width_of
+from vipd.model.text import width as width_of
 
 SHOWN = 50
 SHOWN_BEFORE_FOLLOWING = 10

@@ -15,9 +15,9 @@ from vipd.cli.output import counted
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable
-from vipd.followed_links import read_followed
-from vipd.limits import FILE_BYTES
-from vipd.model import Service
+from vipd.host.followed_links import read_followed
+from vipd.model.limits import FILE_BYTES
+from vipd.model.service import Service
 
 DEFAULT_SERVICES_DIR = "/etc/vipd/services.d"
 

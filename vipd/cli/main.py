@@ -17,7 +17,7 @@ from vipd.cli.connection import choose_socket, choose_store
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, USAGE, CliError
 from vipd.cli.output import STORES
 from vipd.cli.terminal import guarded, guarded_output
-from vipd.text import one_line
+from vipd.model.text import one_line
 
 
 class Verb(NamedTuple):

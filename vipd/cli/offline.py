@@ -9,19 +9,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vipd.admission import AddressPolicy, admit_service
 from vipd.api.client import Json
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
+from vipd.control.admission import AddressPolicy, admit_service
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.switching import ChosenDataplane
-from vipd.host_facts import NO_FACTS, HostFacts
-from vipd.model import Family, Forwarding, Service
-from vipd.observe.explain.explanation import explain
-from vipd.observe.explain.query import QueryError, ask
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import (
+from vipd.host.facts import NO_FACTS, HostFacts
+from vipd.host.settings.settings import (
     DEFAULT_CONFIG,
     Settings,
     SettingsError,
@@ -29,6 +26,9 @@ from vipd.settings import (
     load_settings,
     parse_assignments,
 )
+from vipd.model.service import Family, Forwarding, Service
+from vipd.observe.explain.explanation import explain
+from vipd.observe.explain.query import QueryError, ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def host_addresses(settings: Settings) -> Collection[str]:
     # Imported on use: asyncio and netlink are slow to import.
     import asyncio
 
-    from vipd.hostnet import host_addresses as read
+    from vipd.control.host import host_addresses as read
 
     return asyncio.run(read())
 
@@ -108,7 +108,7 @@ def host_facts(settings: Settings, own: Collection[str]) -> HostFacts:
         return NO_FACTS
     import asyncio
 
-    from vipd.host_reader import HostReader
+    from vipd.host.reader import HostReader
 
     return asyncio.run(HostReader(settings).read(frozenset(own)))
 

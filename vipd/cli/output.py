@@ -13,8 +13,8 @@ import click
 from vipd.api.client import Json
 from vipd.cli.connection import EXACT
 from vipd.cli.terminal import control
-from vipd.text import json_text, one_line
-from vipd.text import width as width_of
+from vipd.model.text import json_text, one_line
+from vipd.model.text import width as width_of
 
 API_VERSION = "vipd/v1"
 

@@ -14,14 +14,14 @@ import click
 from vipd.cli.completion import FILE, TARGET
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.words import seconds
-from vipd.declaration.notation import NotationError, parse_backend
-from vipd.etcd.client import EtcdClient
-from vipd.etcd.settings import EtcdSettings
-from vipd.fleet.keys import UnwritableError, registration
-from vipd.fleet.registration import Registration
-from vipd.settings import DEFAULT_CONFIG, SettingsError, load_settings, read_settings_file
-from vipd.sources.etcd_values import Layout
-from vipd.systemd.notify import Notifier, one_line
+from vipd.declaration.syntax import NotationError, parse_backend
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, load_settings, read_settings_file
+from vipd.host.systemd.notify import Notifier, one_line
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.fleet_keys import UnwritableError, registration
+from vipd.sources.etcd.registration import Registration
+from vipd.sources.etcd.values import Layout
 
 FILES = ("ca", "cert", "key", "password_file")
 SHORTEST_TTL, LONGEST_TTL = 2, 3600

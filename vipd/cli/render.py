@@ -16,8 +16,8 @@ from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model import Family, Policy, Service, family_of
-from vipd.settings import DEFAULT_CONFIG, Settings
+from vipd.host.settings.settings import DEFAULT_CONFIG, Settings
+from vipd.model.service import Family, Policy, Service, family_of
 
 FAMILIES = {str(family): family for family in Family}
 

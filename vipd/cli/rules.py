@@ -27,6 +27,7 @@ from vipd.cli.output import (
 )
 from vipd.cli.stats import size
 from vipd.dataplane.base import ApplyError
+from vipd.host.process import run as run_program
 from vipd.observe.rule_tree.dot import dot
 from vipd.observe.rule_tree.graph import graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, draw
@@ -34,7 +35,6 @@ from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
 from vipd.observe.rule_tree.tree import Count, ServiceTree, SharedTree, faults
-from vipd.process import run as run_program
 
 MOST_TREES = 20
 """More services than these are shown in a line each, unless all are asked for."""
@@ -109,7 +109,7 @@ def _may_read() -> bool:
     """Whether the kernel will tell: root may, and who has CAP_NET_ADMIN."""
     if os.geteuid() == 0:
         return True
-    from vipd.start import may_change_rules
+    from vipd.host.preflight import may_change_rules
 
     return may_change_rules()
 
@@ -130,7 +130,7 @@ def _look(target: str) -> Answer:
 def file_chain_prefix() -> str:
     """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
     # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
-    from vipd.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
+    from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
 
     try:
         return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))

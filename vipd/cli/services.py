@@ -21,7 +21,7 @@ from vipd.cli.words import (
     frontend_spec,
     split_backend,
 )
-from vipd.model import Balance
+from vipd.model.service import Balance
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from vipd.text import one_line
+from vipd.model.text import one_line
 
 _MARK = os.urandom(8).hex()
 """Nobody who writes names or reasons knows it, so that no text of theirs can be a sequence of ours."""

@@ -21,7 +21,7 @@ from vipd.cli.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from vipd.cli.output import socket_option
 from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
 from vipd.cli.words import seconds
-from vipd.text import one_line
+from vipd.model.text import one_line
 
 REFRESH_SECONDS = 1.0
 SHARE_OF_TIME = 4

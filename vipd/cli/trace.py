@@ -21,8 +21,9 @@ from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USA
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
-from vipd.declaration.notation import NotationError, parse_frontend
-from vipd.model import Frontend, Protocol, family_of
+from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.host.process import run
+from vipd.model.service import Frontend, Protocol, family_of
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import chains_of, matched_rules
 from vipd.observe.live_trace.outcome import compare, outcome_of
@@ -33,7 +34,6 @@ from vipd.observe.live_trace.rule_reader import read_rules
 from vipd.observe.live_trace.sending import Sender
 from vipd.observe.live_trace.table import TraceError
 from vipd.observe.live_trace.watching import Watch
-from vipd.process import run
 
 COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
 ANSWER_SECONDS = 1.0
@@ -138,7 +138,7 @@ def _is_local(sender: Source, text: str | None, send: bool) -> bool:
     if not sender.address:
         return send or text is not None
     # Imported on use: it brings the settings with it, which are slow to import.
-    from vipd.hostnet import host_addresses
+    from vipd.control.host import host_addresses
 
     return is_own(sender.address, asyncio.run(host_addresses()))
 

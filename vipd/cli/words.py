@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from vipd.api.client import Json
 from vipd.cli.errors import USAGE, CliError
-from vipd.declaration.notation import (
+from vipd.declaration.syntax import (
     NotationError,
     duration_text,
     parse_backend,
     parse_duration,
     parse_frontend,
 )
-from vipd.model import Backend
+from vipd.model.service import Backend
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from vipd.model import Family, ForwardingKey
-from vipd.model import Protocol as Transport
+from vipd.model.service import Family, ForwardingKey
+from vipd.model.service import Protocol as Transport
 
 
 class Place(NamedTuple):

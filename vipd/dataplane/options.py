@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
-    from vipd.settings import Settings
+    from vipd.host.settings.settings import Settings
 
 
 LOOPBACK = "127.0.0.0/8"

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
-from vipd.process import Finished, ProgramTimeoutError, Runner, identity
+from vipd.host.process import Finished, ProgramTimeoutError, Runner, identity
 
 VERSION_SECONDS = 5.0
 """How long a program may take to print its version, which asks nothing of the kernel."""

@@ -23,9 +23,9 @@ from vipd.dataplane.forward_accept.watch import concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
-from vipd.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
-from vipd.in_parts import in_parts
-from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
+from vipd.host.batches import in_parts
+from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
+from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node, null
-from vipd.declaration.notation import MAX_PORT, parse_address, parse_backend, shown
 from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
-from vipd.model import MAX_WEIGHT, Backend, BackendState
+from vipd.declaration.syntax import MAX_PORT, parse_address, parse_backend, shown
+from vipd.model.service import MAX_WEIGHT, Backend, BackendState
 
 BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from vipd.checks import Check, HttpProbe, Timing
 from vipd.declaration.check_reader import (
     CHECK_TYPES,
     PROBE_KEYS,
@@ -12,7 +11,8 @@ from vipd.declaration.check_reader import (
     TIMING_KEYS,
     default_probe,
 )
-from vipd.declaration.notation import period_text
+from vipd.declaration.syntax import period_text
+from vipd.model.check import Check, HttpProbe, Timing
 
 
 def check_to_spec(check: Check) -> object:

@@ -10,8 +10,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from vipd.body_pattern import PatternError, body_pattern
-from vipd.checks import (
+from vipd.declaration.body_pattern import PatternError, body_pattern
+from vipd.declaration.fields import (
+    Report,
+    known_keys,
+    one_or_more,
+    read_choice,
+    read_integer,
+    read_notation,
+    read_text,
+)
+from vipd.declaration.nodes import Mapping, Node, Scalar, integer
+from vipd.declaration.syntax import MAX_PORT, parse_percent, parse_period, period_text, shown
+from vipd.model.check import (
     MAX_CHECK_SECONDS,
     MAX_COUNT,
     MIN_CHECK_SECONDS,
@@ -26,17 +37,6 @@ from vipd.checks import (
     Timing,
     UdpProbe,
 )
-from vipd.declaration.fields import (
-    Report,
-    known_keys,
-    one_or_more,
-    read_choice,
-    read_integer,
-    read_notation,
-    read_text,
-)
-from vipd.declaration.nodes import Mapping, Node, Scalar, integer
-from vipd.declaration.notation import MAX_PORT, parse_percent, parse_period, period_text, shown
 
 DNS_TYPES = ("A", "AAAA", "NS", "SOA", "TXT", "MX", "SRV", "CNAME", "PTR")
 DNS_RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
-from vipd.limits import PROBLEMS
-from vipd.model import Frontend, Service
+from vipd.model.limits import PROBLEMS
+from vipd.model.service import Frontend, Service
 
 MOST_NAMED = 3
 """More backends than these are not suggested."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from vipd.declaration.fields import Placed, Report, kind, known_keys, one_or_more, read_choice, read_notation
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.notation import NotationError, parse_address, parse_network
 from vipd.declaration.service_rules import check_vip
-from vipd.model import ExternalAddress, Family, Policy, family_of
+from vipd.declaration.syntax import NotationError, parse_address, parse_network
+from vipd.model.service import ExternalAddress, Family, Policy, family_of
 
 EXTERNAL_KEYS = ("address", "allow_from")
 TRAFFIC_KEYS = ("internal", "external")

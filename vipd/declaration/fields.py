@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from vipd import limits
 from vipd.declaration import nodes
 from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
-from vipd.declaration.notation import NotationError, shown
 from vipd.declaration.problems import Note, Problem, ProblemList, internal_problem
-from vipd.text import is_text
+from vipd.declaration.syntax import NotationError, shown
+from vipd.model import limits
+from vipd.model.text import is_text
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Report:
         """What is read was accepted once: a rule that came later does not take it away."""
         self.problems = ProblemList()
         self.size = 0
-        """Of the services that were read, as `vipd.limits.size_of` counts it."""
+        """Of the services that were read, as `vipd.model.limits.size_of` counts it."""
         self._notes: dict[Note, None] = {}
         self._more_notes = 0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from vipd.checks import UNCHECKED
 from vipd.declaration.check_formatting import check_to_spec
 from vipd.declaration.nodes import Scalar, other_meaning
-from vipd.declaration.notation import duration_text
-from vipd.model import (
+from vipd.declaration.syntax import duration_text
+from vipd.model.check import UNCHECKED
+from vipd.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     Affinity,
     Backend,
@@ -21,7 +21,7 @@ from vipd.model import (
     Service,
     ServicePort,
 )
-from vipd.text import yaml_quoted
+from vipd.model.text import yaml_quoted
 
 API_VERSION = "vipd/v1"
 

@@ -17,9 +17,9 @@ from vipd.declaration.kubernetes_endpoints import EndpointGroup, object_name, re
 from vipd.declaration.kubernetes_fields import Place
 from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
 from vipd.declaration.nodes import Mapping, Node, Scalar
-from vipd.declaration.notation import shown
 from vipd.declaration.service_size import room_for
-from vipd.model import Origin, Service
+from vipd.declaration.syntax import shown
+from vipd.model.service import Origin, Service
 
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 """The kinds of objects that mean something here, with the API group of each."""

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vipd import limits
 from vipd.declaration.fields import Placed, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
 from vipd.declaration.kubernetes_services import KubernetesService
 from vipd.declaration.service_rules import check_backends
 from vipd.declaration.service_size import few_at_each_address, fits, networks_of_service
-from vipd.model import Backend, BackendState, Family, Service, ServicePort, family_of
+from vipd.model import limits
+from vipd.model.service import Backend, BackendState, Family, Service, ServicePort, family_of
 
 _RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
 

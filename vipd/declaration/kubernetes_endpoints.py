@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from vipd.declaration.backend_reader import PLACE_NAME_HINT, is_place_name
 from vipd.declaration.fields import Placed
 from vipd.declaration.kubernetes_fields import Place
-from vipd.declaration.notation import shown
 from vipd.declaration.service_rules import check_backend_address
-from vipd.model import Backend, BackendState, Family, Protocol, family_of
+from vipd.declaration.syntax import shown
+from vipd.model.service import Backend, BackendState, Family, Protocol, family_of
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from vipd.declaration import nodes
 from vipd.declaration.fields import Placed, Report, read_integer, read_notation, read_text
 from vipd.declaration.nodes import Node, Scalar, Sequence
-from vipd.declaration.notation import MAX_PORT, parse_address, shown
+from vipd.declaration.syntax import MAX_PORT, parse_address, shown
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Place(NamedTuple):
         return None
 
     def notation(self, parse: Callable[[str], T], wanted: str) -> T | None:
-        """A value in one of the forms of `vipd.declaration.notation`; None when nothing stands here."""
+        """A value in one of the forms of `vipd.declaration.syntax`; None when nothing stands here."""
         return None if self.node is None else read_notation(self.report, self.node, self.path, parse, wanted)
 
     def address(self) -> Placed[str] | None:

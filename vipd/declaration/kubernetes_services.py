@@ -9,10 +9,10 @@ from vipd.declaration.fields import Placed
 from vipd.declaration.kubernetes_endpoints import PROTOCOLS, PROXY_LABEL, object_name
 from vipd.declaration.kubernetes_fields import Place
 from vipd.declaration.nodes import Scalar, integer
-from vipd.declaration.notation import parse_network, shown
 from vipd.declaration.port_reader import PORT_NAME_HINT, is_port_name
 from vipd.declaration.service_rules import check_host_ports, check_vip, unique_addresses, unique_ports
-from vipd.model import (
+from vipd.declaration.syntax import parse_network, shown
+from vipd.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     MAX_AFFINITY_SECONDS,
     Affinity,

@@ -9,14 +9,14 @@ from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null, tree_of
-from vipd.declaration.notation import shown
 from vipd.declaration.pieces import Utf8
 from vipd.declaration.policy_reader import Policy, read_policy
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.service_reader import read_service
 from vipd.declaration.service_size import room_for
+from vipd.declaration.syntax import shown
 from vipd.declaration.yaml_tree import Tree, read_tree
-from vipd.model import Origin, Service
+from vipd.model.service import Origin, Service
 
 __all__ = [
     "API_VERSION",
@@ -50,7 +50,7 @@ def parse_declaration(
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
     text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
-    What is beyond `vipd.limits` is never read. Problems repeat nothing of a file that does not say by its
+    What is beyond `vipd.model.limits` is never read. Problems repeat nothing of a file that does not say by its
     `apiVersion` that it is meant for vipd.
     """
     report = Report(path, accepted)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vipd.limits import YAML_DEPTH
+from vipd.model.limits import YAML_DEPTH
 
 
 @dataclass(slots=True, eq=False)

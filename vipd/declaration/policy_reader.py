@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vipd.checks import Check
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_notation
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.notation import parse_duration, shown
-from vipd.model import (
+from vipd.declaration.syntax import parse_duration, shown
+from vipd.model.check import Check
+from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
     Affinity,

@@ -15,8 +15,8 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.notation import MAX_PORT, parse_port, parse_protocol, shown
-from vipd.model import Protocol, ServicePort
+from vipd.declaration.syntax import MAX_PORT, parse_port, parse_protocol, shown
+from vipd.model.service import Protocol, ServicePort
 
 _PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
 

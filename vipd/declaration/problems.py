@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.limits import ALL_PROBLEMS, PROBLEMS
-from vipd.model import Service
-from vipd.text import one_line
+from vipd.model.limits import ALL_PROBLEMS, PROBLEMS
+from vipd.model.service import Service
+from vipd.model.text import one_line
 
 
 def printable(name: str) -> str:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeAlias
 
-from vipd import limits
-from vipd.checks import UNCHECKED
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.external_reader import (
     check_allowed,
@@ -32,7 +30,6 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.notation import MAX_PORT, parse_address, shown
 from vipd.declaration.policy_reader import DEFAULTS_KEYS
 from vipd.declaration.policy_reader import Policy as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
@@ -48,8 +45,20 @@ from vipd.declaration.service_rules import (
     unique_ports,
 )
 from vipd.declaration.service_size import few_at_each_address, fits, networks_of
+from vipd.declaration.syntax import MAX_PORT, parse_address, shown
 from vipd.health.targets import without_port
-from vipd.model import Backend, ExternalAddress, Frontend, Origin, Policy, Service, ServicePort, family_of
+from vipd.model import limits
+from vipd.model.check import UNCHECKED
+from vipd.model.service import (
+    Backend,
+    ExternalAddress,
+    Frontend,
+    Origin,
+    Policy,
+    Service,
+    ServicePort,
+    family_of,
+)
 
 _FEW = 10
 """So many ports, with as many addresses and a tenth of the backends, are below every limit."""

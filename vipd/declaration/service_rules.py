@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv6Address
 
-from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.declaration.fields import Placed, Report
-from vipd.declaration.notation import shown
-from vipd.model import Backend, Family, Frontend, Protocol, Service, ServicePort, family_of, socket_text
+from vipd.declaration.syntax import shown
+from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
+from vipd.model.service import (
+    Backend,
+    Family,
+    Frontend,
+    Protocol,
+    Service,
+    ServicePort,
+    family_of,
+    socket_text,
+)
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vipd import limits
 from vipd.declaration.fields import Placed, Report
-from vipd.model import Backend, ExternalAddress, Service, ServicePort
+from vipd.model import limits
+from vipd.model.service import Backend, ExternalAddress, Service, ServicePort
 
 _DIVIDE = "divide it into several services"
 

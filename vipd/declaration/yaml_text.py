@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from vipd.declaration.nodes import Scalar, other_meaning
-from vipd.text import lines
+from vipd.model.text import lines
 
 
 class _Dumper(yaml.SafeDumper):

@@ -3,7 +3,7 @@
 The tree is built from the parser's events: composing nodes with PyYAML takes ten times as long, and its
 constructors forget lines and guess types.
 Refused: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases, and what is
-beyond `vipd.limits`. The parser gets the text in pieces, so that other threads have their turn. Pure.
+beyond `vipd.model.limits`. The parser gets the text in pieces, so that other threads have their turn. Pure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from vipd import limits
 from vipd.declaration.ipv6_quotes import hint_for_line
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null
-from vipd.declaration.notation import shown
 from vipd.declaration.pieces import PIECE, Utf8, lines_before, pieces
 from vipd.declaration.problems import Problem, ProblemList
-from vipd.text import joined_pairs
+from vipd.declaration.syntax import shown
+from vipd.model import limits
+from vipd.model.text import joined_pairs
 
 _LARGEST_JSON = 2**20
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vipd.checks import Timing
+from vipd.model.check import Timing
 
 MANY_CHANGES = 6
 """So many changes within the window are flapping: three times down, three times up."""

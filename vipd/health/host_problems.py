@@ -10,12 +10,12 @@ import ssl
 import stat
 from pathlib import Path
 
-from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
-from vipd.checks import Check, ExecProbe, HttpProbe
 from vipd.declaration.problems import PLEASE_REPORT
 from vipd.health.faults import log_once
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import one_line
+from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
+from vipd.model.check import Check, ExecProbe, HttpProbe
 
 
 def host_problems(check: Check, users: CheckUsers) -> tuple[str, ...]:

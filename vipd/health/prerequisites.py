@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
-from vipd.checks import Check
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.model.check import Check
 
 log = logging.getLogger(__name__)
 

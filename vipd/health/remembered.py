@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from vipd.checks import Probe, Timing
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
-from vipd.model import Protocol
+from vipd.model.check import Probe, Timing
+from vipd.model.service import Protocol
 
 TRUSTED_SECONDS = 600.0
 """Older verdicts are not used."""

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vipd.model import MAX_WEIGHT
-from vipd.text import in_words
+from vipd.model.service import MAX_WEIGHT
+from vipd.model.text import in_words
 
 _LONGEST_REASON = 120
 

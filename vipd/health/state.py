@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vipd.checks import Start, Timing
 from vipd.health.flapping import CALM, Flapping
 from vipd.health.result import Result, SaidWeight
+from vipd.model.check import Start, Timing
 
 
 class State(StrEnum):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from vipd.checks import Check, DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
-from vipd.model import Backend, Protocol, Service, socket_text
+from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
+from vipd.model.service import Backend, Protocol, Service, socket_text
 
 
 @dataclass(frozen=True, slots=True)

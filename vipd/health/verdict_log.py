@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vipd.health.state import Record, State
 from vipd.health.targets import Target
-from vipd.model import socket_text
-from vipd.systemd.fields import Event, fields
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import socket_text
 
 log = logging.getLogger(__name__)
 

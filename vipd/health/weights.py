@@ -8,7 +8,7 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from vipd.health.result import SaidWeight
-from vipd.model import MAX_WEIGHT
+from vipd.model.service import MAX_WEIGHT
 
 STEPS = 10
 """A share grows in so many steps: each of them is a change of rules."""

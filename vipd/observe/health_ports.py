@@ -12,10 +12,10 @@ from ipaddress import ip_address
 
 from aiohttp import web
 
-from vipd.model import Family, Forwarding, ForwardingKey
+from vipd.control.progress import healthy
+from vipd.control.reconciler import Reconciler
+from vipd.model.service import Family, Forwarding, ForwardingKey
 from vipd.observe.listeners import Listeners, Place, supported
-from vipd.progress import healthy
-from vipd.reconciler import Reconciler
 
 EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from vipd.connections.connections import BACKLOG, Connections
-from vipd.connections.http import SERVER_OPTIONS
-from vipd.connections.limits import Limits
-from vipd.containment import Containment
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.descriptors import make_room
-from vipd.model import Family, socket_text
+from vipd.host.connections.connections import BACKLOG, Connections
+from vipd.host.connections.http import SERVER_OPTIONS
+from vipd.host.connections.limits import Limits
+from vipd.host.containment import Containment
+from vipd.host.descriptors import make_room
+from vipd.model.service import Family, socket_text
 
 log = logging.getLogger(__name__)
 

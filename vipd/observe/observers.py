@@ -8,20 +8,20 @@ from socket import gethostname
 
 from vipd import __version__
 from vipd.api.views import time_text
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
-from vipd.durations import Durations
-from vipd.observe.counters.door import Numbers
+from vipd.host.settings.settings import Settings
+from vipd.host.supervisor import Task
+from vipd.model.durations import Durations
 from vipd.observe.events.recorder import Recorder
+from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.metrics.flows import reader
 from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.metrics.tally import Tally
 from vipd.observe.page.board import Board, Facts
 from vipd.observe.page.server import StatusPage
-from vipd.reconciler import Reconciler
-from vipd.settings import Settings
 from vipd.sources.base import Source
-from vipd.supervisor import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from vipd.catalog import Unit
+from vipd.control.catalog import Unit
 from vipd.declaration.problems import Declaration
 
 

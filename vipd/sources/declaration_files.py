@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from vipd import limits
 from vipd.declaration.problems import printable
+from vipd.model import limits
 
 SUFFIXES = {".yaml", ".yml", ".json"}
 

@@ -19,10 +19,8 @@ from urllib.parse import quote, unquote
 
 import watchfiles
 
-from vipd import limits
-from vipd.catalog import NOTHING, Unit
-from vipd.collecting import loading
-from vipd.declaration.again import parse_again
+from vipd.control.catalog import NOTHING, Unit
+from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.pieces import Utf8, find, first_no_utf8, joined
 from vipd.declaration.problems import (
@@ -33,8 +31,10 @@ from vipd.declaration.problems import (
     printable,
     unreadable,
 )
-from vipd.durable import make_directory, names_in, open_own, read_large, remove_own, why, write_durably
-from vipd.followed_links import read_followed
+from vipd.host.durable import make_directory, names_in, open_own, read_large, remove_own, why, write_durably
+from vipd.host.followed_links import read_followed
+from vipd.host.gc_control import loading
+from vipd.model import limits
 from vipd.sources.declaration_files import SUFFIXES, Signature, list_files, signature_of
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from vipd.bounded_json import read_json
+from vipd.declaration.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.durable import MOST_BYTES, make_directory, read_own, why, write_durably
-from vipd.overrides import (
+from vipd.host.durable import MOST_BYTES, make_directory, read_own, why, write_durably
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.override import (
     Key,
     MalformedError,
     Override,
@@ -29,7 +30,6 @@ from vipd.overrides import (
     to_document,
 )
 from vipd.sources.store import StoreError
-from vipd.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 

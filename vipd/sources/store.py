@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vipd import limits
-from vipd.catalog import Unit
+from vipd.control.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
-from vipd.durable import make_directory, read_own, why, write_aside, write_durably
-from vipd.model import Service
-from vipd.text import joined_pairs
+from vipd.host.durable import make_directory, read_own, why, write_aside, write_durably
+from vipd.model import limits
+from vipd.model.service import Service
+from vipd.model.text import joined_pairs
 
 UNIT = "cli"
 COPY_SUFFIX = ".last-good"

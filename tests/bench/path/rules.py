@@ -7,15 +7,15 @@ from ipaddress import IPv4Address
 
 from tests.bench.path.programs import PORTS
 from tests.lab.node import Node
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.declaration.native import parse_declaration
-from vipd.model import Family, Forwarding
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings, load_settings
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family, Forwarding
 
 VIPS = "10.96.0.0/15"
 BACKENDS = tuple(f"10.244.0.{n}" for n in range(11, 16))

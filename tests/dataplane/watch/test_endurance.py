@@ -25,8 +25,8 @@ from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.peace import MOST_QUARRELS, Peace
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances
-from vipd.model import Family
-from vipd.supervisor import Supervisor
+from vipd.host.supervisor import Supervisor
+from vipd.model.service import Family
 
 NAMES = Names("VIPD")
 SCOPE = Scope(NAMES, frozenset(Family))

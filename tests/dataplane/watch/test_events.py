@@ -17,7 +17,7 @@ from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
-from vipd.model import Family
+from vipd.model.service import Family
 
 
 @pytest.fixture

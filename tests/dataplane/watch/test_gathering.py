@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.watch.gathering import (
     Gathering,
 )
 from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind, read_messages
-from vipd.model import Family
+from vipd.model.service import Family
 
 SCOPE = Scope(Names("VIPD"), frozenset(Family))
 SEP = ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA")

@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.watch.messages import (
     read_messages,
     rule_facts,
 )
-from vipd.model import Family
+from vipd.model.service import Family
 
 SEP = "VIPD-SEP-AAAAAAAAAAAAAAAA"
 

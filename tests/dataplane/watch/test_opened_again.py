@@ -7,10 +7,10 @@ import contextlib
 import errno
 from typing import Any, cast
 
+from vipd.control.background_tasks import watch_rules
+from vipd.control.progress import Progress
 from vipd.dataplane.iptables.watch.peace import Peace
 from vipd.dataplane.iptables.watch.stream import Disturbances
-from vipd.progress import Progress
-from vipd.upkeep import watch_rules
 
 
 class Dying(Disturbances):

@@ -13,7 +13,7 @@ from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, SHARE_OF_A_CPU, Expected, RulePoll, WatchedFamily
-from vipd.model import Family
+from vipd.model.service import Family
 
 
 class Tables(LegacyTables):

@@ -13,7 +13,7 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.watched import Watched
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
-from vipd.model import Family
+from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
 

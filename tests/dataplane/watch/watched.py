@@ -13,6 +13,7 @@ from types import TracebackType
 
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
+from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.disturbance import Disturbance
@@ -20,11 +21,10 @@ from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.host_record import HostRecord
-from vipd.model import Family, Service
-from vipd.process import Finished, run
-from vipd.selection import SelectionPolicy, choose
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished, run
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Service
 
 REPORTED_WITHIN = 60.0
 """Seconds. The promise is one; the machine may be busy."""

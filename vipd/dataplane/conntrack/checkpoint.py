@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.stale import Destination, Target
-from vipd.durable import read_own, write_durably
-from vipd.model import Family, Protocol
+from vipd.host.durable import read_own, write_durably
+from vipd.model.service import Family, Protocol
 
 FILE_NAME = "flow-targets.json"
 MOST_BACKENDS = 500_000

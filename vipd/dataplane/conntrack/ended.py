@@ -23,7 +23,7 @@ from vipd.dataplane.conntrack.entries import (
     address_text,
     parse,
 )
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 GROUP_DESTROY = 3
 """NFNLGRP_CONNTRACK_DESTROY of the kernel's include/uapi/linux/netfilter/nfnetlink.h."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 SocketAddress = tuple[str, int]
 """An address in canonical text, and a port."""

@@ -21,7 +21,7 @@ from vipd.dataplane.conntrack.stale import (
     destinations,
     kind_of,
 )
-from vipd.model import Forwarding, ForwardingKey, Protocol
+from vipd.model.service import Forwarding, ForwardingKey, Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""

@@ -10,7 +10,7 @@ import struct
 from vipd.dataplane.conntrack.ended import GROUP_DESTROY, Ended, ended_flow, kernel_filter
 from vipd.dataplane.conntrack.entries import MalformedEntryError
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.hearing import open_hearing
+from vipd.dataplane.multicast import open_hearing
 
 _DATAGRAM_BYTES = 1 << 13
 

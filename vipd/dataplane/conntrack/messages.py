@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import ATTRIBUTE_HEAD, FAMILY_HEAD, MESSAGE_HEAD, Entry
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 REQUEST, ACKNOWLEDGE, DUMP = 0x1, 0x4, 0x300
 DUMP_INTERRUPTED = 0x10

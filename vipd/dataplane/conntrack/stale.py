@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import Query
-from vipd.model import Family, Forwarding, Protocol
+from vipd.model.service import Family, Forwarding, Protocol
 
 
 class Reason(StrEnum):

@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.fixed import accept_jump, accept_rules, kube_proxy_
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.words import target_of
-from vipd.model import Family
+from vipd.model.service import Family
 
 FORWARD = "FORWARD"
 WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}

@@ -27,10 +27,10 @@ from vipd.dataplane.iptables.tools import find_tools, restore
 from vipd.dataplane.iptables.watch.messages import Change, Kind, adds_chain_at_hook
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
 from vipd.dataplane.nftables.tools import transact
-from vipd.host_record import HostRecord
-from vipd.model import Family
-from vipd.process import Runner
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 OTHER_TABLES = ("mangle", "security")
 """Tables of iptables with a chain FORWARD, besides filter."""

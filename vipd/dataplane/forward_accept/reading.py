@@ -25,8 +25,8 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
 from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
 from vipd.dataplane.programs import finish
-from vipd.model import Family
-from vipd.process import Finished, Runner
+from vipd.host.process import Finished, Runner
+from vipd.model.service import Family
 
 HOOK = 2
 """The forward hook of ip, ip6 and inet."""

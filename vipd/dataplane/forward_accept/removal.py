@@ -14,7 +14,7 @@ from vipd.dataplane.forward_accept.accepts import AcceptOptions, Found
 from vipd.dataplane.forward_accept.driver import write
 from vipd.dataplane.forward_accept.reading import ForwardReader
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
-from vipd.process import Runner
+from vipd.host.process import Runner
 
 
 async def find_leftovers(

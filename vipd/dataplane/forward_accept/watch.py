@@ -11,7 +11,7 @@ from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
 from vipd.dataplane.iptables.watch.messages import Change
-from vipd.model import Family
+from vipd.model.service import Family
 
 LOOK_SECONDS = 5.0
 """Pause between two looks at iptables-legacy; where that has no tables, a look reads one small file."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from vipd.dataplane.families import Families, FamilyPlans
+from vipd.dataplane.dual_stack import Families, FamilyPlans
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
 from vipd.dataplane.iptables.former import Kept
@@ -16,10 +16,10 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.tools import Tools, save
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
-from vipd.host_record import HostRecord
-from vipd.model import Endpoint, Family, Forwarding, ForwardingKey
-from vipd.process import Runner
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey
 
 IptablesPlan: TypeAlias = FamilyPlans[Plan]
 

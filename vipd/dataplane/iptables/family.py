@@ -26,11 +26,11 @@ from vipd.dataplane.iptables.saved import recognise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.programs import Programs, usable
-from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, ForwardingKey
-from vipd.process import Runner
-from vipd.settings import Settings
-from vipd.systemd.fields import Event, fields
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 

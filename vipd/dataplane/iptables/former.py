@@ -16,8 +16,8 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.removal import removal_plan
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, restore, save
-from vipd.model import Family
-from vipd.process import Runner
+from vipd.host.process import Runner
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.options import FamilyOptions
-from vipd.model import Family
+from vipd.model.service import Family
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
-    from vipd.settings import Settings
+    from vipd.host.settings.settings import Settings
 
 KUBE_PREFIX = "KUBE"
 """The prefix with which chains are named, and commented, like kube-proxy's."""

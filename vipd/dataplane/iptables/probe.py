@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import Tools, restore
-from vipd.model import Family
-from vipd.process import Runner
+from vipd.host.process import Runner
+from vipd.model.service import Family
 
 
 @dataclass(frozen=True, slots=True)

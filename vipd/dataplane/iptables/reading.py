@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.names import TABLES, ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import IncompatibleError, Tools, has_rule, list_chain
-from vipd.process import Runner
+from vipd.host.process import Runner
 
 MOST_CHAINS = 64
 """Chains above which a table that iptables-save does not show is not read one by one: a process for each."""

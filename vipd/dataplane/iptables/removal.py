@@ -18,8 +18,8 @@ from vipd.dataplane.iptables.saved import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.programs import finish
-from vipd.model import Family
-from vipd.process import Runner
+from vipd.host.process import Runner
+from vipd.model.service import Family
 
 VARIANTS = ("nft", "legacy")
 

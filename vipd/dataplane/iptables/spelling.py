@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 COMMENT_LIMIT = 255
 """Both iptables variants cut longer comments without a word (contract 1.8)."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.programs import VERSION_SECONDS, finish
-from vipd.model import Family
-from vipd.process import Finished, Runner
+from vipd.host.process import Finished, Runner
+from vipd.model.service import Family
 
 LOCK_WAIT_SECONDS = 5
 RANDOM_FULLY_SINCE = (1, 6, 2)

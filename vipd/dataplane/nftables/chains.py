@@ -23,7 +23,7 @@ from vipd.dataplane.nftables.layout import (
 )
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
-from vipd.model import Balance, Family, Masquerade
+from vipd.model.service import Balance, Family, Masquerade
 
 Rules = tuple[str, ...]
 

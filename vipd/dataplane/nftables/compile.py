@@ -26,7 +26,7 @@ from vipd.dataplane.nftables.layout import (
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.slots import interleaved, slot_counts, slots
-from vipd.model import (
+from vipd.model.service import (
     Balance,
     Endpoint,
     ExternalAddress,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
-from vipd.dataplane.families import Families, FamilyPlans
+from vipd.dataplane.dual_stack import Families, FamilyPlans
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.nftables.compile import fill_tables, first_chain
 from vipd.dataplane.nftables.family import FamilyTable
@@ -16,10 +16,10 @@ from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.programs import Programs
-from vipd.host_record import HostRecord
-from vipd.model import Balance, Endpoint, Family, Forwarding, ForwardingKey
-from vipd.process import Runner
-from vipd.settings import Settings
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Balance, Endpoint, Family, Forwarding, ForwardingKey
 
 NftablesPlan: TypeAlias = FamilyPlans[Plan]
 

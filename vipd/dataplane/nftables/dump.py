@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.layout import Field, Holder
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 MESSAGE = struct.Struct("=IHHIIBBH")
 """nlmsghdr and nfgenmsg."""

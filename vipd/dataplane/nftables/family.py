@@ -31,11 +31,11 @@ from vipd.dataplane.nftables.survey import Survey, difference, read_survey, serv
 from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 from vipd.dataplane.nftables.tools import Nft, transact
 from vipd.dataplane.programs import Programs, usable
-from vipd.host_record import HostRecord
-from vipd.model import Family, Forwarding, ForwardingKey
-from vipd.process import Runner
-from vipd.settings import Settings
-from vipd.systemd.fields import Event, fields
+from vipd.host.changes import HostRecord
+from vipd.host.process import Runner
+from vipd.host.settings.settings import Settings
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Family, Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from vipd.dataplane.nftables.layout import (
     UNUSED,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 
 REFUSED = (Protocol.UDP, Protocol.SCTP)
 """Protocols, besides TCP, of which unused ports of a VIP are refused."""

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from itertools import count
 
 from vipd.dataplane.nftables.layout import RESERVED, name_address
-from vipd.model import Family
+from vipd.model.service import Family
 
 
 class Handlers:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 FORMAT = 3
 """Of the whole table. A table of another format is replaced in one transaction."""

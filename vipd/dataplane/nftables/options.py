@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vipd.dataplane.options import FamilyOptions
-from vipd.model import Family
+from vipd.model.service import Family
 
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
-    from vipd.settings import Settings
+    from vipd.host.settings.settings import Settings
 
 DEFAULT_PINS = 1_000_000
 """Clients whose backend is remembered, in all services of a family together."""

@@ -14,8 +14,8 @@ from vipd.dataplane.nftables.fixed import HOOKS, fixed_chains
 from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, fixed_holders, pins
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.tools import Nft, rehearse
-from vipd.model import Balance, Family
-from vipd.process import Runner
+from vipd.host.process import Runner
+from vipd.model.service import Balance, Family
 
 SCRATCH = "vipd-probe"
 

@@ -16,7 +16,7 @@ from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import FoundChain, Installed
 from vipd.dataplane.programs import own_limit
-from vipd.model import Family
+from vipd.model.service import Family
 
 NETLINK_NETFILTER = 12
 RECEIVE_BYTES = 1 << 16

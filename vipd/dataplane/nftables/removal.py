@@ -13,8 +13,8 @@ from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import COMMENT_START, Installed
 from vipd.dataplane.nftables.reading import OpenSocket, TableReader, open_netlink
 from vipd.dataplane.nftables.tools import transact
-from vipd.model import Family
-from vipd.process import Runner
+from vipd.host.process import Runner
+from vipd.model.service import Family
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from vipd.dataplane.nftables.layout import (
     number_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.model import Family, Forwarding, ForwardingKey
+from vipd.model.service import Family, Forwarding, ForwardingKey
 
 Elements = Mapping[Slot, str]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.programs import PROBE_SECONDS, VERSION_SECONDS, finish
-from vipd.process import Finished, Runner
+from vipd.host.process import Finished, Runner
 
 NFT = "nft"
 OLDEST = (1, 0, 1)

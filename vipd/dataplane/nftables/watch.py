@@ -17,7 +17,7 @@ from vipd.dataplane.iptables.watch.messages import KINDS_WITH_SETS, Change, Kind
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.nftables.options import table_name
-from vipd.model import Family
+from vipd.model.service import Family
 
 _DEEDS = {kind: Deed[kind.name] for kind in Kind}
 

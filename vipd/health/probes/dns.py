@@ -6,11 +6,11 @@ import asyncio
 import secrets
 from typing import cast
 
-from vipd.checks import DnsProbe
 from vipd.health.probes.base import Asking
 from vipd.health.probes.dns_message import MalformedError, Reply, encode_query, read_reply, same_record
 from vipd.health.probes.udp import MOST_ANSWER, connected
 from vipd.health.result import Result
+from vipd.model.check import DnsProbe
 
 MOST_OTHERS = 100
 """Answers to other queries that are passed over."""

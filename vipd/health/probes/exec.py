@@ -20,12 +20,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from vipd.accounts import CHECK_USER, CheckUsers, UserRefusedError
-from vipd.checks import ExecProbe
-from vipd.health.probes import keeper
+from vipd.health.probes import program_runner as keeper
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
 from vipd.health.targets import Target
+from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
+from vipd.model.check import ExecProbe
 
 PROGRAMS_AT_ONCE = 32
 PATIENCE_SECONDS = 2 * keeper.KILLED_SECONDS

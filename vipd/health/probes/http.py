@@ -17,16 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import cast
 
-from vipd.body_pattern import PatternError, body_pattern
-from vipd.checks import WEIGHT_HEADER, HttpProbe
-from vipd.file_calls import file_calls
+from vipd.declaration.body_pattern import PatternError, body_pattern
 from vipd.health.probes.base import Asking
 from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import Result, SaidWeight, one_line, parse_weight
 from vipd.health.targets import Target
-from vipd.model import socket_text
+from vipd.host.file_calls import file_calls
+from vipd.model.check import WEIGHT_HEADER, HttpProbe
+from vipd.model.service import socket_text
 
 MOST_BODY = 64 * 1024
 MOST_HEAD = 64 * 1024

@@ -8,8 +8,8 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
-from vipd.checks import HttpProbe
-from vipd.durable import read_regular
+from vipd.host.durable import read_regular
+from vipd.model.check import HttpProbe
 
 MOST_CA_BYTES = 1024 * 1024
 """Largest CA file: more than four times what Debian's trusted roots take."""

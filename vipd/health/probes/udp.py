@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 from typing import cast
 
-from vipd.checks import UdpProbe
 from vipd.health.probes.base import Asking
 from vipd.health.result import Result
+from vipd.model.check import UdpProbe
 
 MOST_ANSWER = 65535
 

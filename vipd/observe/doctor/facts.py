@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vipd.dataplane.forward_accept.fates import NftForward
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.rules import Ruleset
 
 if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
-    from vipd.settings import Settings
+    from vipd.host.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

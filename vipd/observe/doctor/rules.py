@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.forward_accept.fates import Fate
 from vipd.dataplane.iptables.words import target_of as word_after_jump
-from vipd.model import Family
+from vipd.model.service import Family
 
 VIPD_COMMENT = '"vipd services"'
 """On vipd's jumps, whatever its prefix."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from textwrap import wrap
 
+from vipd.model.text import one_line
 from vipd.observe.doctor.diagnosis import Diagnosis
 from vipd.observe.doctor.finding import Finding, Severity
-from vipd.text import one_line
 
 Paint = Callable[[str, str], str]
 """A text in a colour."""

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
 from vipd.observe.events.occurrence import MOST_NAMES, Level, Occurrence, clean
 from vipd.observe.events.recorder import Recorder, moment
 from vipd.observe.events.ring import Ring
-from vipd.systemd.fields import ATTRIBUTE, Event, Fields
 
 NOT_KEPT = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
 """Steps on the way of a change that has an event itself; and what happens while there is no recorder."""

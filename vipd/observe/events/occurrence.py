@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from vipd.text import in_words
+from vipd.model.text import in_words
 
 LONGEST_TEXT = 1000
 """Characters of a reason or a cause."""
@@ -27,7 +27,7 @@ class Occurrence:
     at: datetime
     """When it happened, UTC; the last one of several."""
     event: str
-    """A value of `vipd.systemd.fields.Event`."""
+    """A value of `vipd.host.systemd.fields.Event`."""
     level: Level = "info"
     services: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from vipd.durable import keep_aside, open_own, read_own, rename_own, why
+from vipd.host.durable import keep_aside, open_own, read_own, rename_own, why
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 16 * SEGMENT_BYTES

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from vipd.declaration.notation import NotationError, parse_address, parse_backend, parse_frontend
-from vipd.model import Family, Forwarding, Frontend, family_of, socket_text
+from vipd.declaration.syntax import NotationError, parse_address, parse_backend, parse_frontend
+from vipd.model.service import Family, Forwarding, Frontend, family_of, socket_text
 from vipd.observe.simulator import Arrival, Packet
 
 LOCAL = "local"

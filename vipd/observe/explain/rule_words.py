@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from vipd.dataplane.nftables.chains import Refuse, limits_sources
 from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HAIRPIN, HANDLERS, NODE_PORTS, UNUSED
-from vipd.model import socket_text
+from vipd.model.service import socket_text
 from vipd.observe.simulator import Step
 
 _WHY = {

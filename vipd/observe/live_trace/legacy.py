@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.live_trace.events import error_of
 from vipd.observe.live_trace.table import ANSWER_SECONDS, TraceError
 

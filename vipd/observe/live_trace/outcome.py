@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from vipd.model import socket_text
+from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import Verdict
 from vipd.observe.live_trace.matched_rules import MatchedRule, table_of
 from vipd.observe.live_trace.packet_trace import PacketTrace

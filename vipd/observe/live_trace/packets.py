@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from vipd.model import Family, Protocol, family_of, socket_text
+from vipd.model.service import Family, Protocol, family_of, socket_text
 
 PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 _PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}

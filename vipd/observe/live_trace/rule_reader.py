@@ -10,10 +10,10 @@ from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
-from vipd.model import Family
+from vipd.host.process import ProgramTimeoutError, Runner
+from vipd.model.service import Family
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matched_rules import IPTABLES, ChainRules
-from vipd.process import ProgramTimeoutError, Runner
 
 ANSWER_SECONDS = 10.0
 _HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d{1,18})\s*")

@@ -9,7 +9,7 @@ import select
 import socket
 from types import TracebackType
 
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table import TraceError
 

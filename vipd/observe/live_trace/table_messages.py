@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from vipd.model import Family, Protocol
+from vipd.model.service import Family, Protocol
 from vipd.observe.live_trace.packets import PROTOCOL_NUMBERS, Flow
 
 TABLE_PREFIX = "vipd-trace-"

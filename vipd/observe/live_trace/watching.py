@@ -10,8 +10,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 
-from vipd.dataplane.hearing import open_hearing
 from vipd.dataplane.iptables.tools import has_legacy_tables
+from vipd.dataplane.multicast import open_hearing
 from vipd.dataplane.nftables.dump import MalformedDumpError
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES
 from vipd.observe.live_trace.events import GROUP_TRACE, Event, logged_events, trace_events

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from vipd import __version__
-from vipd.durations import Durations
-from vipd.observe.counters.traffic import Table
+from vipd.model.durations import Durations
+from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.catalogue import FAMILIES
 from vipd.observe.metrics.snapshot import Snapshot
 from vipd.observe.metrics.tally import Tally

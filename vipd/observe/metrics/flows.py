@@ -11,9 +11,9 @@ from functools import partial
 
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
-from vipd.observe.counters.door import Numbers
-from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.traffic import Sum, Table
+from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import Sum, Table
 
 
 @dataclass(frozen=True, slots=True)

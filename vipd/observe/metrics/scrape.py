@@ -8,15 +8,15 @@ from functools import partial
 
 from aiohttp import web
 
-from vipd.connections.limits import Limits
+from vipd.control.reconciler import Reconciler
+from vipd.control.shared_run import SharedRun
 from vipd.dataplane.base import Dataplane
+from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_browser
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import Snapshot, take
 from vipd.observe.metrics.tally import Tally
-from vipd.reconciler import Reconciler
-from vipd.shared_run import SharedRun
 from vipd.sources.base import Source
 
 PATH = "/metrics"

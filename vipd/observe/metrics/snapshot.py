@@ -14,17 +14,17 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as Shape
 
 from vipd.api.endpoint_views import standings_by_place
+from vipd.control.progress import healthy
+from vipd.control.readiness import ready_backends
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.model import Endpoint, Forwarding, Protocol, Service
-from vipd.observe.counters.traffic import Table
-from vipd.observe.counters.volume import NOTHING, added
+from vipd.model.backend_status import GOOD, Admin, Standing
+from vipd.model.service import Endpoint, Forwarding, Protocol, Service
+from vipd.observe.flow_stats.traffic import Table
+from vipd.observe.flow_stats.volume import NOTHING, added
 from vipd.observe.metrics.flows import Reading
-from vipd.progress import healthy
-from vipd.readiness import ready_backends
-from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
-from vipd.standing import GOOD, Admin, Standing
 
 PART_SECONDS = 0.01
 """After so long the loop gets its turn."""

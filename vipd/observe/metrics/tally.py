@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from vipd.durations import WRITE_BOUNDS, Durations
-from vipd.reconciler import Reconciler
+from vipd.control.reconciler import Reconciler
+from vipd.host.supervisor import Task
+from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
+from vipd.model.durations import WRITE_BOUNDS, Durations
 from vipd.sources.base import Source
-from vipd.supervisor import Task
-from vipd.systemd.fields import ATTRIBUTE, Event, Fields
 
 
 class EventCounts(logging.Handler):

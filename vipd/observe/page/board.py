@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from vipd.api.messages import Json
+from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
-from vipd.model import Forwarding, Service
+from vipd.model.service import Forwarding, Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.page.flow_history import FlowHistory
 from vipd.observe.page.recent import RecentEvents
 from vipd.observe.page.views import daemon_view, service_view
-from vipd.reconciler import Reconciler
 from vipd.sources.base import Source
 
 TICK_SECONDS = 1.0
@@ -112,7 +112,7 @@ class Board:
 
     async def run(self) -> None:
         """Renew the state while it is wanted, for ever. Once this is cancelled nobody needs to wait. Whatever
-        is wrong with a page is raised, and this may be run again: `vipd.supervisor` does both."""
+        is wrong with a page is raised, and this may be run again: `vipd.host.supervisor` does both."""
         try:
             await self._run()
         except asyncio.CancelledError:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from vipd.api.messages import Json
 from vipd.dataplane.counting import Place
-from vipd.model import socket_text
-from vipd.observe.counters.ledger import Ledger
-from vipd.observe.counters.volume import NOTHING
+from vipd.model.service import socket_text
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.volume import NOTHING
 from vipd.observe.metrics.flows import Reading
 
 LENGTH = 60

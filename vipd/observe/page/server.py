@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from vipd.connections.limits import Limits
+from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_name
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.page.board import Board

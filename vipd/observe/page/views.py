@@ -11,16 +11,16 @@ from datetime import datetime
 from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.api.messages import Json
 from vipd.api.views import time_text
+from vipd.control.progress import healthy
+from vipd.control.readiness import ready_backends
+from vipd.control.reconciler import Reconciler
+from vipd.control.service_status import state_of
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import listed
-from vipd.model import Forwarding, Service
+from vipd.model.backend_status import GOOD, Admin, Standing, Standings
+from vipd.model.service import Forwarding, Service
 from vipd.observe.metrics.snapshot import Connected
-from vipd.progress import healthy
-from vipd.readiness import ready_backends
-from vipd.reconciler import Reconciler
-from vipd.service_state import state_of
 from vipd.sources.base import Source
-from vipd.standing import GOOD, Admin, Standing, Standings
 
 MOST_PROBLEMS = 20
 """Of each source; the rest is a number."""
@@ -38,7 +38,7 @@ def service_view(
 ) -> Json:
     """One service. `quarantine`: why the kernel does not take a part of it; None when it does.
 
-    `state` and `message` are those of `vipd.service_state`, but never pending: the daemon's state says that.
+    `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state says that.
     """
     state, message = state_of(service, forwardings, standings, quarantine)
     places = [_forwarding_view(service, f, standings, dataplane) for f in forwardings]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vipd.model import Family, Frontend, Policy, Protocol
+from vipd.model.service import Family, Frontend, Policy, Protocol
 from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
 MOST_OFF = 0.0101

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vipd.process import ProgramTimeoutError, Runner
+from vipd.host.process import ProgramTimeoutError, Runner
 
 
 class DrawingError(RuntimeError):

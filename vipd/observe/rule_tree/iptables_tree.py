@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import groupby
 
 from vipd.dataplane.iptables.names import ChainId, Names, hashed
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
 from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
 from vipd.observe.rule_tree.saved import SavedRule, SavedTables

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.iptables.names import HASHED_KINDS, ChainId, hashed
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.rule_tree.expected import Expected, absent, compare
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import IptablesRules

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.layout import HANDLERS
-from vipd.model import Family, Frontend, Protocol, socket_text
+from vipd.model.service import Family, Frontend, Protocol, socket_text
 from vipd.observe.rule_tree.tree import Count
 
 LIMITS = "allowed_"

@@ -15,7 +15,7 @@ from functools import cached_property
 from ipaddress import ip_address
 
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET
-from vipd.model import Family, socket_text
+from vipd.model.service import Family, socket_text
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
 from vipd.observe.rule_tree.nftables_table import LIMITS, ListedRule, Place, TableReading
 from vipd.observe.rule_tree.nftables_words import nft_rule_words

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId
-from vipd.declaration.notation import duration_text
-from vipd.model import Frontend, Protocol
+from vipd.declaration.syntax import duration_text
+from vipd.model.service import Frontend, Protocol
 
 
 class Role(Enum):

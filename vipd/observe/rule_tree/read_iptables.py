@@ -18,13 +18,13 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, list_chain, save
 from vipd.dataplane.nftables import dump
 from vipd.dataplane.nftables.reading import TableReader
-from vipd.model import Family
+from vipd.host.process import Runner
+from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.patterns import Patterns, Role
 from vipd.observe.rule_tree.saved import SavedRule, SavedTables, read_tables
 from vipd.observe.rule_tree.tree import Count
-from vipd.process import Runner
 
 VARIANTS = ("nft", "legacy")
 LARGE = 3000

@@ -13,10 +13,10 @@ from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reading import TableReader
 from vipd.dataplane.programs import finish
-from vipd.model import Family
+from vipd.host.process import Runner
+from vipd.model.service import Family
 from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_chains
 from vipd.observe.rule_tree.tree import Count
-from vipd.process import Runner
 
 PINS = "pins"
 _COUNTER, _COUNTERS = 7, 11

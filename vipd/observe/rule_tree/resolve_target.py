@@ -13,15 +13,15 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.removal import find_leftovers
 from vipd.dataplane.iptables.names import hashed
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.declaration.notation import NotationError, parse_frontend
-from vipd.model import Family
+from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.host.process import Runner
+from vipd.model.service import Family
 from vipd.observe.doctor.looking.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
 from vipd.observe.rule_tree.read_iptables import Search, read_rules
 from vipd.observe.rule_tree.read_nftables import read_tables
 from vipd.observe.rule_tree.tree import Key, ServiceTree, SharedTree
-from vipd.process import Runner
 
 _NOT_FOUND = 404
 _OF_SERVICE = ("SVC", "SVL", "EXT")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 Json = dict[str, object]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 
-from vipd.model import Family, family_of
+from vipd.model.service import Family, family_of
 
 WITH_PORTS = frozenset({"tcp", "udp", "sctp"})
 WITHOUT_PORTS = frozenset({"icmp", "icmpv6"})

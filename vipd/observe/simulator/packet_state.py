@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from ipaddress import ip_address
 
-from vipd.model import Family, socket_text
+from vipd.model.service import Family, socket_text
 from vipd.observe.simulator.outcome import Step
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 

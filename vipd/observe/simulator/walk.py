@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.outcome import Outcome, RuleVerdict, Slots, Step, Trace, Verdict
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.packet_state import Manipulation, PacketState

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import Names
-from vipd.model import Family
+from vipd.model.service import Family
 
 FAMILY_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
 TABLE_DELETED, RULE_ADDED, RULE_LISTED, RULE_DELETED = 0x0A02, 0x0A06, 0x0A07, 0x0A08

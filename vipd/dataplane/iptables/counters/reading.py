@@ -21,7 +21,7 @@ from vipd.dataplane.iptables.counters.messages import (
     attribute,
 )
 from vipd.dataplane.iptables.names import Names
-from vipd.model import Family
+from vipd.model.service import Family
 
 NETLINK_NETFILTER = 12
 SILENCE_SECONDS = 3.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vipd.dataplane.iptables.counters.messages import Counted
-from vipd.model import Family
+from vipd.model.service import Family
 
 KEPT_ROUNDS = 3
 """Complete readings for which a rule that is gone is still known, should its end be told late."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.watch.messages import Change, Kind, rule_facts
-from vipd.model import Family
+from vipd.model.service import Family
 
 ENTRIES = frozenset(
     {

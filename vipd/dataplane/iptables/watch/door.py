@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, RulePoll, WatchedFamily
 from vipd.dataplane.iptables.watch.stream import Disturbances
-from vipd.model import Family
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

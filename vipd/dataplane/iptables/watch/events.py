@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vipd.dataplane.hearing import open_hearing
 from vipd.dataplane.iptables.watch.actors import Actors
 from vipd.dataplane.iptables.watch.disturbance import Actor, Disturbance, Scope
 from vipd.dataplane.iptables.watch.gathering import Gathering
@@ -22,6 +21,7 @@ from vipd.dataplane.iptables.watch.messages import (
     read_messages,
 )
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.multicast import open_hearing
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
 from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind
-from vipd.model import Family
+from vipd.model.service import Family
 
 QUIET_SECONDS = 0.05
 """A burst is over when nothing concerned us for so long."""

@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 _GET_INFO = 64
 """IPT_SO_GET_INFO and IP6T_SO_GET_INFO."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from vipd.model import Family
+from vipd.model.service import Family
 
 GROUP_NFTABLES = 7
 """NFNLGRP_NFTABLES."""

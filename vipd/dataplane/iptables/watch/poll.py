@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.watch.comparison import digest, touched
 from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
 from vipd.dataplane.iptables.watch.gathering import CHAINS_LIMIT
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
-from vipd.model import Family
+from vipd.model.service import Family
 
 POLL_SECONDS = 0.5
 """Pause between two looks, at least."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vipd.dataplane.iptables.watch.disturbance import Disturbance, Scope
-from vipd.supervisor import Loop, Pace, Supervisor, Task, Work
+from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 
 LOOK_AGAIN = Pace(longest=5.0)
 MOST_WAITING = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from vipd.model import Family, family_of
+from vipd.model.service import Family, family_of
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
 from vipd.observe.doctor.facts import Assigned, Facts, Link, Listener, Way
 from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, unchecked, warning

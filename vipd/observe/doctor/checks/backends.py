@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 
-from vipd.model import Protocol, socket_text
+from vipd.model.service import Protocol, socket_text
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
 from vipd.observe.doctor.facts import Facts, Way
 from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning

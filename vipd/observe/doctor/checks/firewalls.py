@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.dataplane.forward_accept.fates import OTHER_TABLES, Fate, NftForward
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
 from vipd.observe.doctor.rules import Ruleset

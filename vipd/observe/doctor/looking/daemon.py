@@ -9,8 +9,8 @@ from typing import Any
 
 from vipd import __version__
 from vipd.api.client import Client, ClientError, url_path
+from vipd.host.preflight import RUNTIME_DIR, held_files, namespace_locks
 from vipd.observe.doctor.facts import Daemon
-from vipd.start import RUNTIME_DIR, held_files, namespace_locks
 
 PATIENCE = 10.0
 """Seconds of silence to bear."""
@@ -20,7 +20,7 @@ UNSETTLED = ("pending", "starting")
 
 
 def held_prefixes(root: Path) -> frozenset[str]:
-    """Chain prefixes of the vipds at work in this network namespace (vipd/start.py).
+    """Chain prefixes of the vipds at work in this network namespace (vipd/host/preflight.py).
 
     Raises OSError and ValueError when the kernel's list of locks cannot be read.
     """

@@ -14,9 +14,9 @@ from vipd.dataplane.forward_accept.fates import NftForward, read_nft_table
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reading import BaseChain, TableReader
-from vipd.model import Family
+from vipd.host.process import ProgramTimeoutError, Runner
+from vipd.model.service import Family
 from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
-from vipd.process import ProgramTimeoutError, Runner
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)

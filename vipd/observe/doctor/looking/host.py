@@ -12,7 +12,11 @@ from typing import Any, TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.fates import NftForward
-from vipd.model import Family
+from vipd.host.process import ProgramTimeoutError, Runner
+from vipd.host.process import run as run_program
+from vipd.host.processes import Processes
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 from vipd.observe.doctor.facts import (
     Daemon,
     Facts,
@@ -28,14 +32,10 @@ from vipd.observe.doctor.looking.daemon import ask, describe, serves_elsewhere
 from vipd.observe.doctor.looking.firewall_rules import read_nft, read_rulesets, tables_of_iptables
 from vipd.observe.doctor.looking.kernel import read_again, read_kernel
 from vipd.observe.doctor.looking.network import read_network
-from vipd.observe.doctor.looking.processes import Processes
 from vipd.observe.doctor.looking.programs import find_programs
 from vipd.observe.doctor.looking.services import from_daemon, from_files, named
 from vipd.observe.doctor.looking.state import read_socket_file, read_state_dir
 from vipd.observe.doctor.rules import Ruleset
-from vipd.process import ProgramTimeoutError, Runner
-from vipd.process import run as run_program
-from vipd.settings import Settings
 
 ASKED_AFTER = ("kube-proxy",)
 """Processes that a check wants to know of."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.doctor.checks.conntrack import COUNT, MAXIMUM
 from vipd.observe.doctor.checks.kernel_settings import (
     BRIDGE,

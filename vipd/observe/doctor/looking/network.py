@@ -11,11 +11,11 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-from vipd.model import Protocol
+from vipd.host.process import ProgramTimeoutError, Runner
+from vipd.host.processes import Processes
+from vipd.model.service import Protocol
 from vipd.observe.doctor.facts import Assigned, Link, Listener, Network, Way
 from vipd.observe.doctor.finding import listed
-from vipd.observe.doctor.looking.processes import Processes
-from vipd.process import ProgramTimeoutError, Runner
 
 TCP_LISTEN, UDP_UNCONNECTED = "0A", "07"
 SOCKETS = {

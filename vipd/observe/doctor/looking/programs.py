@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from vipd.control.host_checks import variant_of
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.probe import probe
@@ -13,11 +14,10 @@ from vipd.dataplane.iptables.tools import Tools, find_tools
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.probe import probe as probe_nft
 from vipd.dataplane.nftables.tools import find_nft
-from vipd.host_checks import variant_of
-from vipd.model import Family
+from vipd.host.process import Finished, ProgramTimeoutError, Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 from vipd.observe.doctor.facts import Feature, Program, Programs
-from vipd.process import Finished, ProgramTimeoutError, Runner
-from vipd.settings import Settings
 
 APART = ("unshare", "--net")
 """What is tried is tried in a network namespace that ends with the program: nothing is left here, not even an

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vipd.admission import AddressPolicy, admit_unit
-from vipd.catalog import Merged, merge
-from vipd.declaration.notation import NotationError, parse_frontend
-from vipd.host_record import HostRecord
-from vipd.hostnet import HostNet
-from vipd.model import Family, Forwarding, Protocol
+from vipd.control.admission import AddressPolicy, admit_unit
+from vipd.control.catalog import Merged, merge
+from vipd.control.host import HostNet
+from vipd.control.selection import choose
+from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.host.changes import HostRecord
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family, Forwarding, Protocol
 from vipd.observe.doctor.facts import ServedPort
-from vipd.selection import choose
-from vipd.settings import Settings
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
 

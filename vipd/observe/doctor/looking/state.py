@@ -8,8 +8,8 @@ import os
 import stat
 from pathlib import Path
 
+from vipd.host.settings.settings import Settings
 from vipd.observe.doctor.facts import SocketFile, StateDir
-from vipd.settings import Settings
 from vipd.sources.store import COPY_SUFFIX, StoreSource
 
 STORE = "services.yaml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.iptables.matches import (
     Always,
     AtRandom,

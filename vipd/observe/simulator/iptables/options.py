@@ -11,7 +11,7 @@ from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Generic, NamedTuple, TypeVar
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.packet_state import PROTOCOLS
 
 ALL_BITS = 0xFFFFFFFF

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vipd.dataplane.iptables.words import split_words
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.chain_loops import chains_in_loops
 from vipd.observe.simulator.errors import RulesetError, UnknownRule
 from vipd.observe.simulator.iptables.base_chain import BuiltInChain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.iptables.options import ALL_BITS, Extension, Given, address, masked, number, port
 from vipd.observe.simulator.iptables.targets import (
     Dnat,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from sys import byteorder
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.iptables.options import number
 from vipd.observe.simulator.packet_state import PROTOCOLS
 

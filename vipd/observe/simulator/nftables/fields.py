@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.nftables.datatypes import (
     ADDRESS,
     ICMP_TYPE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.iptables.options import ALL_BITS, number
 from vipd.observe.simulator.nftables.datatypes import ADDRESS, NUMBER, VERDICT, Datatype, Span, span

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.iptables.options import port
 from vipd.observe.simulator.nftables.datatypes import PORT, VERDICT, Datatype, span

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from vipd.model import Family
+from vipd.model.service import Family
 from vipd.observe.simulator.chain_loops import chains_in_loops
 from vipd.observe.simulator.errors import RulesetError, UnknownRule
 from vipd.observe.simulator.nftables.base_chain import BaseChain, Chain, Hook

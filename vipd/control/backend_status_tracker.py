@@ -1,0 +1,297 @@
+"""Brings together what checks found and what operators ordered: how each backend of a service stands.
+
+Told which services there are, it says which of them may stand otherwise since the reconciler looked last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from vipd.health.result import SaidWeight
+from vipd.health.targets import Target, targets_of, without_port
+from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
+from vipd.model.backend_status import GOOD, Admin, Standing, Standings
+from vipd.model.override import Orders, Override, Overrides, Subject, orders_about
+from vipd.model.service import Backend, Service
+
+
+class Verdict(Protocol):
+    """What checks say of one target."""
+
+    @property
+    def state(self) -> str:
+        """`healthy`, `unhealthy` or `unknown`."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether it counts as healthy."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line."""
+
+    @property
+    def weight(self) -> SaidWeight | None:
+        """What its last good answer said."""
+
+    @property
+    def serves_since(self) -> float | None:
+        """When it became fit again, on the monotonic clock; None: there is no slow start."""
+
+
+class Checking(Protocol):
+    """What asks targets."""
+
+    def follow(self, service: str, targets: Collection[Target]) -> None:
+        """Ask these for a service from now on; none when it is gone."""
+
+    def verdict(self, target: Target) -> Verdict:
+        """What is known of a target that is asked."""
+
+
+class OrderBook(Protocol):
+    """Where operators' orders are kept."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Every order in force."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is worked out once for each service."""
+
+    service: Service
+    targets: Mapping[str, Target]
+
+
+@dataclass(slots=True)
+class _Index:
+    """Orders by what they are about, so that a service does not look through all of them."""
+
+    by_service: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
+    by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, books: Iterable[OrderBook]) -> _Index:
+        """The index of all books."""
+        index = cls()
+        for override in (o for book in books for o in book.overrides.values()):
+            if override.subject.service:
+                index.by_service[override.subject.service].append(override)
+            else:
+                index.by_address[override.subject.backend].append(override)
+        return index
+
+    def may_be_about(self, service: Service) -> bool:
+        """False if there is no order about any backend of a service."""
+        return bool(self.by_address) or service.name in self.by_service
+
+    def about(self, service: Service, backend: Backend) -> Orders:
+        """What all orders about a backend come to."""
+        named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
+        return orders_about(service, backend, [*(named or ()), *(everywhere or ())])
+
+
+_MOST_NAMED = 3
+"""More backends are only counted in warnings."""
+
+
+class Fitness:
+    """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
+
+    def __init__(self, books: Sequence[OrderBook], checking: Checking, clock: Callable[[], float]) -> None:
+        self._books, self._checking, self._clock = books, checking, clock
+        self._known: dict[str, _Known] = {}
+        self._users: dict[Target, set[str]] = {}
+        self._index = _Index.of(books)
+        self._moved: set[str] = set()
+        self._ramps: dict[str, float] = {}
+        self._unasked: dict[str, tuple[Backend, ...]] = {}
+
+    def warnings(self) -> tuple[str, ...]:
+        """Backends that serve unchecked, since their check finds no port: declared ones are problems already,
+        but others register themselves."""
+        unasked = [(name, backend) for name, found in self._unasked.items() for backend in found]
+        hint = "add port to the check, or register the backend with a port that it asks at"
+        told = [
+            f"{name}: the check of {backend} finds no port, so that it serves unchecked; hint: {hint}"
+            for name, backend in unasked[:_MOST_NAMED]
+        ]
+        more = len(unasked) - len(told)
+        return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
+
+    def follow(self, changes: Mapping[str, Service | None]) -> None:
+        """These services are new or other than before, or gone: from now on the backends of those that there
+        are are asked, and no others."""
+        for name, service in changes.items():
+            if service is None and name in self._known:
+                self._leave(name)
+                self._checking.follow(name, ())
+        for name, service in changes.items():
+            if service is not None and (name not in self._known or self._known[name].service is not service):
+                self._renew(service)
+
+    def _renew(self, service: Service) -> None:
+        self._leave(service.name)
+        entry = _Known(service, targets_of(service))
+        self._known[service.name] = entry
+        if len(entry.targets) < len(service.backends) and (unasked := without_port(service)):
+            self._unasked[service.name] = unasked
+        for target in entry.targets.values():
+            self._users.setdefault(target, set()).add(service.name)
+        # Before the old ones are let go, so that what another check found is taken over.
+        self._checking.follow(service.name, frozenset(entry.targets.values()))
+
+    def moved(self) -> frozenset[str]:
+        """Services whose backends may stand otherwise since `taken_up`."""
+        return frozenset(self._moved)
+
+    def taken_up(self, services: frozenset[str]) -> None:
+        """What had moved of these services has been taken up."""
+        self._moved -= services
+
+    def standings(self, service: Service) -> Standings:
+        """How the service's backends stand now; those that stand as declared are left out."""
+        if not service.backends and not service.fallback:
+            return {}
+        targets = (
+            targets_of(service) if service.name not in self._known else self._known[service.name].targets
+        )
+        if not targets and not self._index.may_be_about(service):
+            return {}
+        backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
+        found = {name: self._stand(service, backend, targets.get(name)) for name, backend in backends.items()}
+        weighed = self._weights(service, targets, found)
+        stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
+        return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
+
+    def orders_changed(self, subjects: Collection[Subject]) -> None:
+        """Orders about these are given or taken back."""
+        self._index = _Index.of(self._books)
+        names = {subject.service for subject in subjects if subject.service}
+        addresses = {subject.backend for subject in subjects if not subject.service}
+        self._moved |= names & self._known.keys()
+        if addresses:
+            self._moved |= {
+                name
+                for name, known in self._known.items()
+                if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
+            }
+
+    def verdicts_changed(self, targets: Iterable[Target]) -> None:
+        """Checks say otherwise of these."""
+        for target in targets:
+            self._moved |= self._users.get(target, set())
+
+    def due(self) -> float | None:
+        """When, on the monotonic clock, a share next grows by itself; None: none does."""
+        return min(self._ramps.values(), default=None)
+
+    def tick(self) -> bool:
+        """Note the shares whose time has come to grow; whether there are any."""
+        now = self._clock()
+        ready = {name for name, at in self._ramps.items() if at <= now}
+        self._moved |= ready
+        for name in ready:
+            del self._ramps[name]
+        return bool(ready)
+
+    def _leave(self, name: str) -> None:
+        known = self._known.pop(name, None)
+        self._ramps.pop(name, None)
+        self._unasked.pop(name, None)
+        for target in known.targets.values() if known else ():
+            users = self._users.get(target, set())
+            users.discard(name)
+            if not users:
+                self._users.pop(target, None)
+
+    def _stand(self, service: Service, backend: Backend, target: Target | None) -> _Stood:
+        orders = self._index.about(service, backend)
+        verdict = self._checking.verdict(target) if target else None
+        healthy = verdict is None or verdict.fit
+        reasons = [_told(override) for override in orders.sources]
+        if verdict is not None and not verdict.fit:
+            reasons.append(f"unhealthy: {verdict.reason}")
+        standing = Standing(
+            healthy,
+            orders.admin,
+            orders.weight,
+            pinned=orders.pinned,
+            reason="; ".join(reasons),
+            health=str(verdict.state) if verdict else "",
+            answer=verdict.reason if verdict else "",
+        )
+        return _Stood(standing, verdict)
+
+    def _weights(
+        self, service: Service, targets: Mapping[str, Target], found: Mapping[str, _Stood]
+    ) -> Mapping[str, _Weight]:
+        """The weights of those backends that have others than declared, by checks or by slow start."""
+        self._ramps.pop(service.name, None)
+        if not targets or not (service.weight_from_check or service.slow_start):
+            return {}
+        claims = [_claim(service, backend, found[str(backend)]) for backend in service.backends]
+        now = self._clock()
+        shares, next_step = weights(claims, service.slow_start, now)
+        if next_step is not None:
+            self._ramps[service.name] = next_step
+        ramps = [ramp(claim.healthy_since, service.slow_start, now) for claim in claims]
+        grown_shares = zip(service.backends, claims, shares, ramps, strict=True)
+        return {
+            str(backend): _Weight(share, full_weight(claim), grown)
+            for backend, claim, share, grown in grown_shares
+            if (share, full_weight(claim), grown) != (claim.declared, claim.declared, FULL)
+        }
+
+
+class _Weight(NamedTuple):
+    """A weight beside those of the service's other backends, and what it is by itself."""
+
+    value: int
+    full: int
+    ramp: Ramp
+
+
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    standing: Standing
+    verdict: Verdict | None
+
+    def at(self, weight: _Weight | None) -> Standing:
+        """The standing with another weight, unless that is None."""
+        if weight is None:
+            return self.standing
+        said = self.verdict.weight if self.verdict else None
+        why = [f"weight {said} said by its check"] if said else []
+        why += ["slow start"] if weight.ramp != FULL else []
+        reason = "; ".join(filter(None, (self.standing.reason, *why)))
+        return replace(self.standing, weight=weight.value, shown_weight=weight.full, reason=reason)
+
+
+def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
+    ordered, verdict = stood.standing.weight, stood.verdict
+    # An operator's weight is the last word.
+    listened = service.weight_from_check and ordered is None and verdict is not None
+    return Claim(
+        backend.weight if ordered is None else ordered,
+        verdict.weight if verdict and listened else None,
+        verdict.serves_since if verdict else None,
+    )
+
+
+def _says(standing: Standing) -> bool:
+    """Whether there is anything to tell of a backend that stands as declared."""
+    return bool(standing.reason or standing.health)
+
+
+def _told(override: Override) -> str:
+    """An order as the reason of a backend's standing: `draining by uid 0: kernel update`."""
+    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words += [] if override.weight is None else [f"weight {override.weight}"]
+    why = f": {override.reason}" if override.reason else ""
+    return f"{' and '.join(words)} by {override.by}{why}"

@@ -1,0 +1,227 @@
+"""What goes on beside the reconciler: looking for changes and cleaning after them.
+
+Each is one round of a loop, or a loop of its own; `vipd.host.supervisor` runs it again, and deals with what it
+raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from vipd.control.reconciler import Reconciler
+from vipd.dataplane.conntrack.keeper import ConntrackKeeper
+from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.watch.disturbance import Disturbance, named
+from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.registry import RuleWatch
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Family
+from vipd.sources.files import FileSource
+
+log = logging.getLogger(__name__)
+
+LOOK_AT_HOST_SECONDS = 5.0
+LOOK_AT_CONNTRACK_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 60.0
+SHORTEST_PAUSE_SECONDS = 0.01
+SWEEP_AFTER_SECONDS = 1.0
+SWEEP_ANYWAY_SECONDS = 10.0
+"""However often something changes, what changes left behind goes after so long."""
+REPAIR_SECONDS = 60.0
+DEEDS_TOLD = 5
+
+
+class Looking(Protocol):
+    """Something that may differ from time to time."""
+
+    async def look(self) -> bool:
+        """Look; whether anything is different. Raises OSError."""
+
+
+class Doubting(Protocol):
+    """A dataplane whose rules somebody else may have changed."""
+
+    def forget(self) -> None:
+        """Trust nothing that is known about the kernel."""
+
+    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Trust nothing that is known about these chains."""
+
+
+async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
+    """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back; for
+    ever."""
+    async for _ in files.changes():
+        faults = files.faults()
+        if await asyncio.to_thread(files.scan) or files.faults() != faults or files.unkept:
+            reconciler.wake()
+
+
+async def look_at_host(host: Looking, reconciler: Reconciler) -> None:
+    """After a pause, wake the reconciler if this host got or lost an address. Raises OSError."""
+    await asyncio.sleep(LOOK_AT_HOST_SECONDS)
+    if await host.look():
+        reconciler.wake()
+
+
+class Expiring(Protocol):
+    """Overrides, some of which end by themselves."""
+
+    def due(self) -> datetime | None:
+        """When the next one ends."""
+
+    def tick(self) -> None:
+        """Let those end whose time has come."""
+
+
+class Ending(Protocol):
+    """Overrides whose file may lag behind what time has ended."""
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the file is to be written."""
+
+    def save_ended(self) -> None:
+        """Write it. Raises StoreError."""
+
+
+class Growing(Protocol):
+    """Shares, some of which grow by themselves."""
+
+    def due(self) -> float | None:
+        """When the next one grows, on the monotonic clock."""
+
+    def tick(self) -> bool:
+        """Note those whose time has come; whether there are any."""
+
+
+async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
+    """Wait until the next override ends, and wake the reconciler then. `changed`: set when another may be
+    due."""
+    changed.clear()
+    moment = overrides.due()
+    pause = LONGEST_PAUSE_SECONDS
+    if moment is not None:
+        pause = min(pause, (moment - reconciler.clock()).total_seconds())
+    if await _set_within(changed, pause):
+        return
+    overrides.tick()
+    if moment is not None and moment <= reconciler.clock():
+        reconciler.wake()
+
+
+async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> None:
+    """Bring to disk that overrides have ended; that they end does not wait for it. `changed`: set when some
+    may have. Raises StoreError; it is due again then."""
+    changed.clear()
+    if not overrides.unsaved:
+        await _set_within(changed, LONGEST_PAUSE_SECONDS)
+    overrides.save_ended()
+
+
+async def grow_shares(shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:
+    """Wait until the next share of a slow start grows, and wake the reconciler then."""
+    changed.clear()
+    at = shares.due()
+    pause = LONGEST_PAUSE_SECONDS if at is None else min(LONGEST_PAUSE_SECONDS, at - time.monotonic())
+    if not await _set_within(changed, pause) and shares.tick():
+        reconciler.wake()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; whether it was set in time."""
+    try:
+        async with asyncio.timeout(max(seconds, SHORTEST_PAUSE_SECONDS)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
+    """Clear away what changes left behind, once they have paused, or after some seconds in which they did
+    not. Raises ApplyError."""
+    await woken.wait()
+    clock = asyncio.get_running_loop().time
+    latest = clock() + SWEEP_ANYWAY_SECONDS
+    while (left := latest - clock()) > 0:
+        woken.clear()
+        if not await _set_within(woken, min(SWEEP_AFTER_SECONDS, left)):
+            break
+    await reconciler.sweep()
+
+
+async def watch_rules(
+    open_watch: Callable[[], RuleWatch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+) -> None:
+    """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
+    it. Raises OSError and ApplyError when they cannot be watched."""
+    async with open_watch() as watch:
+        if reconciler.progress.tried:  # what happened while nothing was watched has not been seen
+            dataplane.forget()
+            reconciler.wake()
+        while True:
+            await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
+
+
+async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
+    """Wait for a disturbance, and then until its repair is due; what happened until then."""
+    clock = asyncio.get_running_loop().time
+    seen = [await anext(watch)]
+    due = peace.disturbed(seen[0].actors, clock())
+    while (left := due - clock()) > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                seen.append(await anext(watch))
+            due = peace.disturbed(seen[-1].actors, clock())
+    return seen
+
+
+async def _repair(
+    seen: Sequence[Disturbance], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+) -> None:
+    written = reconciler.progress.applies
+    if any(disturbance.everything for disturbance in seen):
+        dataplane.forget()
+    else:
+        dataplane.doubt({chain for disturbance in seen for chain in disturbance.chains})
+    await reconciler.settled(reconciler.wake(), REPAIR_SECONDS)
+    repaired = reconciler.progress.applies > written
+    peace.repaired(repaired, asyncio.get_running_loop().time())
+    if repaired:
+        actors = named(actor for disturbance in seen for actor in disturbance.actors)
+        done = list(dict.fromkeys(disturbance.deed for disturbance in seen))
+        more = f"; and {len(done) - DEEDS_TOLD} more" if len(done) > DEEDS_TOLD else ""
+        deeds = "; ".join(done[:DEEDS_TOLD]) + more
+        cause = ", ".join(f"process {actor}" for actor in actors)
+        extra = fields(Event.RULES_REPAIRED, cause=cause, reason=deeds)
+        who = ", ".join(actors) or "somebody"
+        log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
+
+
+async def save_checkpoint(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+    """Have on disk what flows are judged by, for the next process: when rules have changed, or after some
+    seconds. Raises OSError."""
+    await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    woken.clear()
+    await keeper.save()
+
+
+async def clean_flows(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+    """End the flows that must end: when rules have changed, and from time to time. Holds up nothing. Raises
+    ConntrackError; it is due again then."""
+    if not keeper.due:
+        await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    woken.clear()
+    while keeper.due:
+        cleaned = await keeper.clean()
+        if cleaned.deleted:
+            told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
+            extra = fields(Event.FLOWS_ENDED)
+            text = "flows ended: %s; %d examined in %.2f s"
+            log.info(text, told, cleaned.examined, cleaned.seconds, extra=extra)

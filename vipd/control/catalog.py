@@ -1,0 +1,186 @@
+"""From the sources' units to one snapshot of services. Pure.
+
+A unit is what is accepted or refused as a whole: one file, or the store. Its candidate is what it says now;
+its accepted version is what it last said without fault. A unit whose candidate has problems, or claims what
+another already has, keeps its accepted version: bad input never hurts what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vipd.control.claim_conflicts import Conflict, Contest, claims_of, conflicts_between, first_choice
+from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
+from vipd.declaration.problems import Declaration, Problem
+from vipd.model.service import Service
+
+NOTHING = Declaration()
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One file, or the store: what it says now and what was last accepted of it."""
+
+    candidate: Declaration
+    accepted: Declaration = NOTHING
+    rank: int = 0
+    """Of two newcomers that have one the lower one wins: so that hosts of a fleet that see both at once
+    decide as those that saw one after the other. 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The outcome of a merge. Of a `Catalog`, the mappings are its own and follow later merges."""
+
+    chosen: Mapping[str, Declaration]
+    """The version of each unit that serves."""
+    services: Mapping[str, Service]
+    """The snapshot: every service by name."""
+    problems: Mapping[str, tuple[Problem, ...]]
+    """What is wrong, by unit; units without problems are left out."""
+    contested: bool = False
+    """Two units claimed the same, or one might have."""
+    touched: tuple[str, ...] = ()
+    """Services that are other than at the catalog's last merge, or gone."""
+
+
+class Catalog:
+    """Merges again and again; a change costs what it changes while no two units claim the same.
+
+    Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
+    that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
+    """
+
+    def __init__(self) -> None:
+        self._merged = Merged({}, {}, {})
+        self._chosen: dict[str, Declaration] = {}
+        self._services: dict[str, Service] = {}
+        self._owners: dict[Claim, Service] = {}
+        """Who claims what in the snapshot. Empty while it is contested."""
+        self._uses = AddressUses()
+        """Of its addresses, likewise."""
+
+    def merge(self, units: Mapping[str, Unit], changed: Collection[str]) -> Merged:
+        """What `merge` says of these units; `changed` names those that are other than at the last call, and
+        those that are gone."""
+        if not changed:
+            self._merged = replace(self._merged, touched=())
+        elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
+            self._start_over(units)
+        else:
+            self._take(units, changed, exchange)
+        return self._merged
+
+    def _exchange(self, units: Mapping[str, Unit], changed: Collection[str]) -> _Exchange | None:
+        """What comes and goes with the changed units; None if that is not for them alone to say."""
+        chosen = {name: first_choice(units[name]) for name in changed if name in units}
+        leaving, coming = list[Service](), list[Service]()
+        for name in changed:
+            old = self._chosen.get(name, NOTHING).services
+            new = chosen.get(name, NOTHING).services
+            if new is old:
+                continue
+            stays = {id(service) for service in old} & {id(service) for service in new}
+            leaving += [service for service in old if id(service) not in stays]
+            coming += [service for service in new if id(service) not in stays]
+        gone = {id(service) for service in leaving}
+        owners = dict[Claim, Service]()
+        for service in coming:
+            for claim in claims_of(service):
+                owner = self._owners.get(claim)
+                if claim in owners or not (owner is None or id(owner) in gone):
+                    return None
+                owners[claim] = service
+        uses = self._uses.changed(leaving, coming)
+        return None if uses is None else _Exchange(chosen, leaving, coming, owners, uses)
+
+    def _take(self, units: Mapping[str, Unit], changed: Collection[str], exchange: _Exchange) -> None:
+        staying = {service.name for service in exchange.coming}
+        for service in exchange.leaving:
+            for claim in claims_of(service):
+                if claim not in exchange.owners:
+                    self._owners.pop(claim, None)
+            if service.name not in staying:
+                self._services.pop(service.name, None)
+        self._owners.update(exchange.owners)
+        self._uses.take(exchange.uses)
+        self._services.update((service.name, service) for service in exchange.coming)
+        self._chosen.update(exchange.chosen)
+        problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
+        for name in sorted(changed):
+            if name not in units:
+                self._chosen.pop(name, None)
+            elif not units[name].candidate.ok:
+                problems[name] = units[name].candidate.problems
+        touched = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
+        self._merged = Merged(self._chosen, self._services, problems, touched=tuple(touched))
+
+    def _start_over(self, units: Mapping[str, Unit]) -> None:
+        before, merged = self._services, merge(units)
+        self._chosen, self._services = dict(merged.chosen), dict(merged.services)
+        after = self._services
+        claimed = () if merged.contested else tuple(after.values())
+        self._owners = {claim: service for service in claimed for claim in claims_of(service)}
+        self._uses = AddressUses(claimed)
+        touched = [name for name in before if name not in after]
+        touched += [name for name, service in after.items() if before.get(name) is not service]
+        self._merged = replace(merged, chosen=self._chosen, services=after, touched=tuple(touched))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Some units' versions in place of others, and what that means for the snapshot."""
+
+    chosen: Mapping[str, Declaration]
+    leaving: Sequence[Service]
+    coming: Sequence[Service]
+    owners: Mapping[Claim, Service]
+    """What those that come claim."""
+    uses: Mapping[AddressUse, int]
+    """How often each of their addresses is used then."""
+
+
+def merge(units: Mapping[str, Unit]) -> Merged:
+    """Choose a version of every unit so that no two services claim the same name or frontend, and none has a
+    backend at the address of another.
+
+    An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
+    the unit with the lower rank wins, without ranks the one that sorts first. Each round takes something away
+    from a unit, so this ends.
+    """
+    contest = Contest(units)
+    problems: dict[str, list[Problem]] = {
+        name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
+    }
+    contested, suspects = False, contest.claims()
+    while conflicts := sorted(conflicts_between(contest, suspects), key=lambda conflict: str(conflict.claim)):
+        contested = True
+        lost = [(contest.loser(conflict), conflict) for conflict in conflicts]
+        for loser, found in _problems(lost).items():
+            problems.setdefault(loser, []).extend(found)
+        suspects = contest.give_way(lost)
+    chosen = contest.left()
+    services = {service.name: service for part in chosen.values() for service in part.services}
+    return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
+
+
+def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
+    """What is wrong with each unit that lost conflicts.
+
+    A service without a name of its own is called by its frontend, whose conflict tells it all. So does the
+    first of many services that have an address in the role that keeps a service from it.
+    """
+    told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
+    problems: dict[str, list[Problem]] = {}
+    uses: set[tuple[str, Claim, str]] = set()
+    for loser, conflict in lost:
+        claim, service = conflict.claim_of(loser), conflict.service_of(loser)
+        if isinstance(claim, str) and (loser, claim) in told:
+            continue
+        if isinstance(claim, AddressUse):
+            if (loser, claim, service.name) in uses:
+                continue
+            uses.add((loser, claim, service.name))
+        problems.setdefault(loser, []).append(conflict.problem_of(loser))
+    return problems

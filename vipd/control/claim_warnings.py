@@ -1,0 +1,217 @@
+"""What services claim that others on this host or in its networks have: a line for each service. Pure.
+
+It costs what is found, not how many services there are: the facts are looked up among the claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from vipd.host.facts import HostFacts, LocalSocket, Subnet
+from vipd.model.service import Family, Forwarding, Protocol, Service, family_of, socket_text
+
+MOST_LINES = 10
+NAMED = 3
+"""Addresses that a line names."""
+HELD_SECONDS = 600.0
+"""So long a neighbour counts as live after it was last known: the kernel forgets it and learns of it anew."""
+
+_KNOWN = "%s; hint: choose an address that no host has"
+_LIVE = "another host has it (%s) and loses what passes here; hint: choose an address that no host has"
+_CONNECTED = (
+    "lies in %s, where hosts ask for it by %s, which vipd does not answer; hint: choose an address outside of"
+    " this host's networks; one for clients in that network belongs under external_addresses"
+)
+
+
+class Claim(NamedTuple):
+    """What a service port claims in its families."""
+
+    service: str
+    inside: tuple[str, ...]
+    """Its `address`es."""
+    outside: tuple[str, ...]
+    """Its external addresses."""
+    protocol: Protocol
+    port: int
+    node_port: int | None
+    families: frozenset[Family]
+
+    @classmethod
+    def of(cls, forwarding: Forwarding) -> Claim:
+        """The claim of one family."""
+        key = forwarding.key
+        outside = tuple(each.address for each in forwarding.external_addresses)
+        port, families = forwarding.port, frozenset({key.family})
+        return cls(
+            key.service, forwarding.addresses, outside, key.protocol, port, forwarding.node_port, families
+        )
+
+
+def claims_of(service: Service) -> Iterator[Claim]:
+    """A claim for each port of a service."""
+    outside = tuple(each.address for each in service.external_addresses)
+    families = frozenset(map(family_of, service.all_addresses()))
+    for port in service.ports:
+        yield Claim(
+            service.name,
+            service.addresses,
+            outside,
+            port.protocol,
+            port.port,
+            port.node_port,
+            families or frozenset(Family),
+        )
+
+
+class Finding(NamedTuple):
+    """Something to be told of one service's claim."""
+
+    service: str
+    text: str
+    address: str = ""
+
+
+class Claims:
+    """All claims, found by address and by node port as they come and go."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Claim] = {}
+        self._addresses: dict[str, dict[Hashable, bool]] = {}
+        """Who claims an address, and whether as one for inside."""
+        self._node_ports: dict[tuple[Protocol, int], dict[Hashable, None]] = {}
+        self._subnets: tuple[Subnet, ...] = ()
+        self._connected: dict[str, str] = {}
+        """Addresses within subnets, each with its subnet."""
+        self._live: dict[str, tuple[str, float]] = {}
+        """Addresses that a neighbour has, each with where, and until when that counts."""
+
+    def put(self, key: Hashable, claim: Claim | None) -> None:
+        """What is claimed under a key from now on; None: nothing."""
+        if (before := self._known.pop(key, None)) is not None:
+            self._leave(key, before)
+        if claim is not None:
+            self._known[key] = claim
+            self._enter(key, claim)
+
+    def _enter(self, key: Hashable, claim: Claim) -> None:
+        for address in (*claim.outside, *claim.inside):
+            self._addresses.setdefault(address, {})[key] = address in claim.inside
+            self._connect(address)
+        if claim.node_port:
+            self._node_ports.setdefault((claim.protocol, claim.node_port), {})[key] = None
+
+    def _leave(self, key: Hashable, claim: Claim) -> None:
+        for address in (*claim.outside, *claim.inside):
+            claimants = self._addresses.get(address, {})
+            claimants.pop(key, None)
+            if not claimants:
+                for index in (self._addresses, self._connected, self._live):
+                    index.pop(address, None)
+        if claim.node_port:
+            self._node_ports[claim.protocol, claim.node_port].pop(key)
+
+    def _connect(self, address: str) -> None:
+        subnet = next((subnet.text for subnet in self._subnets if subnet.holds(address)), "")
+        if subnet:
+            self._connected[address] = subnet
+
+    def warnings(self, facts: HostFacts, now: float) -> tuple[str, ...]:
+        """A line for each service and fault, in order, MOST_LINES of them and one that counts the rest. `now`
+        is of any clock that never goes back."""
+        if facts.subnets != self._subnets:
+            self._subnets, self._connected = facts.subnets, {}
+            for address in self._addresses:
+                self._connect(address)
+        for address in _both(facts.neighbours, self._addresses):
+            self._live[address] = facts.neighbours[address], now + HELD_SECONDS
+        self._live = {address: held for address, held in self._live.items() if held[1] > now}
+        return _lines({*self._of_addresses(facts), *self._of_node_ports(facts), *self._of_own_ports(facts)})
+
+    def _of_addresses(self, facts: HostFacts) -> Iterator[Finding]:
+        """What is to be said of addresses: of each one thing, the weightiest."""
+        told = {
+            **{
+                each: _CONNECTED % (subnet, _asked(each))
+                for each, subnet in self._connected.items()
+                if each not in facts.proxied
+            },
+            **{each: _LIVE % where for each, (where, _) in self._live.items()},
+            **{each: _KNOWN % f"a gateway of this host, on {on}" for each, on in self._here(facts.gateways)},
+            **{each: _KNOWN % what for each, what in self._here(facts.edges)},
+        }
+        for address, text in told.items():
+            # What is for clients outside may well be answered for there, as with keepalived.
+            only_inside = text.startswith(_CONNECTED[:8])
+            for key, inside in self._addresses[address].items():
+                if address not in facts.own and (inside or not only_inside):
+                    yield Finding(self._known[key].service, text, address)
+
+    def _here(self, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        return ((address, known[address]) for address in _both(known, self._addresses))
+
+    def _of_node_ports(self, facts: HostFacts) -> Iterator[Finding]:
+        for socket in facts.sockets:
+            for key in self._node_ports.get((socket.protocol, socket.port), ()):
+                claim = self._known[key]
+                if not facts.node_families(socket).isdisjoint(claim.families):
+                    yield Finding(claim.service, _held(f"node port {socket.port}/{socket.protocol}", socket))
+
+    def _of_own_ports(self, facts: HostFacts) -> Iterator[Finding]:
+        """This host may have a service's address itself: with `compat: kube-proxy`, or by keepalived."""
+        own = list(_both(facts.own, self._addresses))
+        for socket in facts.sockets if own else ():
+            for address in filter(socket.takes, own):
+                for key in self._addresses[address]:
+                    claim = self._known[key]
+                    if (claim.protocol, claim.port) == (socket.protocol, socket.port):
+                        place = f"{socket_text(address, socket.port)}/{socket.protocol}"
+                        yield Finding(claim.service, _held(place, socket))
+
+
+def warnings_of(services: Iterable[Service], facts: HostFacts) -> tuple[str, ...]:
+    """What is to be said of these services alone."""
+    claims = Claims()
+    for service in services:
+        for number, claim in enumerate(claims_of(service)):
+            claims.put((service.name, number), claim)
+    return claims.warnings(facts, 0.0)
+
+
+def _both(one: Collection[str], other: Collection[str]) -> Iterator[str]:
+    """What is in both, found by going through the smaller one."""
+    small, large = (one, other) if len(one) < len(other) else (other, one)
+    return (each for each in small if each in large)
+
+
+def _asked(address: str) -> str:
+    return "neighbour discovery" if family_of(address) is Family.IPV6 else "ARP"
+
+
+def _held(place: str, socket: LocalSocket) -> str:
+    if socket.guarded:
+        return f"{place} is the port of {socket.holder}; hint: choose another port"
+    who = socket.holder or "a program"
+    lost = "and gets no connections any more"
+    return f"{place} is in use: {who} listens here, {lost}; hint: {socket.shown_by} shows who"
+
+
+def _lines(findings: Collection[Finding]) -> tuple[str, ...]:
+    """A line for all addresses of which a service is told the same."""
+    grouped = dict[tuple[str, str], list[str]]()
+    for finding in sorted(findings):
+        grouped.setdefault((finding.service, finding.text), []).append(finding.address)
+    lines = [f"service {name}: {_named(found)}{text}" for (name, text), found in grouped.items()]
+    more = len(lines) - MOST_LINES
+    rest = [f"and {more} more such warnings of what services claim"] if more > 0 else []
+    return (*lines[:MOST_LINES], *rest)
+
+
+def _named(addresses: list[str]) -> str:
+    more = len(addresses) - NAMED
+    return (
+        ", ".join(filter(None, addresses[:NAMED]))
+        + (f" and {more} more" if more > 0 else "")
+        + (": " if addresses[0] else "")
+    )

@@ -1,0 +1,165 @@
+"""All that a daemon has to do with etcd, made by `daemon.wire` when the setting `etcd` is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from random import Random
+
+from vipd import __version__
+from vipd.control.reconciler import Reconciler
+from vipd.control.registrations import Registrations
+from vipd.declaration.problems import Declaration, printable
+from vipd.host.settings.etcd_options import EtcdOptions
+from vipd.host.settings.settings import Settings
+from vipd.host.supervisor import Loop, Work
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError
+from vipd.sources.etcd.fleet_overrides import FleetOrders
+from vipd.sources.etcd.heartbeat import HostBeacon, HostReport, read_report
+from vipd.sources.etcd.messages import KeyRange, KeyValue
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store import EtcdStore, refusal
+
+log = logging.getLogger(__name__)
+
+FIRST_WORD_SECONDS = 3.0
+"""How long the first step waits for etcd when nothing is known of it from disk."""
+ASKED_AT_ONCE = 20
+"""Leases that are asked for at the same time."""
+_REGISTERED = "backends of "
+
+Json = dict[str, object]
+
+
+class Fleet:
+    """This host as one of a fleet. `load` first, then `run` beside the reconciler."""
+
+    def __init__(self, settings: Settings, etcd: EtcdOptions, clock: Callable[[], datetime]) -> None:
+        self._settings, self._clock = settings, clock
+        self._report_interval = etcd.report_interval
+        self._options = options = etcd.settings()
+        random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
+        self._client = EtcdClient(options, random)
+        self.source = EtcdSource(options, settings.state_dir, self._client, random)
+        self.store = EtcdStore(self._client, self.source, options.prefix, clock)
+        self.orders = FleetOrders(lambda: self.source.overrides, clock)
+        self._beacon: HostBeacon | None = None
+        self._known: Mapping[str, object] = {}
+        self._applied = 0
+
+    @property
+    def name(self) -> str:
+        """How the fleet calls this host."""
+        return self._settings.node_name
+
+    def load(self) -> None:
+        """Take over what an earlier run has known."""
+        for warning in self._options.warnings():
+            log.warning("%s", warning)
+        self.source.load()
+        self.orders.refresh()
+        self._known = self._declared()
+
+    def registrations(self) -> Registrations:
+        """Registered backends as they stand in etcd; services join those that their host's policy admits."""
+        return self.source.registrations
+
+    def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
+        """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
+        self._beacon = HostBeacon(
+            self._client,
+            self._options.prefix,
+            lambda: self._report(reconciler),
+            self._clock,
+            gather=self._report_interval,
+        )
+        loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
+        if report:
+            loops["reporting to etcd"] = Loop(self._beacon.run, self._beacon.task)
+        return loops
+
+    async def close(self) -> None:
+        """Take the report back, bring to disk what is known, and close every connection to etcd."""
+        if self._beacon is not None:
+            await self._beacon.close()
+        self.source.close()
+        await self._client.close()
+
+    async def first_word(self) -> None:
+        """Wait a little for etcd, if nothing is known of it from an earlier run; say so if it is silent."""
+        if not await self.source.delivered(FIRST_WORD_SECONDS):
+            state = self.source.state()
+            log.warning(
+                "etcd has not answered and nothing is known of it from an earlier run: what files and vipctl "
+                "declare serves alone until it does; %s",
+                state.fault or f"no answer within {FIRST_WORD_SECONDS:.0f} s",
+            )
+
+    def status(self) -> Json:
+        """The part of the API's Status."""
+        state = asdict(self.source.state())
+        lag = state["lag"]
+        return {**state, "lag": None if lag is None else round(lag, 1), "prefix": self._options.prefix}
+
+    def warnings(self) -> list[str]:
+        """What is amiss besides the source's own faults."""
+        beacon = self._beacon.fault if self._beacon and not self.source.state().fault else ""
+        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon,))]
+
+    async def hosts(self) -> list[Json]:
+        """Every host that has given a sign of life lately, by name. Raises RefusedError."""
+        try:
+            found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
+            limit = asyncio.Semaphore(ASKED_AT_ONCE)
+            return list(await asyncio.gather(*(self._host(kv, limit) for kv in found.kvs)))
+        except EtcdError as error:
+            raise refusal(error) from None
+
+    async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
+        async with limit:
+            granted, left = await self._client.lease_times(kv.lease) if kv.lease else (0, 0)
+        key = kv.key.decode(errors="surrogateescape")
+        report, fault = read_report(kv.value)
+        return {
+            "name": printable(key.removeprefix(f"{self._options.prefix}hosts/")),
+            **report,
+            "behind": None if fault else max(0, self.source.last_change - int(report["revision"])),
+            "seen_seconds": granted - left if granted else None,
+            "fault": fault,
+        }
+
+    async def _follow(self, reconciler: Reconciler) -> None:
+        async for _ in self.source.changes():
+            self.orders.refresh()
+            before, self._known = self._known, self._declared()
+            pairs = {key: (before.get(key), self._known.get(key)) for key in {**before, **self._known}}
+            services = [
+                n for key, (old, new) in pairs.items() if old is not new for n in _names(key, old, new)
+            ]
+            reconciler.causes.note(services, f"etcd revision {self.source.last_change}")
+            reconciler.wake()
+
+    def _declared(self) -> Mapping[str, object]:
+        """What is said of services and who registered for them; what has not changed is the same object."""
+        units = {name: unit.candidate for name, unit in self.source.units().items()}
+        return {**units, **{f"{_REGISTERED}{name}": r for name, r in self.source.registrations.items()}}
+
+    def _report(self, reconciler: Reconciler) -> HostReport:
+        if reconciler.progress.state in ("in-sync", "degraded"):
+            self._applied = self.source.last_change
+        problems = sum(map(len, reconciler.problems.values())) + len(reconciler.progress.quarantined)
+        problems += len(self.source.faults()) + bool(reconciler.progress.fault)
+        return HostReport(
+            self._settings.node_name, self._applied, problems, __version__, len(reconciler.services)
+        )
+
+
+def _names(key: str, *said: object) -> list[str]:
+    """The services that something is said of."""
+    if key.startswith(_REGISTERED):
+        return [key.removeprefix(_REGISTERED)]
+    return [service.name for each in said if isinstance(each, Declaration) for service in each.services]

@@ -1,0 +1,287 @@
+"""What vipd asks of the host itself: that it forwards packets, has routes to VIPs, and its addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import ipaddress
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from time import monotonic
+
+from vipd.control.admission import AddressPolicy
+from vipd.control.claim_warnings import Claim, Claims, warnings_of
+from vipd.control.host_checks import HostChecks
+from vipd.control.selection import SelectionPolicy
+from vipd.health.host_problems import host_problems
+from vipd.health.prerequisites import Prerequisites, Problems
+from vipd.host.changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostRecord
+from vipd.host.facts import NO_FACTS
+from vipd.host.reader import HostReader
+from vipd.host.requirements import HostNeeds
+from vipd.host.settings.settings import Settings, balances_of
+from vipd.host.vip_routes import VipRoutes
+from vipd.model.check import Check
+from vipd.model.service import Family, Forwarding, ForwardingKey, Service
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS = 5.0
+"""The kernel tells all addresses in milliseconds."""
+SYSCTLS = Path("/proc/sys")
+FORWARDING = {
+    Family.IPV4: IP_FORWARD,
+    # Turning this on makes the kernel ignore router advertisements on interfaces with accept_ra=1.
+    Family.IPV6: IPV6_FORWARDING,
+}
+IPV6_DISABLED = "net/ipv6/conf/all/disable_ipv6"
+LIBERAL = BE_LIBERAL
+"""Without it a packet outside of the TCP window counts as INVALID and is not translated, so that somebody
+resets the connection (contract 7.6). kube-proxy drops every INVALID packet that is forwarded, also other
+people's; this mends the flows instead, also those that end on this host."""
+
+
+MOST_REMEMBERED = 200
+"""Warnings that are not logged again when they come again."""
+
+
+class HostNet:
+    """This host's addresses, and the kernel settings that the families in use need."""
+
+    def __init__(self, settings: Settings, record: HostRecord, root: Path = SYSCTLS) -> None:
+        self._settings = settings
+        self._record = record
+        self._root = root
+        self._policy: SelectionPolicy | None = None
+        self._needs = HostNeeds()
+        self._routes = VipRoutes(settings.vip_device, record)
+        self._prerequisites = Prerequisites(self.check_problem)
+        self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
+        self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
+        self._admitted_by = NO_FACTS
+        """What was known of this host at the last step, or first of all."""
+        self._claim_warnings: tuple[str, ...] | None = ()
+        """None: claims have changed."""
+        self._told: dict[str, None] = {}
+        """Warnings of claims that were logged, or are given now."""
+        self._conntrack_absent = False
+        """Connection tracking was not there yet when it was to be set."""
+        self._seen_on: set[str] = set()
+        """Kernel settings that were on when this host was last prepared."""
+
+    def served_by(self, dataplane: Callable[[], str], distrust: Callable[[], None] = lambda: None) -> None:
+        """Which dataplane is in use is asked here from now on. `distrust`: have it read all its rules, and
+        remove those of another iptables variant that are found then."""
+        self._checks.dataplane = dataplane
+        self._checks.tell_own(distrust)
+
+    async def policy(self) -> SelectionPolicy:
+        """What settings and host say, as of the last look. Raises OSError when the first look fails."""
+        if self._policy is None:
+            await self.look()
+        assert self._policy is not None  # noqa: S101 (look sets it)
+        self._admitted_by = self._facts
+        return self._policy
+
+    def claims(self) -> AddressPolicy:
+        """What services may claim; with `compat: kube-proxy` also this host's own."""
+        own = self._policy.host.addresses if self._policy else ()
+        compatible = self._settings.compat == "kube-proxy"
+        return AddressPolicy(
+            self._settings.allowed_addresses,
+            () if compatible else tuple(sorted(own)),
+            self._settings.exec_sources,
+            balances_of(self._checks.dataplane()),
+            host=self._facts.without_addresses() if compatible else self._facts,
+            backends=self._settings.allowed_backends,
+            host_ports=self._settings.host_ports,
+        )
+
+    def check_problem(self, check: Check) -> Problems:
+        """What this host lacks for a check. It waits: call it in a thread."""
+        return host_problems(check, self._settings.check_users)
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
+        """What this host lacks for checks; one that it does not answer about soon has that as its problem."""
+        return await self._prerequisites.problems(checks)
+
+    async def look_at_claims(self) -> bool:
+        """Look at what services must not, or had better not, claim; whether that asks for another step."""
+        own = self._policy.host.addresses if self._policy else frozenset[str]()
+        self._facts = await self._reader.read(own)
+        warnings = self._claims.warnings(self._facts, monotonic())
+        differs = self._facts != self._admitted_by or warnings != self._claim_warnings
+        differs = differs or self._facts.held_ports != self._admitted_by.held_ports
+        self._claim_warnings = None if differs else self._claim_warnings
+        return differs
+
+    def faults(self) -> tuple[str, ...]:
+        """What of this host cannot be read; what was known of it still counts."""
+        return self._reader.faults()
+
+    def warnings_of(self, services: Collection[Service]) -> tuple[str, ...]:
+        """What is to be told of the claims of these services, as of the last look."""
+        return warnings_of(services, self._facts)
+
+    async def look(self) -> bool:
+        """Look at this host again: whether its addresses (unless settings name them), the routes and kernel
+        settings that are needed, or what is to be warned of have changed. Raises OSError when the addresses
+        cannot be read."""
+        named = self._settings.host_addresses
+        found = await host_addresses() if named is None else named
+        # What is no address is found out here, where it is a fault of this look, and not in each step.
+        addresses = frozenset(str(ipaddress.ip_address(address)) for address in found)
+        before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
+        claims = await self.look_at_claims()
+        if before is None:
+            self._admitted_by = self._facts
+            return True  # nothing has been prepared yet
+        routes = await self._routes.look()
+        checks = await self._checks.look(self._needs)
+        host = routes or checks or claims or self._conntrack_absent or self._switched()
+        return host or before != self._policy or self._prerequisites.answered_late
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
+        self._routes.moved(self._needs.update(changes))
+        for key, forwarding in changes.items():
+            self._claims.put(key, Claim.of(forwarding) if forwarding else None)
+        self._claim_warnings = None
+
+    async def prepare(self) -> tuple[str, ...]:
+        """Make sure that the host forwards the families in use and has routes to their VIPs.
+
+        Returns a warning for each thing that failed, and for each that is amiss on this host.
+        """
+        return (
+            *self._prepare_sysctls(self._needs.families),
+            *await self._routes.ensure(self._needs.vips),
+            *self._checks.warnings(self._needs),
+            *self._record.warnings(),
+            *self._warn_of_claims(),
+        )
+
+    def _warn_of_claims(self) -> tuple[str, ...]:
+        """What is to be told of claims now; logged what was not before."""
+        if self._claim_warnings is None:
+            self._claim_warnings = self._claims.warnings(self._facts, monotonic())
+            for warning in self._claim_warnings:
+                if warning not in self._told:
+                    log.warning("%s", warning)
+            known = (*self._claim_warnings, *self._told)
+            self._told = dict.fromkeys(known[:MOST_REMEMBERED])
+        return self._claim_warnings
+
+    def _switched(self) -> bool:
+        """Whether somebody has turned a kernel setting off or on since this host was last prepared."""
+        return self._on() != self._seen_on
+
+    def _on(self) -> set[str]:
+        """The kernel settings that services need, or need to be off, and that are on."""
+        families = self._needs.families
+        names = [FORWARDING[family] for family in families]
+        if families and self._settings.manage_sysctls and self._settings.compat != "kube-proxy":
+            names.append(LIBERAL)
+        names += [IPV6_DISABLED] if Family.IPV6 in families else []
+        return {name for name in names if self._value(name) not in ("", "0")}
+
+    def _value(self, name: str) -> str:
+        """What a kernel setting holds; empty when there is none of that name."""
+        try:
+            return (self._root / name).read_text().strip()
+        except OSError:
+            return ""
+
+    def _prepare_sysctls(self, families: Collection[Family]) -> tuple[str, ...]:
+        if self._settings.manage_sysctls and families:
+            otherwise = "clients behind this host will fail"
+            warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
+            warnings.append(self._be_liberal())
+        else:
+            warnings = [self._unforwarded(FORWARDING[family]) for family in sorted(families)]
+        warnings.append(self._without_ipv6(families))
+        self._seen_on = self._on()
+        return tuple(filter(None, warnings))
+
+    def _without_ipv6(self, families: Collection[Family]) -> str:
+        """What to tell of IPv6 that is disabled on every device, where services need it."""
+        if Family.IPV6 not in families or self._value(IPV6_DISABLED) != "1":
+            return ""
+        # One that was enabled by itself works all the same.
+        others = (self._root / "net/ipv6/conf").glob("*/disable_ipv6")
+        known = {"all", "default", "lo", self._settings.vip_device}
+        if any(
+            path.parent.name not in known and self._value(str(path.relative_to(self._root))) == "0"
+            for path in others
+        ):
+            return ""
+        setting = IPV6_DISABLED.replace("/", ".")
+        return (
+            f"IPv6 is disabled on this host ({setting} is 1): no client reaches an IPv6 address of a "
+            f"service; hint: sysctl -w {setting}=0, then give this host its IPv6 addresses again; or declare "
+            "no IPv6"
+        )
+
+    def _unforwarded(self, name: str) -> str:
+        """What to tell of forwarding that is off, where it is not vipd's to turn on."""
+        if self._value(name) != "0":
+            return ""
+        setting = name.replace("/", ".")
+        return (
+            f"{setting} is 0, and manage_sysctls is false: clients behind this host get no answer; "
+            f"hint: sysctl -w {setting}=1, or manage_sysctls: true"
+        )
+
+    def _be_liberal(self) -> str:
+        """Not with `compat: kube-proxy`, whose rules drop INVALID packets instead."""
+        if self._settings.compat == "kube-proxy":
+            return ""
+        self._conntrack_absent = not (self._root / LIBERAL).exists() and not self._conntrack_absent
+        if self._conntrack_absent:
+            return ""  # it comes with the first rules; the next look asks for another step
+        return self._turn_on(LIBERAL, "large transfers may be reset")
+
+    def _turn_on(self, name: str, otherwise: str) -> str:
+        path, setting = self._root / name, name.replace("/", ".")
+        try:
+            was = path.read_text().strip()
+            if was != "0":
+                return ""
+            self._record.sysctl(name, was, "1")
+            path.write_text("1")
+        except OSError as error:
+            return f"{setting} cannot be set to 1: {error.strerror}; {otherwise}"
+        if name in self._seen_on:
+            log.warning("%s had been turned off by somebody; set to 1 again: %s", setting, otherwise)
+        else:
+            log.info("%s set to 1; it was %s", setting, was)
+        return ""
+
+
+def restore_sysctls(record: HostRecord, root: Path = SYSCTLS, *, dry_run: bool = False) -> list[str]:
+    """Put back what is still as vipd left it; returns what was put back, or would be. Raises OSError."""
+    undone = []
+    for name, change in record.read().sysctls.items():
+        path = root / name
+        if path.exists() and path.read_text().strip() == change["set"]:
+            if not dry_run:
+                path.write_text(change["was"])
+            undone.append(f"{name.replace('/', '.')} = {change['was']}")
+    return undone
+
+
+async def host_addresses() -> frozenset[str]:
+    """Every address of this host in its network namespace, loopback included. Raises OSError."""
+    # Imported on use, in a thread: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
+    await asyncio.to_thread(importlib.import_module, "pyroute2")
+    from pyroute2 import AsyncIPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        async with asyncio.timeout(READ_SECONDS), AsyncIPRoute() as netlink:
+            found = [dict(message["attrs"]) async for message in await netlink.addr("dump")]
+    except NetlinkError as error:
+        raise OSError(error.code, f"the kernel does not tell the addresses of this host: {error}") from None
+    addresses = (attributes.get("IFA_LOCAL") or attributes.get("IFA_ADDRESS") for attributes in found)
+    return frozenset(str(ipaddress.ip_address(address)) for address in addresses if address)

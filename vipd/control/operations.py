@@ -1,0 +1,365 @@
+"""What the API's changes mean: from a request to the store's next content. Pure.
+
+Every function takes the snapshot (all services) and what is stored, and returns an `Outcome` or raises
+`RefusedError`. Nothing is changed until the caller saves `Outcome.stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, use_problem
+from vipd.declaration.formatting import service_to_spec
+from vipd.declaration.native import parse_service
+from vipd.declaration.problems import Problem
+from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
+from vipd.model.service import Backend, Frontend, Origin, Service
+
+Services = Mapping[str, Service]
+Action = Literal["created", "changed", "removed", "unchanged"]
+Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "invalid", "internal", "busy"]
+
+CLI = "cli"
+"""The source that vipctl's own store is; the functions below also serve another one that it may write."""
+MOST_PROBLEMS = 1000
+"""Services are read no further when so many problems were found."""
+
+
+class RefusedError(Exception):
+    """A change that is not made: what, why, hint."""
+
+    def __init__(
+        self, kind: Kind, what: str, why: str = "", hint: str = "", problems: Iterable[Problem | str] = ()
+    ) -> None:
+        super().__init__(what)
+        self.kind, self.what, self.why, self.hint = kind, what, why, hint
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change comes to: the services to store, and what happened to each that was named."""
+
+    stored: Services
+    results: Mapping[str, Action] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to store."""
+        return any(action != "unchanged" for action in self.results.values())
+
+
+def spec_of(service: Service) -> dict[str, object]:
+    """A service as one item of a declaration, its name included."""
+    return {"name": service.name, **service_to_spec(service)}
+
+
+def find(snapshot: Services, target: str) -> Service:
+    """The service of a name, or of a frontend like `10.96.0.10:53/udp`. Raises RefusedError."""
+    if target in snapshot:
+        return snapshot[target]
+    try:
+        frontend = parse_frontend(target)
+    except NotationError:
+        frontend = None
+    for service in snapshot.values() if frontend else ():
+        if frontend and _may_have(service, {frontend.address}) and frontend in service.frontends():
+            return service
+    raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
+
+
+def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI) -> Outcome:
+    """A new service. The same one again is unchanged; another under its name or frontend is a conflict."""
+    service = _parse(spec, source)
+    known = snapshot.get(service.name)
+    if known == service:
+        return Outcome(stored, {service.name: "unchanged"})
+    if known is not None:
+        hint = _way_to_change(known, service, source)
+        raise RefusedError(
+            "conflict", f"service {known.name} is there already and differs", _owner(known), hint
+        )
+    _check_frontends(snapshot, service, _way_to_add(service, source))
+    _check_addresses(snapshot, [service])
+    return Outcome({**stored, service.name: service}, {service.name: "created"})
+
+
+def _way_to_change(known: Service, wanted: Service, source: str) -> str:
+    """How to make a service what somebody wants to add under its name."""
+    if known.origin.source != source:
+        return _owner_hint(known)
+    if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
+        return _way_to_add(wanted, source)(known)
+    return f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
+
+
+def _way_to_add(wanted: Service, source: str) -> Callable[[Service], str]:
+    """How to reach a service that is there already under the frontend of what somebody wants to add."""
+
+    def way(known: Service) -> str:
+        look = f"vipctl describe {known.name} shows it"
+        missing = [str(b) for b in wanted.backends if str(b) not in map(str, known.backends)]
+        if known.origin.source != source or (wanted.backends and not missing):
+            return look
+        return f"{look}; vipctl add-backend {known.name} {' '.join(missing) or 'ADDR'} adds to it"
+
+    return way
+
+
+def change(
+    snapshot: Services, stored: Services, target: str, fields: object, *, source: str = CLI
+) -> Outcome:
+    """Set the given fields of a service; null clears one."""
+    service = _owned(find(snapshot, target), source)
+    if not isinstance(fields, Mapping):
+        raise RefusedError("malformed", "the service must be a mapping of fields")
+    if fields.get("name", service.name) != service.name:
+        raise RefusedError("conflict", "a service cannot be renamed", "", "remove it and add it anew")
+    spec = {**spec_of(service), **fields}
+    changed = _parse({key: value for key, value in spec.items() if value is not None}, source)
+    _check_frontends(snapshot, changed)
+    _check_addresses(snapshot, [changed])
+    return _replaced(stored, service, changed)
+
+
+def set_weight(
+    snapshot: Services, stored: Services, target: str, backend: str, weight: object, *, source: str = CLI
+) -> Outcome:
+    """Set the weight of one backend."""
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
+        raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
+
+    def weighted(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        chosen = _backend(target, backends, backend)
+        return tuple(replace(b, weight=weight) if b is chosen else b for b in backends)
+
+    return _change_backends(snapshot, stored, target, weighted, source)
+
+
+def add_backends(
+    snapshot: Services, stored: Services, target: str, specs: object, *, source: str = CLI
+) -> Outcome:
+    """Add backends to a service; those that are there with the same weight stay as they are."""
+    service = find(snapshot, target)
+    if not isinstance(specs, list) or not specs:
+        raise RefusedError("malformed", "backends must be a list of at least one")
+    added = _parse({**spec_of(service), "backends": specs, "fallback": None}, source)
+
+    def extended(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        new = tuple(b for b in added.backends if b not in backends)
+        for backend in new:
+            if str(backend) in map(str, backends):
+                hint = f"vipctl set {service.name}/{backend} --weight {backend.weight}"
+                raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
+        return backends + new
+
+    return _change_backends(snapshot, stored, target, extended, source)
+
+
+def remove_backends(
+    snapshot: Services, stored: Services, target: str, names: object, *, source: str = CLI
+) -> Outcome:
+    """Remove backends, named `ADDR` or `ADDR:PORT`, from a service."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RefusedError("malformed", "backends must be a list of addresses")
+
+    def shortened(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        leaving = [_backend(target, backends, name) for name in names]
+        return tuple(b for b in backends if b not in leaving)
+
+    return _change_backends(snapshot, stored, target, shortened, source)
+
+
+def remove(snapshot: Services, stored: Services, target: str, *, source: str = CLI) -> Outcome:
+    """Remove a service."""
+    service = _owned(find(snapshot, target), source)
+    rest = {name: other for name, other in stored.items() if name != service.name}
+    return Outcome(rest, {service.name: "removed"})
+
+
+def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
+    """The services that somebody asks for, by a list or an iterator, in time linear in their number. Raises
+    RefusedError with the problems of all, or the first thousand."""
+    if not isinstance(specs, list | Iterator):
+        raise RefusedError("malformed", "services must be a list")
+    return _parse_all(specs, source)
+
+
+def apply(
+    snapshot: Services, stored: Services, wanted: Sequence[Service], prune: bool, *, source: str = CLI
+) -> Outcome:
+    """Make the store hold these services, all or none of them; `prune`: and no others. The time is linear in
+    the number of all services."""
+    named = {service.name: service for service in wanted}
+    if len(named) != len(wanted):
+        raise RefusedError("invalid", "two of the services have the same name")
+    kept = {} if prune else {name: s for name, s in stored.items() if name not in named}
+    others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != source}
+    owners = {frontend: other for other in others.values() for frontend in other.frontends()}
+    for service in wanted:
+        if service.name in others:
+            _owned(others[service.name], source)
+        for frontend in service.frontends():
+            _refuse_frontend(frontend, owners.setdefault(frontend, service), service, _describe_hint)
+    others.update(named)
+    _check_addresses(others, wanted)
+    results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in named.items()}
+    results.update({name: "removed" for name in stored if name not in named and name not in kept})
+    return Outcome({**kept, **named}, results)
+
+
+def _change_backends(
+    snapshot: Services,
+    stored: Services,
+    target: str,
+    edit: Callable[[tuple[Backend, ...]], tuple[Backend, ...]],
+    source: str,
+) -> Outcome:
+    service = _owned(find(snapshot, target), source)
+    # Those that registered themselves are no part of what is stored.
+    declared = tuple(backend for backend in service.backends if not backend.registered)
+    edited = replace(service, backends=edit(declared))
+    # Through the parser again, so that what the store will read at the next start is what was checked.
+    parsed = _parse(spec_of(edited), source)
+    if not backend_addresses(parsed) <= backend_addresses(service):
+        _check_addresses(snapshot, [parsed])
+    return _replaced(stored, service, parsed)
+
+
+def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
+    return Outcome({**stored, after.name: after}, {after.name: _compare(before, after)})
+
+
+def _compare(before: Service | None, after: Service) -> Action:
+    return "created" if before is None else "unchanged" if before == after else "changed"
+
+
+def _parse(spec: object, source: str) -> Service:
+    return _parse_all([spec], source)[0]
+
+
+def _parse_all(specs: Iterable[object], source: str) -> list[Service]:
+    """The services that these are; raises RefusedError with the problems of all."""
+    services: list[Service] = []
+    found: list[tuple[int, Problem]] = []
+    number = -1
+    for number, spec in enumerate(specs):
+        if isinstance(spec, Mapping):
+            spec = {key: value for key, value in spec.items() if value is not None}
+        service, problems = parse_service(spec, Origin(source))
+        found += [(number, problem) for problem in problems]
+        if service is not None:
+            services.append(service)
+        if len(found) >= MOST_PROBLEMS:
+            break
+    if found or len(services) != number + 1:
+        raise invalid([_placed(each, problem, number) for each, problem in found[:MOST_PROBLEMS]])
+    return services
+
+
+def _placed(number: int, problem: Problem, last: int) -> Problem:
+    """A problem that says of which service it is, if there are several."""
+    place = f"services[{number}]." if last else ""
+    return replace(problem, path=f"{place}{problem.path}".rstrip("."))
+
+
+def invalid(found: Sequence[Problem]) -> RefusedError:
+    """What is wrong with services that somebody asks for. One problem is the whole message."""
+    problems = [replace(problem, file="", line=0) for problem in found]
+    if len(problems) != 1:
+        return RefusedError("invalid", "the service is not valid", problems=problems)
+    what = replace(problems[0], hint="")
+    return RefusedError("invalid", str(what), "", problems[0].hint, problems)
+
+
+def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
+    try:
+        wanted = parse_backend(name)
+    except NotationError as error:
+        raise RefusedError("invalid", error.what, "", error.hint) from None
+    for backend in backends:
+        if (backend.address, backend.port) == (wanted.address, wanted.port):
+            return backend
+    same = [str(backend) for backend in backends if backend.address == wanted.address]
+    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
+    raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
+
+
+def _owned(service: Service, source: str) -> Service:
+    """The service, if it belongs to the source that is to be changed."""
+    if service.origin.source != source:
+        what = f"service {service.name} is not vipctl's to change"
+        raise RefusedError("owned", what, _owner(service), _owner_hint(service))
+    return service
+
+
+def _owner_hint(service: Service) -> str:
+    return _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
+
+
+def _may_have(service: Service, addresses: set[str]) -> bool:
+    """False if none of these is an address of the service."""
+    return bool(service.external_addresses) or not addresses.isdisjoint(service.addresses)
+
+
+_OWNER_HINTS = {CLI: "leave --store out", "etcd": "vipctl --store etcd changes it on every host"}
+
+
+def _owner(service: Service) -> str:
+    return f"it is owned by {service.origin.owner}"
+
+
+def _describe_hint(known: Service) -> str:
+    return f"vipctl describe {known.name}"
+
+
+def _check_frontends(
+    snapshot: Services, service: Service, hint: Callable[[Service], str] = _describe_hint
+) -> None:
+    """Raises RefusedError, with what `hint` says of the other service, when one has a frontend of this."""
+    claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
+    for other in snapshot.values():
+        # Most have no address in common, and then need no closer look; a port of the host is at "".
+        if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
+            continue
+        for frontend in claimed.intersection(other.frontends()):
+            _refuse_frontend(frontend, other, service, hint)
+
+
+def _refuse_frontend(
+    frontend: Frontend, owner: Service, service: Service, hint: Callable[[Service], str]
+) -> None:
+    if owner.name != service.name:
+        what = f"{frontend} already belongs to {owner.name}"
+        raise RefusedError("conflict", what, _owner(owner), hint(owner))
+
+
+def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
+    """Raises RefusedError if one of these services has a backend at the address of another, or its address is
+    that of a backend. All others are looked through once."""
+    uses: dict[AddressUse, Service] = {}
+    for service in changed:
+        for use in address_uses(service):
+            _refuse_use(service, use, uses.get(use.opposite()))
+            uses.setdefault(use, service)
+    names = {service.name for service in changed}
+    vips = {use.address for use in uses if not use.as_backend}
+    backends = {use.address for use in uses if use.as_backend}
+    for other in snapshot.values():
+        if other.name in names:
+            continue
+        for address in backends.intersection(other.addresses):
+            use = AddressUse(address, True)
+            _refuse_use(uses[use], use, other)
+        for backend in (*other.backends, *other.fallback):
+            if backend.address in vips:
+                use = AddressUse(backend.address, False)
+                _refuse_use(uses[use], use, other)
+
+
+def _refuse_use(service: Service, use: AddressUse, other: Service | None) -> None:
+    if other is not None:
+        what, hint = use_problem(use, other.name, other)
+        raise RefusedError("conflict", f"{service.name}: {what}", _owner(other), hint)

@@ -1,0 +1,185 @@
+"""What an operator's order in a request means: from JSON to overrides. Pure; raises `RefusedError`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vipd.control.operations import RefusedError, Services, find
+from vipd.declaration.syntax import NotationError, parse_address, parse_backend
+from vipd.model.backend_status import Admin
+from vipd.model.override import Override, Subject
+from vipd.model.service import MAX_WEIGHT, Backend, Service
+
+MAX_SECONDS = 366 * 86400
+"""Longest time for which an order may be given."""
+
+MAX_REASON = 200
+
+_KEYS = ("service", "backend", "address", "admin", "weight", "reason", "for", "pins")
+
+
+Backends = tuple[tuple[Service, Backend], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order, and what it is about now."""
+
+    override: Override
+    backends: Backends
+
+
+def order(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> Ordered:
+    """The override that a request asks for.
+
+    `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
+    `for` and `pins` in seconds: how long it holds, and how long clients with affinity are still served.
+    """
+    if unknown := sorted(set(request) - set(_KEYS)):
+        raise RefusedError("malformed", f"unknown key {unknown[0]}", "", f"known: {', '.join(_KEYS)}")
+    subject, backends = subject_of(snapshot, request)
+    admin, weight = _admin(request.get("admin")), _weight(request.get("weight"))
+    if admin is Admin.ACTIVE and weight is None:
+        raise RefusedError("malformed", "nothing is ordered", "", "say admin or weight")
+    override = Override(
+        subject,
+        by,
+        now,
+        admin,
+        weight,
+        _reason(request.get("reason")),
+        _later(request, "for", now),
+        _later(request, "pins", now),
+    )
+    return Ordered(override, backends)
+
+
+def subject_of(snapshot: Services, request: Mapping[str, object]) -> tuple[Subject, Backends]:
+    """What a request is about, and the backends that this is now, at least one. Raises RefusedError."""
+    service, backend, address = _named(request)
+    return _every(snapshot, address) if address else _one(snapshot, service, backend)
+
+
+def cleared(
+    snapshot: Services, request: Mapping[str, object], known: Collection[Subject]
+) -> tuple[frozenset[Subject], Backends]:
+    """Which of the `known` subjects of orders a request to take back means, and the backends that these are
+    about now.
+
+    An order can be taken back by the words that list it, whatever has become of its service and backend, and
+    also by those that name its backend now. Raises RefusedError for words that name neither.
+    """
+    if request.get("all") is True:
+        return frozenset(known), _about(snapshot, known)
+    service, backend, address = _named(request)
+    found = {Subject("", address)} if address else {Subject(service, backend)}
+    found |= {Subject(subject.service, _canonical(subject.backend)) for subject in found}
+    backends: Backends = ()
+    try:
+        subject, backends = subject_of(snapshot, request)
+        found.add(subject)
+        if not address:
+            found |= {Subject(subject.service, backend), Subject(subject.service, _canonical(backend))}
+    except RefusedError:
+        if not found & set(known):
+            raise
+    return frozenset(found & set(known)), backends
+
+
+def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
+    """The service and backend, or the address, that a request is about. Raises RefusedError."""
+    words = [request.get(key, "") for key in ("service", "backend", "address")]
+    if not all(isinstance(word, str) for word in words):
+        raise RefusedError("malformed", "service, backend and address must be text")
+    service, backend, address = map(str, words)
+    if not address and not (service and backend):
+        raise RefusedError(
+            "malformed", "service and backend are missing", "", "or say address for all services"
+        )
+    return service, backend, address
+
+
+def _about(snapshot: Services, subjects: Collection[Subject]) -> Backends:
+    """The backends that orders about these subjects are about."""
+    known = frozenset(subjects)
+    return tuple(
+        (service, backend)
+        for service in snapshot.values()
+        for backend in service.backends
+        if known & {Subject(service.name, str(backend)), Subject("", backend.address)}
+    )
+
+
+def _every(snapshot: Services, word: str) -> tuple[Subject, Backends]:
+    address = _address(word)
+    found = tuple((s, b) for s in snapshot.values() for b in s.backends if b.address == address)
+    if not found:
+        raise RefusedError(
+            "not-found", f"no service has a backend {address}", "", "vipctl list -o wide shows them"
+        )
+    return Subject("", address), found
+
+
+def _one(snapshot: Services, target: str, name: str) -> tuple[Subject, Backends]:
+    service = find(snapshot, target)
+    try:
+        wanted = parse_backend(name)
+    except NotationError as error:
+        raise RefusedError("invalid", error.what, "", error.hint) from None
+    found = [b for b in service.backends if (b.address, b.port) == (wanted.address, wanted.port)]
+    if not found and wanted.port is None:
+        found = [b for b in service.backends if b.address == wanted.address]
+    if len(found) != 1:
+        what = f"{service.name} has {'several backends' if found else 'no backend'} {name}"
+        raise RefusedError("not-found", what, "", f"vipctl describe {service.name} shows them")
+    return Subject(service.name, str(found[0])), ((service, found[0]),)
+
+
+def _canonical(backend: str) -> str:
+    """A backend as its service names it; text that names none stays as it is."""
+    try:
+        return str(parse_backend(backend))
+    except NotationError:
+        return backend
+
+
+def _address(text: str) -> str:
+    try:
+        return parse_address(text)
+    except NotationError as error:
+        raise RefusedError("invalid", error.what, "", error.hint) from None
+
+
+def _admin(value: object) -> Admin:
+    words = {admin.value: admin for admin in (Admin.DRAINING, Admin.DISABLED)}
+    if value is None:
+        return Admin.ACTIVE
+    if not isinstance(value, str) or value not in words:
+        raise RefusedError("invalid", f"admin must be one of {', '.join(words)}")
+    return words[value]
+
+
+def _weight(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WEIGHT:
+        raise RefusedError("invalid", f"weight {value!r} is not a whole number from 0 to {MAX_WEIGHT}")
+    return value
+
+
+def _reason(value: object) -> str:
+    text = "" if value is None else value
+    if not isinstance(text, str) or len(text) > MAX_REASON or not (text.isprintable() or not text):
+        raise RefusedError("invalid", f"reason must be one line of at most {MAX_REASON} characters")
+    return text
+
+
+def _later(request: Mapping[str, object], key: str, now: datetime) -> datetime | None:
+    seconds = request.get(key)
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= MAX_SECONDS:
+        raise RefusedError("invalid", f"{key} must be seconds, from 1 to {MAX_SECONDS}")
+    return now + timedelta(seconds=seconds)

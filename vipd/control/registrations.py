@@ -1,0 +1,160 @@
+"""Backends that registered themselves, added to the services that they are for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from vipd.control.admission import AddressPolicy, admit_registered
+from vipd.declaration.problems import Problem, internal_problem
+from vipd.model import limits
+from vipd.model.service import Backend, Registered, Service
+
+Registrations = Mapping[str, tuple[Registered, ...]]
+"""Registered backends by the name of their service. What has not changed is the same object."""
+
+MOST_TOLD = 100
+"""Registrations that do not take part and have a problem each; of more there is one problem together."""
+
+_Problems = Mapping[str, tuple[Problem, ...]]
+"""By the place of a registration."""
+
+
+class _Joined(NamedTuple):
+    service: Service
+    registered: tuple[Registered, ...]
+    made: Service
+
+
+def declared(service: Service) -> Service:
+    """The service without the backends that registered themselves."""
+    if not any(backend.registered for backend in service.backends):
+        return service
+    return replace(service, backends=tuple(b for b in service.backends if not b.registered))
+
+
+class Registrar:
+    """Adds registered backends; a service for which nothing has changed stays the same object. Which of them
+    take part is for the service, and for what this host's settings let etcd say."""
+
+    def __init__(self) -> None:
+        self._registrations: dict[str, tuple[Registered, ...]] = {}
+        self._policy = AddressPolicy()
+        self._known: dict[str, _Joined] = {}
+        self._ignoring: dict[str, _Problems] = {}
+        """What is ignored, by service, of those that ignore some."""
+        self._sizes: dict[str, int] = {}
+        """Endpoints that registered backends add to each service."""
+        self._size = 0
+        self._left_out: dict[str, int] = {}
+
+    def take(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
+        """These are all registrations now; the services for which they, or what they may, are other than
+        before."""
+        before, lasting = self._registrations, policy.lasting()
+        changed = {name for name in registrations if before.get(name) is not registrations[name]}
+        changed |= before.keys() - registrations.keys()
+        if lasting != self._policy:
+            changed.update(registrations)
+            self._known.clear()
+        self._policy = lasting
+        if changed:
+            self._registrations = dict(registrations)
+        return changed
+
+    def update(self, names: Iterable[str], services: Mapping[str, Service]) -> None:
+        """Find out who takes part in these services as they are declared now."""
+        for name in names:
+            if name in services:
+                self.extended(services[name])
+            else:
+                self.forget(name)
+
+    def extended(self, service: Service) -> Service:
+        """A service with its registered backends.
+
+        What is declared wins over what is registered at the same address and port. An address of the service
+        itself is no backend of it: its packets would come back to the rules for ever. What is beyond
+        `vipd.model.limits` is left out.
+        """
+        registered = self._registrations.get(service.name)
+        if registered is None:
+            self.forget(service.name)
+            return service
+        before = self._known.get(service.name)
+        if before is not None and before.service is service and before.registered is registered:
+            return before.made
+        self.forget(service.name)
+        ignored = {each.place: why for each in registered if (why := self._problems_of(service, each))}
+        if ignored:
+            self._ignoring[service.name] = ignored
+        made = self._joined(service, _fresh(service, registered, ignored), before.made if before else service)
+        self._known[service.name] = _Joined(service, registered, made)
+        return made
+
+    def _joined(self, service: Service, fresh: list[Backend], before: Service) -> Service:
+        """A service with as many of these backends as it has room for, first those that it had `before`."""
+        room = self._room(service)
+        if len(fresh) > room:
+            serving = {(b.address, b.port) for b in before.backends}
+            fresh.sort(key=lambda b: (b.address, b.port) not in serving)
+            self._left_out[service.name] = len(fresh) - room
+        added = tuple(replace(backend, registered=True) for backend in fresh[:room])
+        self._sizes[service.name] = len(added) * len(service.ports)
+        self._size += self._sizes[service.name]
+        return replace(service, backends=(*service.backends, *added)) if added else service
+
+    def ignored(self, service: str) -> tuple[Problem, ...]:
+        """Why registrations for a service do not take part in it."""
+        return tuple(problem for found in self._ignoring.get(service, {}).values() for problem in found)
+
+    def problems(self) -> dict[str, tuple[Problem, ...]]:
+        """What is wrong with registrations, by their place, of the first ones."""
+        found = [(place, why) for ignored in self._ignoring.values() for place, why in ignored.items()]
+        told = dict(found[:MOST_TOLD])
+        if more := found[MOST_TOLD:]:
+            place, why = more[0]
+            what = f"{len(more)} more registered backends do not take part"
+            told[place] = (*why, Problem(place, 0, "", what, "vipctl describe SERVICE tells of each service"))
+        return told
+
+    def forget(self, service: str) -> None:
+        """A service is no more, or nobody registers for it."""
+        self._known.pop(service, None)
+        self._ignoring.pop(service, None)
+        self._size -= self._sizes.pop(service, 0)
+        self._left_out.pop(service, None)
+
+    def warnings(self) -> list[str]:
+        """One line about the services that have more registered backends than they can have."""
+        if not self._left_out:
+            return []
+        first, number = next(iter(self._left_out.items()))
+        others = f" (and of {len(self._left_out) - 1} more services)" if len(self._left_out) > 1 else ""
+        what = f"{number} registered backends of {first}{others} are left out"
+        why = f"a service has {limits.BACKENDS} backends and {limits.SERVICE_ENDPOINTS} endpoints at most"
+        return [f"{what}: {why}; hint: remove keys below backends/"]
+
+    def _problems_of(self, service: Service, registered: Registered) -> tuple[Problem, ...]:
+        """An exception that nobody expected is a problem of this registration alone."""
+        try:
+            return admit_registered(service, registered, self._policy)
+        except Exception as error:
+            return (internal_problem(error, f"admitting it to {service.name}", registered.place),)
+
+    def _room(self, service: Service) -> int:
+        """How many registered backends a service may have."""
+        declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
+        in_all = max(0, limits.ALL_ENDPOINTS - self._size) // ports
+        at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))
+        own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports, at_each) - declared
+        return max(0, min(own, in_all))
+
+
+def _fresh(service: Service, registered: Iterable[Registered], ignored: _Problems) -> list[Backend]:
+    """The registered backends that take part: they are not declared, and no address of the service itself."""
+    taken = {(backend.address, backend.port) for backend in service.backends}
+    own = set(service.all_addresses())
+    joining = [backend for place, backend in registered if place not in ignored]
+    return [b for b in joining if (b.address, b.port) not in taken and b.address not in own]

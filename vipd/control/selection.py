@@ -1,0 +1,258 @@
+"""Who gets new flows, and with what share. Pure.
+
+The seam between what is declared and what a dataplane does: one `Forwarding` for each port of a service in
+each of its address families. It covers all of the service's addresses of that family, because kube-proxy's
+chains do (contract 1.5): affinity is then shared by them. The choice of endpoints is contract section 4's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from vipd.model.backend_status import GOOD, Admin, Standings
+from vipd.model.service import (
+    Backend,
+    BackendState,
+    Endpoint,
+    ExternalAddress,
+    Family,
+    Forwarding,
+    ForwardingKey,
+    Masquerade,
+    Policy,
+    Service,
+    ServicePort,
+    family_of,
+    port_names,
+)
+
+if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
+    from vipd.host.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What selection must know about this host."""
+
+    addresses: frozenset[str] = frozenset()
+    node_name: str = ""
+    zone: str = ""
+    node_names_only: bool = False
+    """Local means the node's name alone, as for kube-proxy; else an address on this host counts too."""
+
+    def runs(self, backend: Backend) -> bool:
+        """Whether a backend is on this host."""
+        if backend.node and self.node_name:
+            return backend.node == self.node_name
+        return not self.node_names_only and backend.address in self.addresses
+
+    def within(self, networks: Iterable[str]) -> bool:
+        """Whether one of this host's addresses lies in one of the networks."""
+        parsed = [ipaddress.ip_network(network) for network in networks]
+        own = [ipaddress.ip_address(address) for address in self.addresses] if parsed else []
+        return any(address in network for address in own for network in parsed)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionPolicy:
+    """What the daemon's settings and the host say where a service is silent."""
+
+    masquerade: Mapping[Family, Masquerade]
+    host: Host = Host()
+
+    @classmethod
+    def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
+        """What these settings say on a host with these addresses."""
+        host = Host(
+            frozenset(host_addresses), settings.node_name, settings.zone, settings.compat == "kube-proxy"
+        )
+        return cls({family: settings.masquerade_for(family) for family in Family}, host)
+
+
+class _Candidate(NamedTuple):
+    """A backend that could serve one port in one family. Fit for new flows means: as far as operator, checks
+    and weight say."""
+
+    endpoint: Endpoint
+    zones: tuple[str, ...]
+    local: bool
+    ready: bool
+    """Fit and up."""
+    ready_backup: bool
+    """The same, but for a backup."""
+    last_resort: bool
+    """Fit, but on its way out."""
+    down: bool
+    """The flows that it has should end."""
+    keeps_pins: bool
+    """It is draining, and clients with affinity to it still get to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The endpoints for traffic under each policy, and whether any could serve anywhere."""
+
+    cluster: tuple[_Candidate, ...]
+    local: tuple[_Candidate, ...]
+    served: bool
+    ready_local: tuple[_Candidate, ...]
+    """Those on this host that are ready, under any policy."""
+
+
+def choose(
+    service: Service, policy: SelectionPolicy, standings: Standings = MappingProxyType({})
+) -> tuple[Forwarding, ...]:
+    """Every forwarding of a service, its backends standing as said.
+
+    Backends of weight 0 take no new flows. Those that are ready serve; if there are none, ready backups do,
+    then those on their way out, then (`keeps_unhealthy`) the unhealthy ones, then the fallback's backends.
+    Without any of them the flow meets the service's refusal.
+    """
+    families = sorted({family_of(address) for address in service.all_addresses()})
+    names = port_names(service.ports)
+    return tuple(
+        _forwarding(
+            service, port, ForwardingKey(service.name, name, port.protocol, family), policy, standings
+        )
+        for family in families
+        for port, name in zip(service.ports, names, strict=True)
+    )
+
+
+def _forwarding(
+    service: Service, port: ServicePort, key: ForwardingKey, policy: SelectionPolicy, standings: Standings
+) -> Forwarding:
+    host = policy.host
+    known = _candidates(service.backends, port, key.family, host, standings)
+    spare = _candidates(service.fallback, port, key.family, host, standings)
+    external = _external(service, key.family)
+    accessible = bool(port.node_port or external)
+    chosen = _choose_endpoints(known, service, accessible, host)
+    if not chosen.served and service.keeps_unhealthy:
+        known = _candidates(service.backends, port, key.family, host, standings, forgiving=True)
+        chosen = _choose_endpoints(known, service, accessible, host)
+    if spare and not chosen.served:
+        chosen = _choose_endpoints(spare, service, accessible, host)
+    used = {candidate.endpoint for candidate in (*chosen.cluster, *chosen.local)}
+    return Forwarding(
+        key=key,
+        addresses=tuple(a for a in service.addresses if family_of(a) is key.family),
+        port=port.port,
+        endpoints=_endpoints(chosen.cluster),
+        masquerade=service.masquerade or policy.masquerade[key.family],
+        affinity_timeout=service.affinity.timeout if service.affinity else None,
+        refusal=service.refusal,
+        resting=tuple(c.endpoint for c in (*known, *spare) if c.endpoint not in used and not c.down),
+        down=tuple(c.endpoint for c in (*known, *spare) if c.down),
+        ends_flows=service.ends_flows,
+        answers_ping=service.answers_ping,
+        local_endpoints=_endpoints(chosen.local),
+        served=chosen.served,
+        internal_policy=service.internal_policy,
+        external_policy=service.external_policy if port.node_port or external else Policy.CLUSTER,
+        external_addresses=external,
+        allow_host=host.within(network for e in external for network in e.allow_from or ()),
+        node_port=port.node_port,
+        health_port=service.health_port,
+        ready_local=_addresses(chosen.ready_local) if service.health_port else (),
+        balance=service.balance,
+        pinned=_pinned(known, used) if service.affinity is not None else (),
+    )
+
+
+def _choose_endpoints(
+    candidates: tuple[_Candidate, ...], service: Service, accessible: bool, host: Host
+) -> _Chosen:
+    """Contract 4: ready ones; if there are none, ready backups, and then those on their way out; each policy
+    for itself.
+
+    Whatever is accessible from outside needs the cluster's endpoints too, for clients on this host.
+    """
+    local_internal = service.internal_policy is Policy.LOCAL
+    local_external = accessible and service.external_policy is Policy.LOCAL
+    backups = tuple(c for c in candidates if c.ready_backup)
+    ready = tuple(c for c in candidates if c.ready) or backups
+    leaving = tuple(c for c in candidates if c.last_resort)
+    cluster = () if local_internal and not accessible else _near(ready, host) or leaving
+    local = _on_host(ready) or _on_host(leaving) if local_internal or local_external else ()
+    return _Chosen(cluster, local, served=bool(ready or leaving), ready_local=_on_host(ready))
+
+
+def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
+    """Those for this host's zone, if every ready backend has zones and one has this; else all of them."""
+    near = tuple(c for c in ready if host.zone in c.zones)
+    return near if host.zone and near and all(c.zones for c in ready) else ready
+
+
+def _on_host(candidates: tuple[_Candidate, ...]) -> tuple[_Candidate, ...]:
+    return tuple(c for c in candidates if c.local)
+
+
+def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
+    """The external addresses of one family, each with the networks of that family that may use it."""
+    found = []
+    for external in service.external_addresses:
+        if family_of(external.address) is family:
+            allowed = service.allow_from if external.allow_from is None else external.allow_from
+            networks = tuple(network for network in allowed if family_of(network) is family)
+            found.append(replace(external, allow_from=networks))
+    return tuple(found)
+
+
+def _pinned(known: Iterable[_Candidate], used: Collection[Endpoint]) -> tuple[Endpoint, ...]:
+    """Draining backends that clients with affinity to them still get to."""
+    return tuple(c.endpoint for c in known if c.keeps_pins and c.endpoint not in used)
+
+
+def _candidates(
+    backends: tuple[Backend, ...],
+    port: ServicePort,
+    family: Family,
+    host: Host,
+    standings: Standings,
+    *,
+    forgiving: bool = False,
+) -> tuple[_Candidate, ...]:
+    """The backends of one family, sorted by their text as kube-proxy sorts endpoints. `forgiving`: all count
+    as healthy."""
+    found = []
+    for backend in backends:
+        number = backend.port_for(port)
+        if number is None or family_of(backend.address) is not family:
+            continue
+        standing = standings.get(str(backend), GOOD) if standings else GOOD
+        weight = backend.weight if standing.weight is None else standing.weight
+        healthy = standing.healthy or forgiving
+        fit = healthy and standing.admin is Admin.ACTIVE and weight > 0
+        up = fit and backend.state is BackendState.UP
+        down = backend.state is BackendState.DOWN or standing.admin is Admin.DISABLED or not healthy
+        found.append(
+            _Candidate(
+                Endpoint(backend.address, number, weight),
+                backend.zones,
+                host.runs(backend),
+                up and not backend.backup,
+                up and backend.backup,
+                fit and backend.state is BackendState.DRAIN,
+                down,
+                standing.pinned and not down and standing.admin is Admin.DRAINING,
+            )
+        )
+    found.sort(key=_text)
+    return tuple(found)
+
+
+def _text(candidate: _Candidate) -> str:
+    return str(candidate.endpoint)
+
+
+def _endpoints(candidates: tuple[_Candidate, ...]) -> tuple[Endpoint, ...]:
+    return tuple(candidate.endpoint for candidate in candidates)
+
+
+def _addresses(candidates: tuple[_Candidate, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(candidate.endpoint.address for candidate in candidates))

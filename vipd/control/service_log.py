@@ -1,0 +1,116 @@
+"""What the log says when services appear, change and disappear: a line each, or one line for a bulk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields as parts_of
+from types import MappingProxyType
+
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Backend, Origin, Service
+
+log = logging.getLogger(__name__)
+
+LINES_AT_ONCE = 20
+"""Above so many changes in one step the log tells their number alone."""
+NAMES_IN_BULK = 100
+CAUSES_IN_BULK = 3
+BACKENDS_NAMED = 8
+
+Services = Mapping[str, Service]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def tell_changes(
+    before: Services, after: Services, chosen: Collection[str], causes: Mapping[str, str] = _NOTHING
+) -> None:
+    """Log what differs; `chosen` names every service that may be new or different.
+
+    `causes` has who asked for a change, by service; the others were changed where they are declared.
+    """
+    gone = [name for name in before if name not in after]
+    new = [name for name in chosen if name not in before]
+    changed = [name for name in chosen if name in before and before[name] != after[name]]
+    if len(gone) + len(new) + len(changed) > LINES_AT_ONCE:
+        places = {name: _place((after.get(name) or before[name]).origin) for name in (*new, *changed, *gone)}
+        _tell_bulk((len(new), len(changed), len(gone)), {**places, **_only(causes, places)})
+        return
+    for name in new:
+        _tell_added(after[name], causes.get(name))
+    for name in changed:
+        _tell_changed(before[name], after[name], causes.get(name))
+    for name in gone:
+        _tell_removed(before[name], causes.get(name))
+
+
+def _tell_bulk(numbers: tuple[int, int, int], causes: Mapping[str, str]) -> None:
+    names = tuple(causes)[:NAMES_IN_BULK]
+    several = list(dict.fromkeys(cause.rpartition(":")[0] or cause for cause in causes.values()))
+    more = len(several) - CAUSES_IN_BULK
+    cause = ", ".join(several[:CAUSES_IN_BULK]) + (f" and {more} more" if more > 0 else "")
+    what = "{} added, {} changed, {} removed".format(*numbers)
+    extra = fields(Event.SERVICES_CHANGED, service=names, cause=cause, reason=what)
+    log.info("services: %s", what, extra=extra)
+
+
+def _tell_added(service: Service, asked: str | None) -> None:
+    number = len(service.backends)
+    told = f"{number} backend" if number == 1 else f"{number} backends"
+    cause, unit = asked or _place(service.origin), service.origin.owner
+    extra = fields(Event.SERVICE_ADDED, service=service.name, unit=unit, cause=cause, reason=told)
+    log.info("service %s added: %s; by %s", service.name, told, cause, extra=extra)
+
+
+def _tell_changed(old: Service, new: Service, asked: str | None) -> None:
+    differing = [part.name for part in parts_of(new) if part.compare and _differs(old, new, part.name)]
+    moves = dict(_moves(old.backends, new.backends))
+    told = [name.replace("_", " ") for name in differing if name != "backends"]
+    if "backends" in differing:
+        told.append(_backends_text(moves) if moves else "order of backends")
+    cause, what = asked or _place(new.origin), ", ".join(told)
+    extra = fields(
+        Event.SERVICE_CHANGED,
+        service=new.name,
+        backend=tuple(moves)[:BACKENDS_NAMED],
+        unit=new.origin.owner,
+        cause=cause,
+        reason=what,
+    )
+    log.info("service %s changed: %s; by %s", new.name, what, cause, extra=extra)
+
+
+def _tell_removed(service: Service, asked: str | None) -> None:
+    name, was = service.name, service.origin
+    cause = asked or f"{was.source} {was.path}".rstrip()  # where the line was another one may be now
+    reason = f"was by {_place(was)}"
+    extra = fields(Event.SERVICE_REMOVED, service=name, unit=was.owner, cause=cause, reason=reason)
+    log.info("service %s removed; %s%s", name, reason, f"; by {asked}" if asked else "", extra=extra)
+
+
+def _only(causes: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: causes[name] for name in names if name in causes}
+
+
+def _differs(old: Service, new: Service, part: str) -> bool:
+    before: object = getattr(old, part)
+    after: object = getattr(new, part)
+    return before != after
+
+
+def _moves(old: tuple[Backend, ...], new: tuple[Backend, ...]) -> Iterator[tuple[str, str]]:
+    """Each backend that came (`+`), went (`-`) or is declared otherwise (`~`)."""
+    before, after = {str(b): b for b in old}, {str(b): b for b in new}
+    yield from ((name, f"+{name}") for name in after.keys() - before.keys())
+    yield from ((name, f"-{name}") for name in before.keys() - after.keys())
+    yield from ((n, f"~{n}") for n in before.keys() & after.keys() if before[n] != after[n])
+
+
+def _backends_text(moves: Mapping[str, str]) -> str:
+    named = sorted(moves.values())
+    more = len(named) - BACKENDS_NAMED
+    return "backends " + " ".join(named[:BACKENDS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _place(origin: Origin) -> str:
+    return f"{origin.source} {origin}" if origin.path else str(origin)

@@ -1,0 +1,147 @@
+"""How a service is doing, and what serves of a refused file or key, in the words that `vipctl`, the API, the
+log and the status page share. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from vipd.control.catalog import NOTHING, Unit
+from vipd.declaration.problems import Problem
+from vipd.model.backend_status import Admin, Standing, Standings
+from vipd.model.service import BackendState, Forwarding, Frontend, Refusal, Service
+
+
+class ServiceState(NamedTuple):
+    """A word, and a sentence that says why."""
+
+    state: str
+    """`ok`, `degraded` (some new flows are refused, or some backends are down or unhealthy), `no-backends`
+    (all new flows are refused), `pending` (not in the kernel yet) or `quarantined`."""
+    message: str
+    """What is to be told first ends at the first semicolon; empty if there is nothing."""
+
+
+def state_of(
+    service: Service,
+    forwardings: Sequence[Forwarding],
+    standings: Standings,
+    quarantine: str | None = None,
+    pending: str | None = None,
+) -> ServiceState:
+    """The state of a service. `quarantine`: why the kernel does not take a part of it; `pending`: why its
+    rules are not in the kernel yet, may be empty. What an operator drains or disables is no fault.
+    """
+    if quarantine is not None:
+        return ServiceState("quarantined", quarantine)
+    if pending is not None:
+        return ServiceState("pending", pending)
+    empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
+    backends = _backends_told(service, standings)
+    if empty and len(empty) == len(forwardings):
+        return ServiceState("no-backends", "; ".join(filter(None, (_refused(empty), backends))))
+    told = [*((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
+    bad = bool(empty) or _down(service) or any(not standing.healthy for standing in standings.values())
+    return ServiceState("degraded" if bad else "ok", "; ".join(filter(None, told)))
+
+
+def in_panic(service: Service, standings: Standings) -> bool:
+    """Whether none of its own backends is healthy, and all serve for want of better."""
+    own = [standings.get(str(backend)) for backend in service.backends]
+    return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
+
+
+class RefusedUnit(NamedTuple):
+    """A unit that has problems, and how many of its services serve all the same."""
+
+    name: str
+    unit: Unit
+    serving: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether its last good version serves, all of it."""
+        return 0 < self.serving == len(self.unit.accepted.services)
+
+    @property
+    def serves(self) -> str:
+        """What of it serves."""
+        kind = {"file": "file", "etcd": "key"}.get(self.name.partition(":")[0], "store")
+        if not self.serving:
+            return f"nothing of the {kind} serves"
+        if self.whole:
+            return f"the last good version of the {kind} serves on"
+        parts = (self.unit.candidate, self.unit.accepted)
+        declared = {service.name for part in parts for service in part.services}
+        return f"{self.serving} of {len(declared)} services of the {kind} serve"
+
+
+def serving_by_owner(services: Iterable[Service]) -> Counter[str]:
+    """How many services of each unit serve."""
+    return Counter(service.origin.owner for service in services)
+
+
+def refused_units(
+    units: Mapping[str, Unit], problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
+) -> list[RefusedUnit]:
+    """The units that have problems. `serving`: how many services of each unit serve."""
+    # What joins a source, such as a registration, is no unit of it until it cannot be read.
+    return [RefusedUnit(n, units.get(n) or Unit(NOTHING), serving.get(n, 0)) for n in problems if problems[n]]
+
+
+def what_serves(refused: Sequence[RefusedUnit]) -> str:
+    """What serves of all these together; empty if there are none."""
+    if len(refused) < 2:
+        return "".join(each.serves for each in refused)
+    whole = sum(each.whole for each in refused)
+    nothing = sum(not each.serving for each in refused)
+    if whole == len(refused):
+        return "the last good versions go on serving"
+    if nothing == len(refused):
+        return "nothing of what is refused serves"
+    numbers = {
+        "in the last good version": whole,
+        "in part": len(refused) - whole - nothing,
+        "not at all": nothing,
+    }
+    told = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
+    return f"of {len(refused)} refused files and keys serve {told}"
+
+
+def _refused(empty: Sequence[Forwarding]) -> str:
+    frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
+    dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
+    return f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
+
+
+def _without(empty: Sequence[Forwarding], forwardings: Sequence[Forwarding]) -> str:
+    """Which part has no backends: a family, or so many of all."""
+    families = {f.key.family for f in empty}
+    alone = len(families) == 1 and len(empty) == sum(f.key.family in families for f in forwardings)
+    part = f"IPv{next(iter(families)).value}" if alone else f"{len(empty)} of {len(forwardings)} ports"
+    return f"{part} without backends"
+
+
+def _down(service: Service) -> int:
+    """Backends that are declared down."""
+    return sum(backend.state is BackendState.DOWN for backend in service.backends)
+
+
+def _backends_told(service: Service, standings: Standings) -> str:
+    """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
+    own = [standings[str(backend)] for backend in service.backends if str(backend) in standings]
+    spare = [standings[str(backend)] for backend in service.fallback if str(backend) in standings]
+    numbers = {
+        "draining": sum(standing.admin is Admin.DRAINING for standing in own),
+        "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
+        "unhealthy": _unhealthy(own),
+        "declared down": _down(service),
+        "of the fallback unhealthy": _unhealthy(spare),
+    }
+    told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
+    return f"{told}; all serve, as fallback: keep says" if in_panic(service, standings) else told
+
+
+def _unhealthy(standings: Sequence[Standing]) -> int:
+    return sum(not standing.healthy for standing in standings)

@@ -1,0 +1,168 @@
+"""What all sources declare now, and which services may be other than they were when that was last taken up.
+
+What is looked at is what has changed. The memory that this takes is only a saving: with `doubt` all of it is
+given up, and everything is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.catalog import Merged, Unit
+from vipd.control.contained_catalog import ContainedCatalog
+from vipd.control.registrations import Registrar, Registrations
+from vipd.declaration.problems import Problem
+from vipd.host.containment import Containment
+from vipd.host.gc_control import loading
+from vipd.model.check import Check
+from vipd.model.service import Service
+from vipd.sources.base import Source
+
+AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
+"""What this host lacks for each of some checks."""
+
+ACCEPT_SECONDS = 2.0
+"""How long a step waits until copies of accepted files are on disk: each takes some milliseconds."""
+
+IN_THREAD_ABOVE = 200
+"""Services above which a merge is done beside the event loop: it takes 10 ms and more then."""
+
+
+class Snapshot:
+    """The services of all sources, as far as they may serve, with the backends that registered themselves."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        registrations: Callable[[], Registrations],
+        containment: Containment,
+    ) -> None:
+        self._sources, self._registrations, self._containment = sources, registrations, containment
+        self._units: dict[str, Mapping[str, Unit]] = {}
+        """What each source declared when it was last read, by its place."""
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        """The last writing of each source that writes."""
+        self._registered_last: Registrations = {}
+        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
+        self._merged = Merged({}, {}, {})
+        self._touched: dict[str, None] = {}
+        self._faults: Mapping[str, tuple[str, ...]] | None = None
+        """None: nothing has been looked at yet."""
+
+    @property
+    def touched(self) -> Mapping[str, None]:
+        """Services that are new, other than before, or gone, since they were last taken up, in order."""
+        return self._touched
+
+    @property
+    def names(self) -> Iterable[str]:
+        """All services."""
+        return self._merged.services
+
+    def service(self, name: str) -> Service | None:
+        """A service, with its registered backends."""
+        declared = self._merged.services.get(name)
+        return None if declared is None else self._registrar.extended(declared)
+
+    def ignored(self, name: str) -> tuple[Problem, ...]:
+        """Why backends that registered themselves for a service do not take part in it."""
+        return self._registrar.ignored(name)
+
+    async def look(self, policy: AddressPolicy, ask: AskHost) -> Merged:
+        """See what the sources hold now, and tell them which of their versions serve. `ask` tells what this
+        host lacks for checks."""
+        changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
+        answers = await ask(self._admission.questions(changed))
+        joining = self._registrar.take(self._registered(), policy)
+        # What goes counts as well as what comes, and one conflict has all services merged from scratch.
+        known = len(self._merged.services) if changed or self._catalog.holds else 0
+        if known + self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
+            with loading():
+                await asyncio.to_thread(self._merge, changed, answers, joining)
+        else:
+            self._merge(changed, answers, joining)
+            await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
+        if changed or self._faults is None or any(self._faults.values()):
+            for source in self._sources:
+                await self._accept(source)
+        self._faults = self._faults_of_sources()
+        ignored = self._registrar.problems()
+        return (
+            replace(self._merged, problems={**ignored, **self._merged.problems}) if ignored else self._merged
+        )
+
+    @property
+    def internal_errors(self) -> bool:
+        """Whether an exception that nobody expected keeps some unit from being merged."""
+        return self._catalog.holds
+
+    def retry(self) -> None:
+        """Have the next look try again what an exception that nobody expected has kept out."""
+        self._catalog.retry()
+
+    def faults(self) -> Mapping[str, tuple[str, ...]]:
+        """What was wrong with the sources themselves at the last look, by their place."""
+        return self._faults or {}
+
+    def warnings(self) -> list[str]:
+        """What is left out beside what is refused."""
+        return self._registrar.warnings()
+
+    def taken_up(self) -> None:
+        """All that was touched is known now where it has to be."""
+        for name in self._touched:
+            if name not in self._merged.services:
+                self._registrar.forget(name)
+        self._touched = {}
+
+    def doubt(self, known: Iterable[str]) -> None:
+        """Trust nothing that is remembered: all services are touched, and those `known` elsewhere too."""
+        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
+        self._touched.update(dict.fromkeys(known))
+
+    def _units_of(self, source: Source) -> Mapping[str, Unit]:
+        """A source's units; while it fails in a way that nobody expected, those that it had."""
+        with self._containment.around(source.location, "reading its units"):
+            self._units[source.location] = source.units()
+        return self._units.get(source.location, {})
+
+    async def _accept(self, source: Source) -> None:
+        """Tell a source which of its versions serve. What takes long is left to itself and told as a
+        fault."""
+        if not source.writes:
+            with self._containment.around(source.location, "keeping what was accepted"):
+                source.accepted(self._merged.chosen)
+            return
+        running = self._accepting.get(source.location)
+        if running is None or running.done():
+            running = asyncio.ensure_future(asyncio.to_thread(source.accepted, dict(self._merged.chosen)))
+            self._accepting[source.location] = running
+        await asyncio.wait((running,), timeout=ACCEPT_SECONDS)
+        with self._containment.around(source.location, "keeping what was accepted"):
+            if not running.done():
+                raise TimeoutError(f"the disk takes more than {ACCEPT_SECONDS:.0f} s")
+            running.result()
+
+    def _faults_of_sources(self) -> Mapping[str, tuple[str, ...]]:
+        found = dict[str, tuple[str, ...]]()
+        for source in self._sources:
+            with self._containment.around(source.location, "asking for its faults"):
+                found[source.location] = source.faults()
+        return found
+
+    def _registered(self) -> Registrations:
+        """Who registered; while that cannot be read, who was known before."""
+        with self._containment.around("registered backends", "reading them"):
+            self._registered_last = self._registrations()
+        return self._registered_last
+
+    def _merge(
+        self, changed: set[str], answers: Mapping[Check, tuple[str, ...]], joining: Collection[str]
+    ) -> None:
+        admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
+        self._merged = self._catalog.merge(self._admission.units, admitted)
+        self._touched.update(dict.fromkeys((*self._merged.touched, *joining)))
+        self._registrar.update((*self._merged.touched, *joining), self._merged.services)

@@ -1,0 +1,80 @@
+"""Which changes wait for a later step, so that small ones do not wait for large ones. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from vipd.model.service import Forwarding, ForwardingKey, Protocol
+
+LARGE = 1000
+"""Work of a forwarding (`Forwarding.work`) above which it is large: iptables-nft-restore is quadratic in the
+jumps of a chain."""
+
+MOST_AT_ONCE = 5000
+"""Work of the large forwardings that one step writes, unless a single one is more."""
+
+Changes = Mapping[ForwardingKey, Forwarding | None]
+Before = Callable[[ForwardingKey], Forwarding | None]
+"""What the dataplane has in the place of a change."""
+Place = tuple[str, int, Protocol]
+"""An address, or "" for the host itself, with a port of it."""
+
+
+class WriteOrder:
+    """Divides changes among steps.
+
+    Where small changes meet large ones, the small ones are written first. The large ones follow in steps of
+    their own, some at a time; small changes that come meanwhile delay them by every other step at most.
+    """
+
+    def __init__(self) -> None:
+        self._gave_way = False
+        """At the last step all large changes were postponed."""
+
+    def postponed(self, changes: Changes, before: Before) -> Changes:
+        """The changes to leave for a later step, each with what the dataplane has in its place.
+
+        A large change is never parted from one that has, or had, the same address and port: a frontend that
+        moves from one service to another is never missing, and never in both.
+        """
+        large = {key: f.work() for key, f in changes.items() if f is not None and f.work() > LARGE}
+        if not large or len(changes) == 1:
+            self._gave_way = False
+            return {}
+        shared = _shared(changes, before)
+        movable = [key for key in large if shared.isdisjoint(_places(changes[key], before(key)))]
+        gives_way = len(movable) < len(changes) and not self._gave_way
+        later = movable if gives_way else movable[_fitting([large[key] for key in movable]) :]
+        self._gave_way = bool(later) and gives_way
+        return {key: before(key) for key in later}
+
+
+def _fitting(works: Sequence[int]) -> int:
+    """How many of the first ones a step may write."""
+    total = 0
+    for count, work in enumerate(works):
+        total += work
+        if count and total > MOST_AT_ONCE:
+            return count
+    return len(works)
+
+
+def _shared(changes: Changes, before: Before) -> frozenset[Place]:
+    """Places that more than one of the changes is about."""
+    count = Counter(place for key, f in changes.items() for place in set(_places(f, before(key))))
+    return frozenset(place for place, changing in count.items() if changing > 1)
+
+
+def _places(*forwardings: Forwarding | None) -> Iterator[Place]:
+    """Where rules lead from to these. A health port is none of them: vipd itself answers there."""
+    for forwarding in forwardings:
+        if forwarding is None:
+            continue
+        port, protocol = forwarding.port, forwarding.key.protocol
+        for address in forwarding.addresses:
+            yield address, port, protocol
+        for external in forwarding.external_addresses:
+            yield external.address, port, protocol
+        if forwarding.node_port:
+            yield "", forwarding.node_port, protocol

@@ -1,0 +1,43 @@
+"""The programs that read and write rules: how long each may run, and what of it is a sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from vipd.control.heartbeat import Pulse
+from vipd.host.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
+
+BYTES_A_SECOND = 250_000
+"""Of rules, at the least. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
+
+
+def rule_programs(started: Started, pulse: Pulse, limit: float = LIMIT_SECONDS) -> Runner:
+    """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
+    what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
+
+    While it works on a large input that is told by signs of life; the last of them comes no less than `limit`
+    before its end. Each block of rules that was dealt with is one, too: a large load has many.
+    """
+
+    async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:
+        more = len(stdin) / BYTES_A_SECOND
+        beating = asyncio.create_task(_beat(pulse, more), name="beat")
+        try:
+            finished = await run(argv, stdin, started, limit + more, STALL_SECONDS)
+        finally:
+            beating.cancel()
+        if stdin:
+            pulse.beat()
+        return finished
+
+    return run_and_beat
+
+
+async def _beat(pulse: Pulse, seconds: float) -> None:
+    """Beat for so long, and not at its beginning."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while (left := end - clock()) > 0:
+        await asyncio.sleep(min(pulse.every, left))
+        pulse.beat()

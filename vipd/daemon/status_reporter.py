@@ -1,0 +1,169 @@
+"""What the service manager is told of a reconciler: ready, status, signs of life, reloading, stopping.
+
+Signs of life are sent when the reconciler's own loop beats and at no other time, so that whatever holds up
+that loop ends them. systemd then ends the daemon, whose rules stay, and starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from vipd.control.progress import Progress
+from vipd.control.reconciler import Reconciler
+from vipd.host.systemd.notify import Notifier, one_line
+
+EXTENSION_SECONDS = 60
+"""Time that each sign of progress gives to a start."""
+READY_DESPITE_SECONDS = 20.0
+"""How long a start may fail before it counts as ready all the same: the API answers, the status says what is
+wrong, and whoever waits for the unit does not wait in vain."""
+STATUS_SECONDS = 1.0
+"""A status is sent at most so often."""
+BEATS_PER_WATCHDOG = 2
+"""Signs of life in the time after which their absence counts, as sd_watchdog_enabled(3) advises."""
+LONGEST_PROGRAM_SECONDS = 60.0
+SHORTEST_PROGRAM_SECONDS = 20.0
+_SPARE_SECONDS = 5.0
+
+
+def beat_seconds(notifier: Notifier) -> float:
+    """How often an idle loop has to beat for the watchdog."""
+    return (notifier.watchdog_seconds or 2 * LONGEST_PROGRAM_SECONDS) / BEATS_PER_WATCHDOG
+
+
+def program_seconds(notifier: Notifier) -> float:
+    """How long a program may run: it is to be killed, and that told, before the watchdog ends the daemon."""
+    if notifier.watchdog_seconds is None:
+        return LONGEST_PROGRAM_SECONDS
+    room = notifier.watchdog_seconds - _SPARE_SECONDS
+    return min(LONGEST_PROGRAM_SECONDS, max(SHORTEST_PROGRAM_SECONDS, room))
+
+
+class Reporter:
+    """Speaks for one reconciler, from its loop and to one notifier."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        reconciler: Reconciler,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._notifier, self._reconciler, self._clock = notifier, reconciler, clock
+        self._ready = self._stopping = False
+        self._failing_since: float | None = None
+        """When the first step failed, and none before that was good."""
+        self._status = ""
+        self._later: asyncio.TimerHandle | None = None
+        self._sent: dict[str, float] = {}
+        """When each kind of notification was sent last."""
+        self._reloading = asyncio.Lock()
+        reconciler.pulse.listeners.append(self.beaten)
+        reconciler.after_step.append(self.look)
+
+    def beaten(self) -> None:
+        """The loop goes on: a sign of life, and before the first good step more time for the start."""
+        seconds = self._notifier.watchdog_seconds
+        if seconds is not None and self._due("watchdog", min(1.0, seconds / 8)):
+            self._notifier.send("WATCHDOG=1")
+        # A start that has failed once is not to be prolonged for ever by being tried again.
+        starting = not self._ready and not self._reconciler.progress.failures
+        if starting and self._due("extension", 1.0):
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
+        if not self._tell_ready():
+            self._look_soon()  # not at once: most changes are over before anybody could read of them
+
+    def look(self) -> None:
+        """Say that the daemon is ready once it is, and how it is doing when that has changed."""
+        if self._stopping or self._tell_ready():
+            return
+        if self._due("status", STATUS_SECONDS):
+            self._tell_status()
+        else:
+            self._look_soon()
+        if self._failing_since is not None and not self._ready:
+            self._look_soon()  # the next try may be far
+
+    @asynccontextmanager
+    async def reloading(self) -> AsyncIterator[None]:
+        """Say that a reload begins, and in the end that it is over, however it went. One at a time."""
+        async with self._reloading:
+            if not self._ready:
+                yield  # ready would be a lie before the first good step
+                return
+            self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                yield
+            finally:
+                self._status = status_text(self._reconciler)
+                self._notifier.send("READY=1", f"STATUS={self._status}")
+
+    def stopping(self) -> None:
+        """Say that the daemon stops; the last word."""
+        self._stopping = True
+        if self._later:
+            self._later.cancel()
+        self._notifier.send("STOPPING=1", "STATUS=stopping; the rules stay in the kernel")
+
+    def _tell_ready(self) -> bool:
+        """Whether that was to be told now."""
+        if self._ready or not (self._reconciler.progress.done or self._fails_for_long()):
+            return False
+        self._status = status_text(self._reconciler)
+        self._ready = self._notifier.send("READY=1", f"STATUS={self._status}")
+        self._sent["status"] = self._clock()
+        return True
+
+    def _fails_for_long(self) -> bool:
+        if self._failing_since is None and self._reconciler.progress.failures:
+            self._failing_since = self._clock()
+        since = self._failing_since
+        return since is not None and self._clock() - since >= READY_DESPITE_SECONDS
+
+    def _look_soon(self) -> None:
+        if self._later is None and not self._stopping:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(STATUS_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._later = None
+        self.look()
+
+    def _tell_status(self) -> None:
+        status = status_text(self._reconciler)
+        if status != self._status and self._notifier.send(f"STATUS={status}"):
+            self._status = status
+
+    def _due(self, kind: str, pause: float) -> bool:
+        now, last = self._clock(), self._sent.get(kind)
+        if last is not None and now - last < pause:
+            return False
+        self._sent[kind] = now
+        return True
+
+
+def status_text(reconciler: Reconciler) -> str:
+    """One line such as `12 services, 31/33 backends ready, in sync`."""
+    progress, services = reconciler.progress, reconciler.services
+    if not progress.done:
+        what = f"starting with {_several(len(services), 'service')}" if services else "starting"
+        return one_line(f"{what}; {progress.fault}" if progress.fault else what)
+    ready = f"{reconciler.readiness.ready}/{reconciler.readiness.declared} backends ready"
+    parts = [_several(len(services), "service"), ready, _state(progress)]
+    if refused := len(reconciler.problems):
+        parts.append(f"{refused} with problems: see vipctl status")
+    return one_line(", ".join(parts))
+
+
+def _state(progress: Progress) -> str:
+    if progress.fault:
+        return f"failed: {progress.fault}"
+    if progress.done != progress.wanted:
+        return "changing"
+    return f"{len(progress.quarantined)} quarantined" if progress.quarantined else "in sync"
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

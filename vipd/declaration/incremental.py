@@ -1,0 +1,180 @@
+"""Reading a file again of which little has changed: only the services between the first and the last change.
+
+That is enough where both texts are the same up to the beginning of a service and again from the beginning of
+another one: a YAML reader is then in the same state at both places. It is so in a file of vipd/v1 with one
+document whose last key is `services`, in block style. What is read anew has to be without fault by itself.
+In every other case the whole text is read, so that what is found never depends on an earlier text. So it is
+where much has changed. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vipd.declaration.conflicts import backend_addresses, find_conflicts
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.pieces import Utf8, common_prefix, common_suffix, find, find_last, lines_before, search
+from vipd.declaration.problems import Declaration
+from vipd.model import limits
+from vipd.model.service import Service
+
+_VERSION = re.compile(rb"^apiVersion: +vipd/v1 *$", re.MULTILINE)
+_SERVICES = re.compile(rb"^services: *(?:#.*)?$", re.MULTILINE)
+_ITEM = re.compile(rb"( {0,100})- [^\s#]")
+_OTHER_BREAKS = re.compile(rb"\r|\xc2\x85|\xe2\x80[\xa8\xa9]")
+_REFERS = re.compile(rb"[&*]")
+
+_LARGEST_HEAD = 2**20
+"""Bytes before the first service."""
+_LARGEST_CHANGE = 2**22
+"""Bytes from the first change to the last: some ten thousand services."""
+_LAST_LINE = 2**20
+"""Of a change: as many empty lines stand in its place before it, where no value may be as long."""
+
+
+def parse_again(
+    text: str | Utf8, path: str, earlier: str | Utf8, known: Declaration, source: str = "file"
+) -> Declaration:
+    """What `parse_declaration` says of `text`, when it has said `known` of an earlier text of the same file.
+
+    Services that stand where they stood and say the same stay the same objects.
+    """
+    text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
+    change = _change(text, earlier, known)
+    found = change and _combined(change, path, known, source)
+    return found or parse_declaration(text, path, source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Which services of an earlier text have to be read anew, and their new text."""
+
+    first: int
+    """Index of the first."""
+    end: int
+    """Index behind the last."""
+    text: bytes
+    """Lines at their places: what stands before the first service, and those that have to be read."""
+    shift: int
+    """By how many lines the services behind have moved."""
+
+
+def _change(text: Utf8, earlier: Utf8, known: Declaration) -> _Change | None:
+    """What has to be read; None if that is the whole text."""
+    lines = [service.origin.line for service in known.services]
+    layout = _layout(earlier, lines[0]) if lines and known.ok and not known.notes else None
+    if layout is None or _has_other_breaks(text):
+        return None
+    head, mark, outside = layout
+    same = common_prefix(earlier, text)
+    start = find_last(earlier, mark, head - 1, same) + 1
+    if start < head or search(earlier, outside, head - 1):
+        return None
+    left = min(len(earlier), len(text)) - start
+    rest = common_suffix(earlier, text, left)
+    end = find(earlier, mark, len(earlier) - rest) + 1 if rest else 0
+    end = end or len(earlier)
+    if end - start > _LARGEST_CHANGE or len(text) - len(earlier) + end - start > _LARGEST_CHANGE:
+        return None
+    new, old = bytes(text[start : len(text) - len(earlier) + end]), bytes(earlier[start:end])
+    if search(b"\n" + new, outside) or not new.startswith(mark[1:]) or _refers(new) or _refers(old):
+        return None
+    at = lines_before(earlier, start) + 1
+    behind = at + lines_before(old, len(old))
+    first, last = bisect_left(lines, at), bisect_left(lines, behind)
+    if lines[first : first + 1] != [at] or (end < len(earlier) and lines[last : last + 1] != [behind]):
+        return None
+    above = bytes(earlier[:head])
+    if at > _LAST_LINE:
+        return None
+    padded = above + b"\n" * (at - 1 - lines_before(above, head)) + new
+    shift = lines_before(new, len(new)) - lines_before(old, len(old))
+    return _Change(first, last if end < len(earlier) else len(lines), padded, shift)
+
+
+def _has_other_breaks(text: Utf8) -> bool:
+    return search(text, _OTHER_BREAKS)
+
+
+def _refers(text: bytes) -> bool:
+    return search(text, _REFERS)
+
+
+def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | None:
+    """Where the first service begins, what each begins with, and how to find what stands outside of all. None
+    unless the text is one of those that can be read in part."""
+    start = 0
+    for _ in range(line - 1):
+        start = find(text, b"\n", start) + 1
+        if start > _LARGEST_HEAD:
+            return None
+    item = _ITEM.match(text, start)
+    head = bytes(text[:start])
+    if item is None or not start or not _VERSION.search(head) or not _SERVICES.search(head):
+        return None
+    if head.count(b"\n---") or head.startswith(b"---") or _has_other_breaks(text):
+        return None
+    mark = b"\n" + item[1] + b"- "
+    return start, mark, re.compile(rb"\n(?!- )[^ #\n]" if not item[1] else rb"\n[^ #\n]")
+
+
+def _combined(change: _Change, path: str, known: Declaration, source: str) -> Declaration | None:
+    """The known services with those that were read anew; None if there is anything to be said of them."""
+    read = parse_declaration(change.text, path, source)
+    if not read.ok or read.notes:
+        return None
+    before, between, behind = _split(known.services, change.first, change.end)
+    fresh = _kept(between, read.services)
+    if change.shift:
+        behind = tuple(_moved(service, change.shift) for service in behind)
+    services = (*before, *fresh, *behind)
+    more = not _claims(fresh) <= _claims(between) or _has_vips(
+        services, _backends(fresh) - _backends(between)
+    )
+    if more and find_conflicts(services):
+        return None
+    if _size(fresh) > _size(between) and not _within_limits(services):
+        return None
+    return Declaration(services)
+
+
+def _size(services: Sequence[Service]) -> int:
+    return sum(map(limits.size_of, services))
+
+
+def _within_limits(services: Sequence[Service]) -> bool:
+    return len(services) <= limits.SERVICES and _size(services) <= limits.UNIT_ENDPOINTS
+
+
+def _split(services: Sequence[Service], first: int, end: int) -> tuple[tuple[Service, ...], ...]:
+    return tuple(services[:first]), tuple(services[first:end]), tuple(services[end:])
+
+
+def _kept(before: Sequence[Service], after: Sequence[Service]) -> list[Service]:
+    """The services of `after`, those that are equal to one before and at the same line being that one."""
+    known = {service.origin.line: service for service in before}
+    found = []
+    for service in after:
+        twin = known.get(service.origin.line)
+        found.append(twin if twin == service else service)
+    return [service for service in found if service is not None]
+
+
+def _moved(service: Service, lines: int) -> Service:
+    return replace(service, origin=replace(service.origin, line=service.origin.line + lines))
+
+
+def _claims(services: Sequence[Service]) -> set[object]:
+    return {claim for service in services for claim in (service.name, *service.frontends())}
+
+
+def _backends(services: Sequence[Service]) -> set[str]:
+    return {address for service in services for address in backend_addresses(service)}
+
+
+def _has_vips(services: Sequence[Service], addresses: set[str]) -> bool:
+    """Whether one of these addresses is a service's. All are looked through, which takes no call for each."""
+    return bool(addresses) and not addresses.isdisjoint({a for each in services for a in each.addresses})

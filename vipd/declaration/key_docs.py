@@ -1,0 +1,297 @@
+"""What each key of vipd/v1 means, for the manual page vipd-services(5) and for docs/declaration.md. Pure.
+
+A key that a reader learns gets one line here, and the same words in its row of docs/declaration.md; tests
+compare all three. Words in backquotes are to be written as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from vipd.declaration.backend_reader import BACKEND_KEYS
+from vipd.declaration.check_reader import CHECK_KEYS
+from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
+from vipd.declaration.native import DOCUMENT_KEYS
+from vipd.declaration.policy_reader import AFFINITY_KEYS, FALLBACK_KEYS
+from vipd.declaration.port_reader import PORT_KEYS
+from vipd.declaration.service_reader import SERVICE_KEYS
+
+
+class Key(NamedTuple):
+    """One key: what may stand behind it, what holds without it (empty: it is required, or may be missing
+    without a consequence), and what it means.
+    """
+
+    form: str
+    default: str
+    meaning: str
+
+
+class Mode(NamedTuple):
+    """A masquerade mode: the new flows that it masquerades, and where to choose it."""
+
+    flows: str
+    choose_it_when: str
+
+
+class Group(NamedTuple):
+    """The keys of one mapping. `title`: its heading in manual and docs; `keys`: those its reader knows."""
+
+    title: str
+    keys: Collection[str]
+    meanings: Mapping[str, Key]
+
+    def described(self) -> Iterator[tuple[str, Key]]:
+        """Every key in the reader's order; raises LookupError for one that has no meaning."""
+        for key in self.keys:
+            if key not in self.meanings:
+                raise LookupError(f"{self.title}: no meaning of {key}; hint: vipd/declaration/key_docs.py")
+            yield key, self.meanings[key]
+
+
+DOCUMENT = {
+    "apiVersion": Key("`vipd/v1`", "", "Required. A document of another version is not read on."),
+    "defaults": Key(
+        "a mapping of `affinity`, `masquerade`, `fallback`, `balance`, `check`, `slow_start`, `weight_from`",
+        "",
+        "What the services of this document have that say nothing else.",
+    ),
+    "services": Key("a list", "", "May be missing or empty."),
+}
+
+SERVICE = {
+    "name": Key(
+        "text",
+        "the first frontend, `10.96.0.10:53/udp`",
+        "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host.",
+    ),
+    "address": Key("an IPv4 or IPv6 address, or a list", "none", "The virtual IPs."),
+    "ports": Key("a port or a list, at least one", "", "Required. What clients connect to."),
+    "backends": Key("a backend or a list, may be empty", "none", "Who serves."),
+    "affinity": Key(
+        "`none`, `client-ip`, a duration, or a mapping", "`none`", "Whether a client keeps its backend."
+    ),
+    "masquerade": Key("a mode", "`auto`", "Which flows get this host's address as their source."),
+    "fallback": Key(
+        "`reject`, `drop`, `keep`, or a mapping",
+        "`reject`",
+        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
+    ),
+    "external_addresses": Key("an external address or a list", "none", "Addresses for clients from outside."),
+    "load_balancer_addresses": Key(
+        "the same", "none", "The same, called a load balancer's in rules and by Kubernetes."
+    ),
+    "allow_from": Key(
+        "a network, a list, or `any`",
+        "`any`",
+        "Who may use the external addresses that do not say so themselves.",
+    ),
+    "node_port": Key("1 to 65535", "none", "Short for `node_port` of the only port."),
+    "health_port": Key(
+        "1 to 65535",
+        "none",
+        "TCP port of this host that tells outer load balancers whether to send traffic here.",
+    ),
+    "traffic_policy": Key("a mapping", "`cluster` for both", "Whether only backends on this host serve."),
+    "on_remove": Key(
+        "`keep` or `reset`",
+        "`keep`",
+        "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are "
+        "ended; also when the port or the whole service is removed. A TCP client gets a reset with "
+        "the next packet that it sends, for ten minutes after a frontend was removed. UDP flows "
+        "always end.",
+    ),
+    "respond_to_ping": Key(
+        "`true` or `false`",
+        "`true`",
+        "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
+        "Never with the prefix KUBE or `compat: kube-proxy`.",
+    ),
+    "registrations": Key(
+        "`true` or `false`",
+        "`true` in etcd, else `false`",
+        "Whether backends that register themselves in etcd take part.",
+    ),
+    "balance": Key(
+        "`random`, `round-robin` or `source-hash`",
+        "`random`",
+        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
+        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
+        "second to make, beside all other work, and 30 MB meanwhile.",
+    ),
+    "check": Key(
+        "a type of check, or a mapping", "`none`", "How backends are checked that say nothing else."
+    ),
+    "slow_start": Key(
+        "a duration, up to 1h",
+        "`0s`",
+        "How long the share of a backend that has become healthy again takes to grow to its full.",
+    ),
+    "weight_from": Key(
+        "`declaration` or `check`",
+        "`declaration`",
+        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP"
+        " check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of "
+        "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
+        "`vipctl describe` says what came.",
+    ),
+}
+
+PORT = {
+    "name": Key(
+        "text", "none", "1 to 63 of `a-z 0-9 -`, at least one letter. Needed only for `ports` of a backend."
+    ),
+    "port": Key("1 to 65535", "", "Required. What clients connect to."),
+    "protocol": Key("`tcp`, `udp` or `sctp`", "`tcp`", "Of clients and backends."),
+    "target": Key("1 to 65535", "`port`", "The backends' port."),
+    "node_port": Key("1 to 65535", "none", "Port on this host's own addresses that leads here too."),
+}
+
+BACKEND = {
+    "address": Key(
+        "an IPv4 or IPv6 address",
+        "",
+        "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
+    ),
+    "port": Key("1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."),
+    "ports": Key(
+        "a mapping of port names to numbers",
+        "all ports",
+        "The only ports that it serves, each with its own number. Not beside `port`.",
+    ),
+    "weight": Key(
+        "0 to 65535", "1", "Its share of new flows is its weight over the sum of all. 0: no new flows."
+    ),
+    "state": Key(
+        "`up`, `drain` or `down`",
+        "`up`",
+        "`drain`: new flows only while nothing that is up can serve. "
+        "`down`: none, and flows are treated as if it were removed.",
+    ),
+    "node": Key(
+        "text", "none", "The host it runs on, for the policy `local`. Compared with the setting `node_name`."
+    ),
+    "zone": Key(
+        "text or a list", "none", "Zones whose clients it should serve. Compared with the setting `zone`."
+    ),
+    "backup": Key("`true` or `false`", "`false`", "Serves only while no backend that is none can."),
+    "check": Key("a type of check, or a mapping", "the service's", "How this backend is checked."),
+}
+
+AFFINITY = {
+    "by": Key("`client-ip`", "", "Required in a mapping."),
+    "timeout": Key("a duration, 1s to 1d", "`3h`", "Counts from the client's last new flow."),
+}
+
+FALLBACK = {
+    "backends": Key(
+        "as for a service, at least one",
+        "",
+        "Serve while no backend of the service can, on any host. If they cannot either, the flow is refused.",
+    ),
+}
+
+EXTERNAL_ADDRESS = {
+    "address": Key("an IPv4 or IPv6 address", "", "Required."),
+    "allow_from": Key(
+        "a network, a list, or `any`",
+        "the service's `allow_from`",
+        "Sources that may use it. Packets of others are dropped.",
+    ),
+}
+
+TRAFFIC_POLICY = {
+    "internal": Key("`cluster` or `local`", "`cluster`", "For traffic to `address`."),
+    "external": Key("`cluster` or `local`", "`cluster`", "For traffic to external addresses and node ports."),
+}
+
+CHECK = {
+    "type": Key("`none`, `tcp`, `http`, `https`, `udp`, `dns` or `exec`", "", "Required in a mapping."),
+    "interval": Key(
+        "a duration, 100ms to 60m",
+        "`5s`",
+        "From one question to the next. At least 1s for a backend that registers itself.",
+    ),
+    "timeout": Key("a duration, 100ms to `interval`", "`2s`", "Longest time for an answer."),
+    "rise": Key("1 to 100", "2", "Good answers in a row that make an unhealthy backend healthy."),
+    "fall": Key("1 to 100", "3", "Bad answers in a row that make a healthy backend unhealthy."),
+    "start": Key("`healthy` or `unhealthy`", "`healthy`", "What it counts as until the first verdict."),
+    "jitter": Key("`0%` to `50%`", "`10%`", "By how much pauses are shortened at random."),
+    "port": Key("1 to 65535", "the backend's own", "The port that is asked."),
+    "method": Key("an HTTP method", "`GET`", "http, https: of the request."),
+    "path": Key("a path", "`/`", "http, https: of the request."),
+    "host": Key("a host name", "the address and port", "http, https: the Host header."),
+    "status": Key(
+        "a status, a range, or a list",
+        "`200-399`",
+        "http, https: good ones. Redirections are not followed.",
+    ),
+    "body": Key(
+        "text, or a regular expression", "any body", "http, https: found in the answer's first 64 KiB."
+    ),
+    "verify": Key("`true` or `false`", "`true`", "https: whether the certificate must be valid."),
+    "ca": Key(
+        "a file's path",
+        "the host's",
+        "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where nothing names "
+        "files of hosts.",
+    ),
+    "server_name": Key("a host name", "`host`, else the address", "https: name sent (SNI) and verified."),
+    "send": Key("text, or `hex:` and digits", "", "udp: the datagram. Required."),
+    "expect": Key(
+        "text, or `hex:` and digits",
+        "silence is good",
+        "udp: what the answer begins with. Without it only an ICMP refusal is bad.",
+    ),
+    "query": Key("a domain name", "`.`", "dns: the name that is asked for."),
+    "record": Key(
+        "`A`, `AAAA`, `NS`, `SOA`, `TXT`, `MX`, `SRV`, `CNAME` or `PTR`", "`A`", "dns: the type of record."
+    ),
+    "rcode": Key("a response code", "`NOERROR`", "dns: of a good answer."),
+    "answer": Key("the text of a record", "any or none", "dns: must be among the answers."),
+    "command": Key(
+        "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
+    ),
+    "user": Key(
+        "a user's name",
+        "`vipd-check`, or `nobody` where there is no such user",
+        "exec: who runs it. Never root, nor who may change what vipd does.",
+    ),
+}
+
+MASQUERADE_MODES = {
+    "auto": Mode(
+        "as the setting `masquerade` says; if that is `auto` too: `off-cluster` where `cluster_cidrs` names "
+        "a network of the family, else `forwarded` (with `compat: kube-proxy`: no flow to `address`)",
+        "you have no reason for another",
+    ),
+    "always": Mode("all", "programs of this host, too, use a source address that backends have no route to"),
+    "forwarded": Mode(
+        "those that come from other hosts", "backends would answer clients directly, past this host"
+    ),
+    "off-cluster": Mode(
+        "those from outside the setting `cluster_cidrs`; if that names no network of the family, all",
+        "replies to clients in those networks come back through this host anyway",
+    ),
+    "hairpin": Mode(
+        "no others; also not those to external addresses and node ports",
+        "this host is the backends' route to all clients, and backends must see the client",
+    ),
+}
+
+GROUPS = {
+    group.title: group
+    for group in (
+        Group("A document", DOCUMENT_KEYS, DOCUMENT),
+        Group("A service", SERVICE_KEYS, SERVICE),
+        Group("A port", PORT_KEYS, PORT),
+        Group("A backend", BACKEND_KEYS, BACKEND),
+        Group("Affinity", AFFINITY_KEYS, AFFINITY),
+        Group("Fallback", FALLBACK_KEYS, FALLBACK),
+        Group("An external address", EXTERNAL_KEYS, EXTERNAL_ADDRESS),
+        Group("Traffic policies", TRAFFIC_KEYS, TRAFFIC_POLICY),
+        Group("A check", CHECK_KEYS, CHECK),
+    )
+}
+"""Every mapping of the language, in the order of the manual."""

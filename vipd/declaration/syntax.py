@@ -1,0 +1,291 @@
+"""The short forms of addresses, ports, backends, frontends and durations, in files and on the command line.
+
+Imports the standard library and `vipd.model.service` only, so that a command line starts fast. Pure. Every function
+takes text, returns a canonical value and raises `NotationError` with the fault and the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from ipaddress import AddressValueError, IPv6Address, ip_network
+from typing import NoReturn
+
+from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, socket_text
+
+MAX_PORT = 65535
+
+MAX_SECONDS = 10**9
+"""Longest duration in seconds, some thirty years: larger ones are slips of the pen."""
+
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4_TEXT = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_IPV4 = re.compile(_IPV4_TEXT)
+_IPV4_BACKEND = re.compile(rf"({_IPV4_TEXT})(?::([1-9][0-9]{{0,4}}))?(?:@(0|[1-9][0-9]{{0,4}}))?")
+_IPV4_LIKE = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
+_HOST_NAME = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]+")
+_PREFIX_LENGTH = re.compile(r"0|[1-9][0-9]{0,2}")
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_DURATION = re.compile(r"(0|[1-9][0-9]{0,17})([smhd]?)")
+_PERIOD = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|)")
+_PERIOD_UNITS = {"ms": 1, "s": 1000, "": 1000, "m": 60_000}
+_PERCENT = re.compile(r"([0-9]{1,3})%")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
+_LONGEST_SHOWN = 60
+
+
+class NotationError(ValueError):
+    """Text that is not in the form wanted: `what` is wrong, and a `hint` at the way out (may be empty)."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else what)
+        self.what = what
+        self.hint = hint
+
+
+def shown(text: str) -> str:
+    """The text as messages show it: in quotes, on one line, cut when long, other scripts as escapes."""
+    cut = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+    return json.dumps(cut).replace("\x7f", "\\u007f")
+
+
+def parse_address(text: str) -> str:
+    """An IPv4 or IPv6 address in its canonical spelling. No port, prefix, zone or IPv4-mapped form."""
+    if _IPV4.fullmatch(text):
+        return text
+    if ":" not in text or "/" in text or "%" in text:
+        _refuse_address(text)
+    try:
+        address = IPv6Address(text)
+    except AddressValueError:
+        _refuse_address(text)
+    if address.ipv4_mapped is not None:
+        what = f"{shown(text)} is an IPv4-mapped IPv6 address"
+        raise NotationError(what, f"write the IPv4 address {address.ipv4_mapped}")
+    return str(address)
+
+
+def parse_network(text: str, *, mask: bool = False) -> str:
+    """A network as `ADDR/LENGTH` in its canonical spelling. Host bits are refused, or cleared with `mask`."""
+    base, slash, length = text.partition("/")
+    address = parse_address(base)
+    most = 128 if ":" in address else 32
+    if not slash:
+        hint = f"write {address}/{most} for this address alone"
+        raise NotationError(f"{shown(text)} has no prefix length", hint)
+    if not _PREFIX_LENGTH.fullmatch(length) or int(length) > most:
+        hint = f"a whole number from 0 to {most} after the slash"
+        raise NotationError(f"{shown(text)} has no usable prefix length", hint)
+    network = str(ip_network(f"{address}/{length}", strict=False))
+    if not mask and network != f"{address}/{length}":
+        raise NotationError(f"{shown(text)} has bits set beyond its prefix", f"write {network}")
+    return network
+
+
+def parse_port(text: str) -> ServicePort:
+    """`53/udp`; `53` alone is TCP."""
+    number, slash, protocol = text.partition("/")
+    return ServicePort(parse_port_number(number), parse_protocol(protocol) if slash else Protocol.TCP)
+
+
+def parse_port_number(text: str) -> int:
+    """A port, 1..65535, in decimal without leading zeros."""
+    hint = f"a port is a number from 1 to {MAX_PORT}"
+    if not _DIGITS.fullmatch(text):
+        raise NotationError(f"{shown(text)} is not a port", hint)
+    if text[0] == "0" and len(text) > 1:
+        raise NotationError(f"the port {shown(text)} has a leading zero", "write it in plain decimal")
+    if not 1 <= int(text) <= MAX_PORT:
+        raise NotationError(f"the port {text} is out of range", hint)
+    return int(text)
+
+
+def parse_protocol(text: str) -> Protocol:
+    """`tcp`, `udp` or `sctp`, in lower case."""
+    protocol = _PROTOCOLS.get(text)
+    if protocol is None:
+        lower = text.lower()
+        hint = f"write {lower}" if lower in _PROTOCOLS else f"one of {', '.join(_PROTOCOLS)}"
+        raise NotationError(f"{shown(text)} is not a protocol", hint)
+    return protocol
+
+
+def parse_backend(text: str) -> Backend:
+    """`ADDR`, `ADDR:PORT` or `[IPV6]:PORT`, each optionally with `@WEIGHT`."""
+    fast = _IPV4_BACKEND.fullmatch(text)
+    if fast:
+        address, port, weight = fast.groups()
+        if port is None and weight is None:
+            return Backend(address)
+        if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
+            return Backend(address, int(port) if port else None, int(weight) if weight else 1)
+    if "://" in text:
+        raise NotationError(
+            f"{shown(text)} is a URL", "write an address, and a port if it needs one of its own"
+        )
+    body, at, weight = text.partition("@")
+    number = parse_weight(weight) if at else 1
+    address, port = _split_socket(body)
+    return Backend(parse_address(address), parse_port_number(port) if port is not None else None, number)
+
+
+def parse_weight(text: str) -> int:
+    """A weight, 0..65535, in decimal without leading zeros."""
+    hint = f"a weight is a whole number from 0 to {MAX_WEIGHT}"
+    if not _DIGITS.fullmatch(text):
+        raise NotationError(f"{shown(text)} is not a weight", hint)
+    if text[0] == "0" and len(text) > 1:
+        raise NotationError(f"the weight {shown(text)} has a leading zero", "write it in plain decimal")
+    if int(text) > MAX_WEIGHT:
+        raise NotationError(f"the weight {text} is out of range", hint)
+    return int(text)
+
+
+def parse_frontend(text: str) -> Frontend:
+    """`10.96.0.10:53/udp` or `[fd00::10]:53/udp`; without `/PROTOCOL` it is TCP."""
+    if "://" in text:
+        _refuse_url(text)
+    body, slash, protocol = text.partition("/")
+    address, port = _split_socket(body)
+    if port is None:
+        _refuse_bare_ipv6(text, body, protocol or "tcp")
+        canonical = parse_address(address)
+        example = f"[{canonical}]:53/udp" if ":" in canonical else f"{canonical}:53/udp"
+        raise NotationError(f"{shown(text)} has no port", f"write it like {example}")
+    number = parse_port_number(port)
+    return Frontend(parse_address(address), number, parse_protocol(protocol) if slash else Protocol.TCP)
+
+
+def parse_duration(text: str) -> int:
+    """`90s`, `10m`, `3h`, `1d` or a bare number of seconds, as whole seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise NotationError(
+            f"{shown(text)} is not a duration", "write a whole number and a unit: 90s, 10m, 3h or 1d"
+        )
+    seconds = int(match[1]) * _UNITS[match[2]]
+    if seconds > MAX_SECONDS:
+        raise NotationError(f"the duration {shown(text)} is out of range", f"at most {MAX_SECONDS}s")
+    return seconds
+
+
+def duration_text(seconds: int) -> str:
+    """The shortest form that `parse_duration` reads back: 10800 is `3h`. For `seconds` >= 1."""
+    for unit in ("d", "h", "m"):
+        if seconds % _UNITS[unit] == 0:
+            return f"{seconds // _UNITS[unit]}{unit}"
+    return f"{seconds}s"
+
+
+def parse_period(text: str) -> float:
+    """A duration that may be short: `500ms`, `2.5s`, `1m` or a number of seconds, as seconds."""
+    match = _PERIOD.fullmatch(text)
+    if match is None:
+        raise NotationError(f"{shown(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m")
+    # Whole milliseconds, so that equal durations are equal however they are written.
+    return round(float(match[1]) * _PERIOD_UNITS[match[2]]) / 1000
+
+
+def period_text(seconds: float) -> str:
+    """The short form that `parse_period` reads back: 0.5 is `500ms`, 60 is `1m`. For whole milliseconds."""
+    milliseconds = round(seconds * 1000)
+    if milliseconds % 1000:
+        return f"{milliseconds}ms"
+    return duration_text(milliseconds // 1000) if milliseconds < 3_600_000 else f"{milliseconds // 1000}s"
+
+
+def parse_percent(text: str) -> float:
+    """`10%` as 0.1, from 0% to 100%."""
+    match = _PERCENT.fullmatch(text)
+    if match is None or int(match[1]) > 100:
+        raise NotationError(f"{shown(text)} is not a percentage", "write a whole number and %: 10%")
+    return int(match[1]) / 100
+
+
+def _split_socket(text: str) -> tuple[str, str | None]:
+    """Address and port text, with the brackets off; the port is None when there is none."""
+    if text.startswith("["):
+        return _split_brackets(text)
+    if text.count(":") == 1:
+        address, _, port = text.partition(":")
+        return address, port
+    return text, None
+
+
+def _split_brackets(text: str) -> tuple[str, str]:
+    address, closed, rest = text[1:].partition("]")
+    if not closed:
+        raise NotationError(f"{shown(text)} lacks the closing bracket", "write it like [fd00::10]:53")
+    if ":" not in address:
+        raise NotationError(f"{shown(text)} has brackets around what is not IPv6", "leave the brackets out")
+    if not rest.startswith(":"):
+        hint = f"write a port after the brackets, or the address alone{_spelled(address)}"
+        raise NotationError(f"{shown(text)} has brackets but no port", hint)
+    return address, rest[1:]
+
+
+def _spelled(text: str) -> str:
+    """How a hint ends that spells out an address: `: fd00::5`. Empty when the text is none."""
+    try:
+        return f": {parse_address(text)}"
+    except NotationError:
+        return ""
+
+
+def _refuse_url(text: str) -> NoReturn:
+    scheme, _, rest = text.partition("://")
+    host = rest.partition("/")[0]
+    has_port = ":" in host.rpartition("]")[2]
+    port = "" if has_port else {"http": ":80", "https": ":443"}.get(scheme.lower(), "")
+    try:
+        found = parse_frontend(f"{host}{port}")
+        example = f"{socket_text(found.address, found.port)}/tcp"
+    except NotationError:
+        example = "10.96.0.10:80/tcp"
+    raise NotationError(f"{shown(text)} is a URL", f"write address, port and protocol: {example}")
+
+
+def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
+    """Raise NotationError for `fd00::10:53`, of which nobody can say where the address ends."""
+    address, _, port = body.rpartition(":")
+    if not _DIGITS.fullmatch(port) or address.count(":") < 2 or not _spelled(address):
+        return
+    address = parse_address(address)
+    hint = f"write it like [{address}]:{port}/{protocol}"
+    if _spelled(body):
+        hint += f", or, if all of it is the address, [{parse_address(body)}]:PORT/{protocol}"
+    raise NotationError(f"{shown(text)} has an IPv6 address without brackets", hint)
+
+
+def _refuse_address(text: str) -> NoReturn:
+    name = shown(text)
+    bare = text.partition("/")[0].partition("%")[0]
+    if not text:
+        raise NotationError("the address is empty", "write an IPv4 or IPv6 address")
+    if "%" in text:
+        raise NotationError(f"{name} has a zone id", f"leave out the part from % on{_spelled(bare)}")
+    if "/" in text:
+        raise NotationError(f"{name} has a prefix or protocol", f"write the address alone{_spelled(bare)}")
+    if "[" in text or "]" in text:
+        raise NotationError(f"{name} has brackets", "write the address alone, without brackets or a port")
+    if _IPV4_LIKE.fullmatch(text):
+        _refuse_ipv4(text)
+    address, colon, port = text.partition(":")
+    if colon and _DIGITS.fullmatch(port) and _IPV4.fullmatch(address):
+        raise NotationError(f"{name} has a port", f"write the address alone: {address}")
+    if _HOST_NAME.fullmatch(text):
+        raise NotationError(
+            f"{name} is a name, not an IP address", "names are not resolved: write the address"
+        )
+    raise NotationError(f"{name} is not an IP address", "write an IPv4 or IPv6 address")
+
+
+def _refuse_ipv4(text: str) -> NoReturn:
+    octets = text.split(".")
+    plain = ".".join(octet.lstrip("0") or "0" for octet in octets)
+    if plain != text and _IPV4.fullmatch(plain):
+        raise NotationError(
+            f"{shown(text)} has leading zeros, which some programs read as octal", f"write {plain}"
+        )
+    raise NotationError(f"{shown(text)} is not an IPv4 address", "each of the four numbers is 0..255")

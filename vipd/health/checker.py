@@ -1,0 +1,290 @@
+"""Who is fit to serve, for the rest of vipd: say what to follow, look up verdicts, hear when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import random as any_part
+
+from vipd.health.faults import log_once
+from vipd.health.lag import LoopLag
+from vipd.health.memory import Known, SavedVerdicts
+from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
+from vipd.health.probes.dns import ask_dns
+from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
+from vipd.health.probes.http import ask_http
+from vipd.health.probes.tcp import TcpProber
+from vipd.health.probes.udp import ask_udp
+from vipd.health.remembered import Memory, Remembered, newest
+from vipd.health.result import Result, SaidWeight
+from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
+from vipd.health.state import Record, State, begin_anew, observe
+from vipd.health.targets import Target
+from vipd.health.verdict_log import VerdictLog
+from vipd.host.accounts import CheckUsers
+from vipd.host.descriptors import make_room
+from vipd.model.durations import CHECK_BOUNDS, Durations
+
+SAVE_SECONDS = 5.0
+"""Changed verdicts are saved so soon; those that take a backend out are at once."""
+
+KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
+"""Types of checks."""
+
+_AS_BEFORE = "as before: "
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a target now."""
+
+    state: State
+    fit: bool
+    """Whether it counts as healthy: until the first verdict its check says so."""
+    reason: str
+    """One line: the last answer, and why it is held down or cannot be asked."""
+    since: datetime
+    """When it got its state, UTC."""
+    changes: int
+    """How often it became unhealthy or healthy again."""
+    weight: SaidWeight | None
+    """What its last good answer said; count it only where the service listens."""
+    serves_since: float | None
+    """By `Health.clock`: begin of a slow start, for `weights.weights`. None: there is none."""
+
+
+class Health:
+    """Follows targets and knows their verdicts; asks while `run` runs.
+
+    `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
+    1970, `random` numbers from 0 up to 1. `users` may run programs of checks.
+    """
+
+    def __init__(
+        self,
+        file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        random: Callable[[], float] = any_part,
+        users: CheckUsers = CheckUsers(),  # noqa: B008 (a value)
+    ) -> None:
+        self._users_of_checks = users
+        self.clock, self._wall, self._random = clock, wall, random
+        self._saved = SavedVerdicts(file, clock, wall)
+        self._memory = Memory(self._doubt)
+        for known in self._saved.load():
+            self._memory.learn(known)
+        self._followed: dict[str, frozenset[Target]] = {}
+        self._users: dict[Target, set[str]] = {}
+        """The services of each target."""
+        self._records: dict[Target, Record] = {}
+        self._unscheduled: set[Target] = set()
+        self._changed: set[Target] = set()
+        self._scheduler: Scheduler | None = None
+        self._log = VerdictLog(self._services_of)
+        self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
+        """How long checks took, by their type. One that vipd could not make is not among them."""
+        self.listeners: list[Callable[[frozenset[Target]], None]] = []
+        """Called soon after verdicts or said weights changed, with those targets, many at once."""
+
+    def follow(self, service: str, targets: Collection[Target]) -> None:
+        """The targets that a service has from now on; none when it is gone.
+
+        What stays keeps its state. A target that replaces another of this service at the same address keeps
+        that one's verdict, but its answers are counted anew. Must be called from the event loop's thread.
+        """
+        before, wanted = self._followed.pop(service, frozenset()), frozenset(targets)
+        if wanted:
+            self._followed[service] = wanted
+        leaving, new = before - wanted, wanted - before
+        left_at: dict[str, list[Target]] = {}
+        for target in leaving if new else ():
+            left_at.setdefault(target.address, []).append(target)
+        for target in new:
+            self._users.setdefault(target, set()).add(service)
+            if target not in self._records:
+                replaced = _replaced(target, left_at.get(target.address, ()))
+                inherited = self._records.get(replaced) if replaced else None
+                known = inherited or self._memory.recall(target, service, wanted, self.clock())
+                self._begin(target, known)
+        for target in leaving:
+            self._users[target].discard(service)
+            if not self._users[target]:
+                self._leave(target, service)
+
+    def verdict(self, target: Target) -> Verdict:
+        """What is known of a target; of one that is not followed, nothing."""
+        now = self.clock()
+        record = self._records.get(target) or Record(now)
+        since = datetime.fromtimestamp(self._wall() - (now - record.since), UTC)
+        fit = record.fit(target.timing.start)
+        reason = record.reason(now)
+        return Verdict(record.state, fit, reason, since, record.changes, record.weight, record.serves_since)
+
+    def verdicts(self) -> Iterator[tuple[Target, Verdict]]:
+        """All that are followed."""
+        return ((target, self.verdict(target)) for target in tuple(self._records))
+
+    def warnings(self) -> tuple[str, ...]:
+        """What keeps vipd from asking; verdicts stay as they are meanwhile."""
+        troubled = {t: r.trouble for t, r in self._records.items() if r.trouble}
+        told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MOST_NAMED]]
+        more = len(troubled) - len(told)
+        if more > 0:
+            told.append(f"{more} more backends cannot be asked")
+        told += self._scheduler.troubles() if self._scheduler else []
+        if self._saved.fault:
+            told.append(f"verdicts cannot be saved: {self._saved.fault}")
+        return tuple(told)
+
+    async def run(self) -> None:
+        """Ask, for ever; when this is cancelled all probes end, and the verdicts are saved."""
+        loop = asyncio.get_running_loop()
+        lag = LoopLag(loop)
+        with contextlib.ExitStack() as stack:
+            probers = _probers(loop, lag, stack, self._users_of_checks)
+
+            def ask(target: Target, done: Done) -> Attempt:
+                return probers[target.kind].start(target, done)
+
+            lag.start()
+            stack.callback(lag.stop)
+            self._scheduler = Scheduler(loop, ask, self._answered, self._random, _slots())
+            stack.callback(self._stop)
+            self._schedule_all()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._saved.keep(self._known, SAVE_SECONDS))
+                while True:
+                    await asyncio.sleep(SAVE_SECONDS)
+                    self._memory.tidy(self.clock())
+                    self._log.tell((), self.clock())
+                    self._log.tell_late(self._scheduler.troubles(), self.clock())
+
+    def _stop(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.stop()
+            self._scheduler = None
+        self._unscheduled = set(self._records)
+        self._saved.save(self._known())
+
+    def _begin(self, target: Target, known: Record | None) -> None:
+        """Ask a new target, which begins with what is known."""
+        record = Record(self.clock())
+        if known is not None:
+            record = begin_anew(known, f"{_AS_BEFORE}{known.last.removeprefix(_AS_BEFORE)}")
+            # A crash after each start must not let it grow old, nor lose whose it is.
+            self._saved.changed(bad=known.state is State.UNHEALTHY)
+        self._records[target] = record
+        self._schedule(target)
+
+    def _doubt(self, target: Target) -> None:
+        """What a target began with may be of another check: unless it has been asked, nothing is known."""
+        record = self._records.get(target)
+        if record is not None and record.last.startswith(_AS_BEFORE):
+            self._records[target] = Record(self.clock())
+            self._note(target)
+
+    def _leave(self, target: Target, service: str) -> None:
+        del self._users[target]
+        self._memory.remember(target, (service,), self._records.pop(target), self.clock())
+        self._unscheduled.discard(target)
+        self._changed.discard(target)
+        if self._scheduler is not None:
+            self._scheduler.remove(target)
+
+    def _schedule(self, target: Target) -> None:
+        """Many targets that come one by one are spread together."""
+        if self._scheduler is not None and not self._unscheduled:
+            asyncio.get_running_loop().call_soon(self._schedule_all)
+        self._unscheduled.add(target)
+
+    def _schedule_all(self) -> None:
+        if self._scheduler is not None:
+            new, self._unscheduled = self._unscheduled, set()
+            self._scheduler.add(new)
+
+    def _answered(self, target: Target, result: Result) -> None:
+        if result.good is not None:
+            self.durations[target.kind].add(result.seconds)
+        before = self._records[target]
+        try:
+            after = observe(before, result, target.timing, self.clock())
+        except Exception as error:
+            trouble = unexpected(target, error).reason
+            after = replace(before, trouble=trouble)
+        self._records[target] = after
+        if (before.state, before.weight) != (after.state, after.weight):
+            self._note(target)
+            self._saved.changed(bad=after.state is State.UNHEALTHY is not before.state)
+
+    def _note(self, target: Target) -> None:
+        """It is told soon that a target's verdict is another one."""
+        if self._scheduler is None:
+            return
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed.add(target)
+
+    def _tell(self) -> None:
+        changed, self._changed = frozenset(self._changed), set()
+        if not changed:
+            return
+        now = self.clock()
+        try:
+            self._log.tell(((target, self._records[target]) for target in changed), now)
+        except Exception as error:
+            log_once(error, "logging verdicts")
+        for listener in self.listeners:
+            try:
+                listener(changed)
+            except Exception as error:
+                log_once(error, "telling of verdicts")
+
+    def _services_of(self, target: Target) -> list[str]:
+        return list(self._users.get(target, ()))
+
+    def _known(self) -> Known:
+        """All that is worth remembering, as of now; what takes time is left to who calls it."""
+        now, live, left = self.clock(), self._records.copy(), self._memory.known()
+        users = self._users
+
+        def known() -> Iterator[Remembered]:
+            decided = ((t, r) for t, r in live.items() if r.state is not State.UNKNOWN)
+            return newest(left, (Remembered.of(t, tuple(users.get(t, ())), now, r) for t, r in decided))
+
+        return known
+
+
+def _replaced(target: Target, left: Sequence[Target]) -> Target | None:
+    """Whose verdict a target takes over, of those at its address that its service has no more."""
+    heir_of = [old for old in left if old.port == target.port] or left
+    return heir_of[0] if len(heir_of) == 1 else None
+
+
+def _slots() -> Mapping[str, Slots]:
+    """Programs have places of their own: they take threads and processes, and no network check waits for
+    them."""
+    hint = "give those that hang a shorter timeout, or all of them longer intervals"
+    return {"": Slots("checks", make_room().probes), "exec": Slots("exec checks", PROGRAMS_AT_ONCE, hint)}
+
+
+def _probers(
+    loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, users: CheckUsers
+) -> Mapping[str, Prober]:
+    """What asks, by type of check; ended with the stack."""
+    http = CoroutineProber(ask_http, lag)
+    return {
+        "tcp": stack.enter_context(TcpProber(loop, lag)),
+        "http": http,
+        "https": http,
+        "udp": CoroutineProber(ask_udp, lag),
+        "dns": CoroutineProber(ask_dns, lag),
+        "exec": stack.enter_context(ExecProber(loop, users)),
+    }

@@ -1,0 +1,198 @@
+"""Takes connections within limits, and gives up those that wait longest when there are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+
+from vipd.host.connections.connection import Connection
+from vipd.host.connections.http import long_body, send_in_pieces
+from vipd.host.connections.limits import Limits, Source, SourceOf, tcp_source
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 64
+WARN_SECONDS = 60.0
+"""A refusal is logged no more often."""
+
+_AT_ONCE = 16
+_MOST_ENDING = 32
+"""Connections that were given up and whose descriptors are not free yet: they are in the loop's next turn."""
+_RETRY_SECONDS = 1.0
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Handler = Callable[[], Awaitable[web.StreamResponse]]
+NewHandler = Callable[[], web.RequestHandler]
+Refusal = Callable[[Source, Limits, bool], bytes]
+"""What a source is told whose connection is not taken; True: because of its own connections."""
+
+
+def no_words(source: Source, limits: Limits, own: bool) -> bytes:
+    """The connection is closed without a word."""
+    return b""
+
+
+class Connections:
+    """The connections of aiohttp servers, whose handlers must pass each request through `answer`.
+
+    asyncio's own servers take a connection, and so a descriptor, before anybody can say that it is too many.
+    """
+
+    def __init__(self, limits: Limits, source_of: SourceOf = tcp_source, refusal: Refusal = no_words) -> None:
+        self._limits, self._source_of, self._refusal = limits, source_of, refusal
+        self._open: dict[web.RequestHandler, Connection] = {}
+        self._listening: dict[socket.socket, NewHandler] = {}
+        self._ending = 0
+        self._starting: set[asyncio.Task[object]] = set()
+        self._warned = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def listen(self, listener: socket.socket, new_handler: NewHandler) -> None:
+        """Take the connections of a listening socket from now on."""
+        self._listening[listener] = new_handler
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def leave(self, listener: socket.socket) -> None:
+        """Close a listening socket; its connections go on."""
+        del self._listening[listener]
+        asyncio.get_running_loop().remove_reader(listener.fileno())
+        listener.close()
+
+    def leave_all(self) -> None:
+        """Close every listening socket."""
+        for listener in list(self._listening):
+            self.leave(listener)
+
+    def end_all(self) -> None:
+        """End every connection at once."""
+        for connection in list(self._open.values()):
+            connection.end()
+
+    def prolong(self, request: web.BaseRequest, seconds: float) -> None:
+        """Let the connection of a request live so long from now on."""
+        if found := self._open.get(request.protocol):
+            found.live(seconds)
+
+    async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
+        """What the handler answers; sent already if it is long."""
+        connection = self._open.get(request.protocol)
+        if connection is None:  # it has ended already
+            return await handler()
+        connection.begin(request)
+        try:
+            response = await handler()
+            body = long_body(response)
+            if body is None:
+                return response
+            connection.unsent = len(body)
+            self._bound_unsent(connection)
+            with contextlib.suppress(ConnectionError):  # aiohttp finds out by itself, and logs nothing
+                return await send_in_pieces(request, response, body)
+            return response
+        finally:
+            connection.finish(request)
+
+    def _bound_unsent(self, newest: Connection) -> None:
+        """Gives up whoever takes nothing of long answers while they are too much together."""
+        while sum(each.unsent for each in self._open.values()) > self._limits.unsent:
+            if not _end_one(c for c in self._open.values() if c.unsent and c is not newest):
+                break
+
+    def ended(self, connection: Connection) -> None:
+        """For a connection: it counts no more."""
+        del self._open[connection.handler]
+        self._ending += 1
+
+    def closed(self) -> None:
+        """For a connection that has ended: its descriptor is free."""
+        self._ending -= 1
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            if self._ending >= _MOST_ENDING:
+                return  # it is called again in the next turn
+            try:
+                taken, address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._pause(listener, error)
+                return  # else it has gone already
+            self._take(listener, taken, address)
+
+    def _pause(self, listener: socket.socket, error: OSError) -> None:
+        """Takes nothing for a moment: the socket would be ready all the time."""
+        loop = asyncio.get_running_loop()
+
+        def resume() -> None:
+            if listener in self._listening:
+                loop.add_reader(listener.fileno(), self._accept, listener)
+
+        loop.remove_reader(listener.fileno())
+        loop.call_later(_RETRY_SECONDS, resume)
+        self._warn("no connection can be taken: %s", error.strerror)
+
+    def _take(self, listener: socket.socket, taken: socket.socket, address: object) -> None:
+        try:
+            taken.setblocking(False)
+            source = self._source_of(taken, address)
+        except OSError:
+            taken.close()
+            return
+        if not self._has_room(source):
+            self._refuse(taken, source)
+            return
+        handler = self._listening[listener]()
+        made = self._open[handler] = Connection(self, self._limits, handler, source)
+        task = asyncio.get_running_loop().create_task(_start(made, taken), name="take a connection")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def _has_room(self, source: Source) -> bool:
+        """Whether there is room for one more connection, made if need be."""
+        everybody, limits = self._open.values(), self._limits
+        mine = [c for c in everybody if c.source == source]
+        alike = [c for c in everybody if c.source.privileged == source.privileged]
+        if not source.privileged and len(mine) >= limits.by_source:
+            return _end_one(mine)
+        most = limits.privileged if source.privileged else limits.connections
+        return len(alike) < most or _end_one(alike)
+
+    def _refuse(self, taken: socket.socket, source: Source) -> None:
+        own = sum(c.source == source for c in self._open.values()) >= self._limits.by_source
+        self._warn("too many connections: further ones are refused, as one of %s is now", source)
+        with taken, contextlib.suppress(OSError):
+            if words := self._refusal(source, self._limits, own):
+                taken.send(words, socket.MSG_NOSIGNAL)
+
+    def _warn(self, text: str, *values: object) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._warned >= WARN_SECONDS:
+            self._warned = now
+            log.warning(text, *values)
+
+
+async def _start(connection: Connection, taken: socket.socket) -> None:
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, taken)
+    except OSError as error:
+        taken.close()
+        connection.connection_lost(error)
+
+
+def _end_one(connections: Iterable[Connection]) -> bool:
+    """Gives up the one that waits longest; False: none waits, for vipd works for all of them."""
+    waiting = [(since, c) for c in connections if (since := c.waiting_since) is not None]
+    if not waiting:
+        return False
+    min(waiting, key=lambda pair: pair[0])[1].end()
+    return True

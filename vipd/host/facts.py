@@ -1,0 +1,162 @@
+"""What is known of this host's network that services must not claim, or had better not. Pure.
+
+A service that claims the address of a live host takes it from that host for every packet that passes here;
+one that claims a port on which a local program listens takes it from that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from vipd.model.service import Family, Protocol, Service, family_of, socket_text
+
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 (compared, not bound)
+
+_NOBODYS = "choose an address that no host has"
+
+
+class Subnet(NamedTuple):
+    """A network that a device of this host is in, so that other hosts of it may be live."""
+
+    version: int
+    network: int
+    length: int
+    text: str
+    """`10.0.0.0/24 on eth0`."""
+
+    def holds(self, address: str) -> bool:
+        """Whether an address lies in it."""
+        parsed = ip_address(address)
+        return parsed.version == self.version and (
+            int(parsed) >> (parsed.max_prefixlen - self.length) == self.network
+        )
+
+
+class LocalSocket(NamedTuple):
+    """A socket of this host that takes new flows."""
+
+    protocol: Protocol
+    address: str
+    """`0.0.0.0` for all of IPv4; `::` for all of IPv6, and perhaps of IPv4."""
+    port: int
+    holder: str = ""
+    """Whose it is, as part of a sentence; empty when that cannot be seen."""
+    guarded: bool = False
+    """No service may take its port."""
+
+    @property
+    def shown_by(self) -> str:
+        """The command that shows whose it is."""
+        return "ss -ltnp" if self.protocol is Protocol.TCP else "ss -lunp"
+
+    def takes(self, address: str) -> bool:
+        """Whether flows to an address of this host end at it."""
+        return self.address in (address, ANY_IPV6, ANY_IPV4 if family_of(address) is Family.IPV4 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """As of one look. Two are equal when they refuse the same; what is only warned of does not count."""
+
+    gateways: Mapping[str, str] = field(default_factory=dict)
+    """The next hops of this host's routes, each with its device."""
+    edges: Mapping[str, str] = field(default_factory=dict)
+    """Network and broadcast addresses of connected subnets, each with what it is: `the broadcast address of
+    10.0.0.0/24 on eth0`."""
+    guarded: tuple[LocalSocket, ...] = ()
+    """Sockets whose ports no service may take."""
+    answering: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
+    """This host's addresses that answer on node ports; None, or no entry: all."""
+    on_localhost: bool = False
+    """Node ports match 127.0.0.0/8, too."""
+    subnets: tuple[Subnet, ...] = field(default=(), compare=False)
+    neighbours: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Addresses that other hosts answer for, each with where: `02:00:00:00:00:01 on eth0`."""
+    sockets: tuple[LocalSocket, ...] = field(default=(), compare=False)
+    """All, guarded ones included."""
+    own: frozenset[str] = field(default=frozenset(), compare=False)
+    proxied: frozenset[str] = field(default=frozenset(), compare=False)
+    """Addresses for which this host answers its neighbours though it does not have them."""
+    _by_port: dict[tuple[Protocol, int], list[LocalSocket]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """Sockets by what a node port takes, the guarded ones first."""
+
+    def __post_init__(self) -> None:
+        for socket in dict.fromkeys((*self.guarded, *self.sockets)):
+            self._by_port.setdefault((socket.protocol, socket.port), []).append(socket)
+
+    def asked_over(self, address: str, port: int) -> HostFacts:
+        """With the socket guarded that carries the session of whoever asks."""
+        session = LocalSocket(Protocol.TCP, address, port, "your own session", guarded=True)
+        return replace(self, guarded=(session, *self.guarded))
+
+    def without_addresses(self) -> HostFacts:
+        """For a host where any address may be claimed, and any port but the guarded ones."""
+        return replace(self, gateways={}, edges={}, sockets=())
+
+    def refusals(self, service: Service) -> Iterator[tuple[str, str]]:
+        """What a service must not claim here, each with a hint."""
+        for address in service.all_addresses():
+            if address in self.gateways:
+                what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
+                yield what, f"{_NOBODYS}: what this host sends by way of the gateway needs it"
+            elif address in self.edges:
+                yield f"{service.name}: {address} is {self.edges[address]}", _NOBODYS
+        for place, found in self._held_ports(service) if self.guarded or self.sockets else ():
+            if found.guarded:
+                what = f"{service.name}: {place} is the port of {found.holder}"
+                yield what, "choose another: backends would get its new connections"
+            else:
+                what = f"{service.name}: {place} is in use: {found.holder or 'a program'} listens here"
+                yield (
+                    what,
+                    f"choose another: backends would get its new connections; {found.shown_by} shows who",
+                )
+
+    def _held_ports(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
+        """What a service claims of the ports of sockets: node ports; and of guarded ones its health port, and
+        ports of this host's own addresses. A socket of all addresses keeps the others."""
+        addresses = service.all_addresses()
+        families = {family_of(address) for address in addresses} or set(Family)
+        for port in service.ports:
+            found = self.holding(port.protocol, port.node_port, families) if port.node_port else None
+            if found is not None:
+                yield f"node port {port.node_port}/{port.protocol}", found
+            places = {(port.protocol, address, port.port) for address in self.own.intersection(addresses)}
+            for found in (each for each in self.guarded if each[:3] in places):
+                yield f"{socket_text(found.address, found.port)}/{found.protocol}", found
+        found = self.holding(Protocol.TCP, service.health_port, set(Family)) if service.health_port else None
+        if found is not None and found.guarded:
+            yield f"health port {service.health_port}/{Protocol.TCP}", found
+
+    def holding(self, protocol: Protocol, node_port: int, families: Collection[Family]) -> LocalSocket | None:
+        """The socket whose connections a node port would take, if any; a guarded one rather than another."""
+        sockets = self._by_port.get((protocol, node_port), ())
+        return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
+
+    @property
+    def held_ports(self) -> Collection[tuple[Protocol, int]]:
+        """The ports that sockets have."""
+        return self._by_port.keys()
+
+    def node_families(self, found: LocalSocket) -> frozenset[Family]:
+        """The families in which a node port of its number takes the flows of a socket."""
+        if found.address == ANY_IPV6:
+            return frozenset(family for family in Family if self.answering.get(family) != frozenset())
+        family = family_of(found.address)
+        answering = self.answering.get(family)
+        if found.address == ANY_IPV4:
+            taken = answering != frozenset()
+        elif ip_address(found.address).is_loopback:
+            taken = self.on_localhost and family is Family.IPV4
+        else:
+            taken = answering is None or found.address in answering
+        return frozenset({family} if taken else ())
+
+
+NO_FACTS = HostFacts()
+"""Of a host of which nothing is known."""

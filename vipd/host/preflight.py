@@ -1,0 +1,260 @@
+"""What must hold before the daemon may start: it is the only one here, and may change the kernel's rules."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vipd.host.durable import names_in, open_directory, open_own, remove_own
+from vipd.host.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_NOT_PERMITTED = 77
+"""EX_NOPERM of sysexits.h: a restart would not help."""
+LOCK = "lock"
+LOCK_MODE = 0o600
+"""Who can open a lock file can hold the lock."""
+RUNTIME_DIR = Path("/run/vipd")
+"""Of the lock files of network namespaces: the same for all daemons, whatever their settings."""
+MOST_LOOKED_AT = 1000
+"""Lock files of other network namespaces that a start looks at: killed daemons have left some of them."""
+_LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
+_TRIES, _PAUSE_SECONDS = 5, 0.05
+"""For a lock of a network namespace: another start may hold it for a moment, to see whether anybody does."""
+_LONGEST_PID = 20
+_HELD = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
+"""A line of /proc/locks."""
+CAP_NET_ADMIN = 12
+"""Its bit (linux/capability.h)."""
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start: what and why; the exit code, and the system's error number or 0."""
+
+    def __init__(self, what: str, code: int = EXIT_FAILED, number: int = 0) -> None:
+        super().__init__(what)
+        self.code, self.number = code, number
+
+
+def require_privileges() -> None:
+    """Raises StartError unless the tools have a chance to work."""
+    if not may_change_rules():
+        hint = "run as root, or give it AmbientCapabilities=CAP_NET_ADMIN"
+        what = f"vipd may not change the kernel's rules: it lacks CAP_NET_ADMIN; hint: {hint}"
+        raise StartError(what, EXIT_NOT_PERMITTED, errno.EPERM)
+
+
+def may_change_rules(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether CAP_NET_ADMIN is in effect; also when that cannot be found out, for then the tools will say."""
+    try:
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    except OSError:
+        return True
+    return found is None or bool(int(found[1], 16) >> CAP_NET_ADMIN & 1)
+
+
+@contextlib.contextmanager
+def state_lock(settings: Settings) -> Iterator[None]:
+    """Hold the state directory, and the chain prefix in this network namespace: two daemons on one of them
+    would undo each other. Raises StartError."""
+    path = settings.state_dir / LOCK
+    try:
+        descriptor = _state_lock_file(path)
+    except OSError as error:
+        hint = "" if "hint: " in str(error.strerror) else "; hint: run as root, or set state_dir"
+        what = f"{path}: {error.strerror}{hint}"
+        raise StartError(what, number=error.errno or 0) from None
+    try:
+        hint = "hint: systemctl status vipd"
+        if descriptor is not None:
+            _take_lock(descriptor, path, f"another vipd runs on {settings.state_dir}", hint)
+        with _namespace_lock(settings.chain_prefix):
+            yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def state_faults(directory: Path) -> tuple[str, ...]:
+    """What to tell of a state directory that is read-only now."""
+    try:
+        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+    except OSError:
+        return ()  # whoever needs it says so
+    if not read_only:
+        return ()
+    lost = "what is known of backends, flows and this host is lost with a restart"
+    hint = f"dmesg says why; mount -o remount,rw {directory}, or set state_dir"
+    what = "what could be read serves, and nothing is saved: changes by vipctl are refused, and"
+    return (f"{directory} is on a read-only file system: {what} {lost}; hint: {hint}",)
+
+
+def _state_lock_file(path: Path) -> int | None:
+    """A descriptor of a state directory's lock file, or of the directory where that is read-only; None where
+    there is none and none can be made. Raises OSError."""
+    try:
+        _require_closed(path.parent, 0o750)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        os.fchmod(descriptor, LOCK_MODE)  # older versions let the group read it, and so hold it
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    else:
+        return descriptor
+    log.error("%s cannot be made or written: %s; vipd starts all the same", path, os.strerror(errno.EROFS))
+    with contextlib.suppress(FileNotFoundError):
+        return open_own(path, os.O_RDONLY)
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
+    """The locks of chain prefixes in this network namespace, held or not, by prefix. Raises OSError."""
+    start, end = _lock_name(proc, "\0").split("\0")
+    return {
+        name[len(start) : -len(end)]: directory / name
+        for name in names_in(directory)
+        if name.startswith(start) and name.endswith(end)
+    }
+
+
+def held_files(proc: Path) -> frozenset[int]:
+    """The inodes of files that somebody has locked. Raises OSError, and ValueError for a list of the kernel's
+    that is not understood."""
+    found = [_HELD.match(line) for line in (proc / "locks").read_text(errors="replace").splitlines()]
+    if None in found:
+        raise ValueError(f"{proc}/locks is not understood")
+    return frozenset(int(each[1]) for each in found if each)
+
+
+def _held(path: Path) -> bool:
+    """Whether a lock file that cannot be opened may be held: one that a killed vipd of root's left is not."""
+    try:
+        return path.lstat().st_ino in held_files(Path("/proc"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+def _lock_name(proc: Path, prefix: str) -> str:
+    return f"netns-{(proc / 'self/ns/net').stat().st_ino}-{prefix}.lock"
+
+
+@contextlib.contextmanager
+def _namespace_lock(prefix: str) -> Iterator[None]:
+    """Hold the chain prefix in this network namespace, whatever the state directory."""
+    what = f"another vipd writes the chains {prefix}-* in this network namespace"
+    path = RUNTIME_DIR / _lock_name(Path("/proc"), prefix)
+    descriptor = _own_lock(path, what)
+    try:
+        if descriptor is not None:
+            _remove_left_locks(path.name)
+        yield
+    finally:
+        if descriptor is not None:
+            # While it is held: whoever has opened it meanwhile sees that it has no name any more.
+            with contextlib.suppress(OSError):
+                remove_own(path)
+            os.close(descriptor)
+
+
+def _remove_left_locks(own: str) -> None:
+    """Remove the lock files of other network namespaces that nobody holds. Never raises."""
+    with contextlib.suppress(OSError):
+        found = [(name, match[1]) for name in names_in(RUNTIME_DIR) if (match := _LOCK_NAME.fullmatch(name))]
+        here = next(number for name, number in found if name == own)
+        for name in [name for name, number in found if number != here][:MOST_LOOKED_AT]:
+            with contextlib.suppress(OSError):
+                _remove_left_lock(RUNTIME_DIR / name)
+
+
+def _remove_left_lock(path: Path) -> None:
+    """Remove a lock file. Raises OSError, also where somebody holds it."""
+    descriptor = open_own(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever has removed it since it was opened held it; what has its name now may be another's.
+        if os.fstat(descriptor).st_nlink:
+            remove_own(path)
+    finally:
+        os.close(descriptor)
+
+
+def _own_lock(path: Path, another: str) -> int | None:
+    """A descriptor that holds a lock file; None where a user without rights cannot make one. Raises
+    StartError."""
+    tries = 0
+    while True:
+        try:
+            _require_closed(path.parent, 0o755)
+            descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        except OSError as error:
+            if isinstance(error, PermissionError) and os.geteuid() != 0 and not _held(path):
+                told = "a second vipd in this network namespace would not be noticed"
+                log.warning("%s cannot be made (%s): %s", path, error.strerror, told)
+                return None
+            what = f"{path}: {error.strerror}"
+            hint = "" if "hint: " in what else f"; hint: it is vipd's own; rm {path}, if no vipd runs"
+            raise StartError(f"{what}{hint}", number=error.errno or 0) from None
+        try:
+            _take_lock(descriptor, path, another, "hint: stop it, or use another chain_prefix")
+        except StartError:
+            os.close(descriptor)
+            tries += 1
+            if tries == _TRIES:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # its holder has ended just now
+
+
+def _require_closed(directory: Path, mode: int) -> None:
+    """Make a directory where it is not there. Raises OSError, also if everybody may write to it."""
+    descriptor = open_directory(directory, make=mode)
+    try:
+        if os.fstat(descriptor).st_mode & stat.S_IWOTH:
+            raise OSError(0, f"everybody may write to {directory}; hint: chmod o-w {directory}")
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
+    """Lock a file and leave our pid in it where that can be written. Raises StartError, where it is held with
+    what that means and a hint."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StartError(f"{another} (pid {_holder(descriptor)}); {hint}") from None
+    except OSError as error:
+        what = f"{path} cannot be locked: {error.strerror or error}"
+        hint = f"{path.parent} must be on a file system of this host that knows locks"
+        raise StartError(f"{what}; hint: {hint}", number=error.errno or 0) from None
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+    except OSError as error:
+        # It is held all the same. On a full disk, or a read-only one, what is declared must be served, too.
+        log.warning("%s cannot be written: %s; hint: df %s", path, error.strerror or error, path.parent)
+
+
+def _holder(descriptor: int) -> str:
+    """The pid that a lock file names."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(int(os.pread(descriptor, _LONGEST_PID, 0)))
+    return "not known"

@@ -1,0 +1,115 @@
+"""Looks at this host's network again and again, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
+from vipd.host.local_sockets import LocalSockets
+from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
+from vipd.host.settings.settings import Settings
+from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteChanges
+from vipd.model.service import Family, Protocol
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 1.0
+"""How long somebody waits for a reading, which takes some milliseconds. One that takes longer goes on by
+itself."""
+
+T = TypeVar("T")
+
+
+class HostReader:
+    """Reads what is configured only after a change of it; neighbours and sockets each time."""
+
+    def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
+        self._settings = settings
+        self._changes = RouteChanges(ROUTE_CHANGES | ADDRESS_CHANGES)
+        self._stale = True
+        self._network = HostNetwork()
+        self._neighbours: dict[str, str] = {}
+        self._proxied = frozenset[str]()
+        self._sockets = LocalSockets(root)
+        self._listening: tuple[LocalSocket, ...] = ()
+        self._facts = NO_FACTS
+        self._faults: dict[str, str] = {}
+        self._reading: asyncio.Future[None] | None = None
+
+    async def read(self, own: frozenset[str]) -> HostFacts:
+        """As it is now, on a host with these addresses. What cannot be read is as it was at the last look."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
+            await asyncio.wait((self._reading,), timeout=PATIENCE_SECONDS)
+        else:  # it takes long, or hangs, and somebody has waited for it already
+            await asyncio.wait((self._reading,), timeout=0.05)
+        self._facts = self._tried("what was read of it", lambda: self._compiled(own), self._facts)
+        return self._facts
+
+    def faults(self) -> tuple[str, ...]:
+        """What cannot be read now, and why."""
+        slow = self._reading is not None and not self._reading.done()
+        hangs = "this host cannot be looked at: reading its routes, neighbours and sockets takes long"
+        return (*self._faults.values(), *((hangs,) if slow else ()))
+
+    def _read(self) -> None:
+        self._stale = self._tried("its changes", self._changes.seen, True) or self._stale
+        if self._stale:
+            device = self._settings.vip_device
+            self._network = self._tried("its routes", lambda: read_network(device), self._network)
+        devices = self._network.devices
+        self._neighbours = self._tried("its neighbours", lambda: read_neighbours(devices), self._neighbours)
+        self._proxied = self._tried("its proxies", read_proxied, self._proxied)
+        self._listening = self._tried("its sockets", self._sockets.read, self._listening)
+        self._stale = bool(self._faults)
+
+    def _tried(self, name: str, read: Callable[[], T], known: T) -> T:
+        """What is read now, else what is known. A failure is logged once until it ends."""
+        try:
+            found = read()
+        except Exception as error:
+            expected = isinstance(error, OSError)
+            why = str(error) if expected else f"{internal_error(error, 'reading')}; {PLEASE_REPORT}"
+            fault = f"this host cannot be looked at, {name}: {why}"
+            if self._faults.get(name) != fault:
+                log.warning("%s", fault, exc_info=None if expected else error)
+            self._faults[name] = fault
+            return known
+        self._faults.pop(name, None)
+        return found
+
+    def _compiled(self, own: frozenset[str]) -> HostFacts:
+        settings, network = self._settings, self._network
+        answering = {family: settings.node_addresses(family, own) for family in Family}
+        sockets = (*_own_sockets(settings), *self._listening)
+        return HostFacts(
+            network.gateways,
+            network.edges,
+            tuple(each for each in sockets if each.guarded),
+            {family: None if some is None else frozenset(some) for family, some in answering.items()},
+            settings.answers_on_localhost,
+            network.subnets,
+            {**self._neighbours, **network.peers},
+            sockets,
+            own,
+            self._proxied,
+        )
+
+
+def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
+    """Where vipd itself answers."""
+    places = {
+        "health_address": settings.health_place(),
+        "metrics_address": settings.metrics_place(),
+        "status_page": settings.page_place(),
+    }
+    return tuple(
+        LocalSocket(Protocol.TCP, *place, f"vipd itself ({name})", guarded=True)
+        for name, place in places.items()
+        if place
+    )

@@ -1,0 +1,89 @@
+"""What services ask of this host besides rules, kept up as forwardings come and go. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from vipd.model.service import Family, Forwarding, ForwardingKey
+
+
+class HostNeeds:
+    """All forwardings as this host has to be fit for them."""
+
+    def __init__(self, forwardings: Iterable[Forwarding] = ()) -> None:
+        self._families: Counter[Family] = Counter()
+        self._leading: dict[str, dict[ForwardingKey, str]] = {}
+        """For each VIP the forwardings that it belongs to, each with the address of one of its backends."""
+        self._known: dict[ForwardingKey, Forwarding] = {}
+        self._pinned: dict[ForwardingKey, Forwarding] = {}
+        self._health_ports: set[ForwardingKey] = set()
+        self.vips: dict[str, str] = {}
+        """Every VIP with the address of a backend that it leads to, empty when there is none. The mapping
+        follows later updates."""
+        self.update({forwarding.key: forwarding for forwarding in forwardings})
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> set[str]:
+        """Take new forwardings, and None for those that are gone; the VIPs that are new, gone, or lead to
+        another backend."""
+        touched = dict[str, str | None]()
+        for key, forwarding in changes.items():
+            if (before := self._known.pop(key, None)) is not None:
+                self._leave(before, touched)
+            if forwarding is not None:
+                self._enter(forwarding, touched)
+        return {vip for vip, backend in touched.items() if self._settle(vip) != backend}
+
+    @property
+    def families(self) -> Collection[Family]:
+        """Those that any service has."""
+        return self._families.keys()
+
+    @property
+    def pinned(self) -> Collection[Forwarding]:
+        """Those with affinity."""
+        return self._pinned.values()
+
+    @property
+    def health_ports(self) -> bool:
+        """Whether any service has a health port."""
+        return bool(self._health_ports)
+
+    def _enter(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
+        key = forwarding.key
+        self._known[key] = forwarding
+        self._families[key.family] += 1
+        if forwarding.affinity_timeout is not None:
+            self._pinned[key] = forwarding
+        if forwarding.health_port:
+            self._health_ports.add(key)
+        backends = forwarding.endpoints or forwarding.local_endpoints
+        for vip in _vips(forwarding):
+            touched.setdefault(vip, self.vips.get(vip))
+            self._leading.setdefault(vip, {})[key] = backends[0].address if backends else ""
+
+    def _leave(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
+        key = forwarding.key
+        self._families[key.family] -= 1
+        if not self._families[key.family]:
+            del self._families[key.family]
+        self._pinned.pop(key, None)
+        self._health_ports.discard(key)
+        for vip in _vips(forwarding):
+            touched.setdefault(vip, self.vips.get(vip))
+            self._leading[vip].pop(key, None)
+
+    def _settle(self, vip: str) -> str | None:
+        """Where a VIP leads now; None: it is nobody's any more."""
+        leading = self._leading[vip]
+        if not leading:
+            del self._leading[vip]
+            self.vips.pop(vip, None)
+            return None
+        # In an order that does not depend on what came when.
+        self.vips[vip] = next((leading[key] for key in sorted(leading) if leading[key]), "")
+        return self.vips[vip]
+
+
+def _vips(forwarding: Forwarding) -> Iterable[str]:
+    return (*forwarding.addresses, *(each.address for each in forwarding.external_addresses))

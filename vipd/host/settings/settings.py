@@ -1,0 +1,480 @@
+"""The daemon's settings: `/etc/vipd/vipd.yaml`, then `VIPD_*` environment, then flags; the later wins.
+
+Every fault is reported at once (`SettingsError.problems`). Lists may be given as `a, b` in the environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from socket import gethostname
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from vipd.declaration.nodes import Node
+from vipd.declaration.syntax import MAX_PORT, parse_frontend
+from vipd.declaration.yaml_tree import read_tree
+from vipd.host.accounts import CheckUsers
+from vipd.host.settings.etcd_options import EtcdOptions
+from vipd.host.settings.faults import fault_text, line_of, syntax_faults
+from vipd.model.claim_limits import ANY_PORT, ETCD, KUBERNETES_PORTS, BySource, SourceName
+from vipd.model.service import Balance, Family, Masquerade, family_of, socket_text
+
+DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
+ENVIRONMENT_PREFIX = "VIPD_"
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used, with every problem as one line of text."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _listed(value: object) -> object:
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
+
+
+def _port_range(value: object) -> str:
+    """`LOW-HIGH`."""
+    text = ANY_PORT if value == "any" else str(value)
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    ends = [int(end) for end in ((low, high) if dash else (low, low)) if end.isascii() and end.isdecimal()]
+    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_PORT:
+        raise ValueError(f"{text!r} is no range of ports; hint: 30000-32767, a port, or any")
+    return f"{ends[0]}-{ends[1]}" if ends[0] < ends[1] else f"{ends[0]}"
+
+
+def _listed_ports(value: object) -> object:
+    listed = [value] if isinstance(value, int) and not isinstance(value, bool) else _listed(value)
+    if listed == []:
+        raise ValueError("names no port; hint: 30000-32767, or any")
+    return listed
+
+
+def _read_mapping(value: object) -> object:
+    """A mapping by source that stands in the environment is text there."""
+    braced = isinstance(value, str) and value.startswith("{")
+    return read_settings_text(str(value), "the text") if braced else value
+
+
+def _form_of(value: object) -> str:
+    """How a setting by source is written."""
+    return ":source" if isinstance(value, Mapping) else ":all"
+
+
+def _address(value: object) -> str:
+    try:
+        return str(ipaddress.ip_address(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: an address such as 192.0.2.1") from None
+
+
+def _listen_address(value: object) -> str:
+    text = str(value)
+    if "/" in text:
+        raise ValueError(f"{text} has a protocol; hint: write it like 127.0.0.1:10256")
+    frontend = parse_frontend(text)
+    return socket_text(frontend.address, frontend.port)
+
+
+def _local_listen_address(value: object) -> str:
+    """A port alone is one of this host's loopback address: what is not said to be open is not."""
+    text = str(value)
+    return _listen_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
+
+
+def _mapping(value: object) -> object:
+    """A mapping that stands in the environment is text there."""
+    found = read_settings_text(value, "the text") if isinstance(value, str) else value
+    if found is not None and not isinstance(found, Mapping | EtcdOptions):
+        raise ValueError("must be a mapping; hint: {endpoints: [https://10.0.0.1:2379]}")
+    return found
+
+
+Etcd = Annotated[EtcdOptions | None, NoDecode, BeforeValidator(_mapping)]
+
+Network = Annotated[str, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
+
+PortRange = Annotated[str, BeforeValidator(_port_range)]
+PortRanges = Annotated[tuple[PortRange, ...], NoDecode, BeforeValidator(_listed_ports)]
+
+BY_SOURCE = (NoDecode, Discriminator(_form_of), BeforeValidator(_read_mapping))
+NetworksBySource = Annotated[
+    Annotated[Networks, Tag(":all")] | Annotated[dict[SourceName, Networks], Tag(":source")], *BY_SOURCE
+]
+"""Networks for all sources, or by source."""
+_HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
+PortRangesBySource = Annotated[
+    Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
+]
+
+Address = Annotated[str, BeforeValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
+
+ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
+LocalListenAddress = Annotated[str, BeforeValidator(_local_listen_address)]
+
+
+class Settings(BaseSettings):
+    """Everything that the daemon can be told, each with its default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, str_strip_whitespace=True
+    )
+
+    services_dir: Path = Path("/etc/vipd/services.d")
+    """Directory of declarations: `*.yaml`, `*.yml` and `*.json`."""
+    state_dir: Path = Path("/var/lib/vipd")
+    """What vipctl added, the last good version of each file, and what cleanup must undo. One for each daemon.
+    """
+    socket: Path = Path("/run/vipd/vipd.sock")
+    """UNIX socket of the API. `vipctl` needs `--socket` or `VIPD_SOCKET` for another one."""
+    socket_group: str = "vipd"
+    """Group that may connect, and so read. Ignored while there is no such group."""
+    admin_group: str = "vipd-admin"
+    """Group that may change services, besides root. Its members must be able to connect, too. Ignored while
+    there is no such group.
+    """
+    dataplane: Literal["iptables", "nftables", "auto"] = "iptables"
+    """What programs the kernel; `auto`: nftables where the host has all that it may need and no other table
+    drops forwarded packets that vipd cannot accept there, else iptables. `vipctl set-dataplane` has the last
+    word.
+    """
+    iptables_variant: Literal["auto", "nft", "legacy"] = "auto"
+    """Which iptables programs to use; `auto`: what `iptables` itself is."""
+    # The longest prefix and a hash still fit iptables' 28 characters.
+    chain_prefix: str = Field("VIPD", pattern=r"^[A-Z][A-Z0-9]{0,6}$")
+    """How every chain's name begins: 1 to 7 of `A-Z 0-9`, a letter first. `KUBE` gives kube-proxy's names,
+    and is refused beside a kube-proxy.
+    """
+    compat: Literal["none", "kube-proxy"] = "none"
+    """`kube-proxy`: its exact rules, also where vipd does something else."""
+    force_chain_prefix: bool = False
+    """Use `KUBE` although a kube-proxy's canary chain is there."""
+    mark_bit: int = Field(14, ge=0, le=31)
+    """Bit of the packet mark that asks for masquerade. 14 is kube-proxy's 0x4000."""
+    flow_mark_bit: int = Field(13, ge=0, le=31)
+    """Bit of the connection mark by which FORWARD knows the flows that vipd translated."""
+    cluster_cidrs: Networks = ()
+    """Networks whose hosts get replies back without masquerade."""
+    masquerade: Literal["auto", "always", "forwarded", "off-cluster", "hairpin"] = "auto"
+    """The mode of services that name none. `off-cluster` needs `cluster_cidrs`; `auto` is `off-cluster` where
+    these name a network of the family, else `forwarded`, or `hairpin` with `compat: kube-proxy`.
+    """
+    random_fully: bool | None = None
+    """Whether masquerading picks source ports at random; unset: if iptables and kernel can."""
+    node_name: str = Field(default_factory=gethostname)
+    """This host, as a backend's `node` and Kubernetes' nodeName call it."""
+    zone: str = ""
+    """This host's zone, as a backend's `zone` calls it."""
+    host_addresses: Addresses | None = None
+    """This host's own addresses; unset: read from the kernel every 5 seconds."""
+    node_port_addresses: Networks = ()
+    """Networks whose addresses on this host answer on node ports and health ports. A family without a
+    network: all of this host's.
+    """
+    allowed_addresses: NetworksBySource = ()
+    """Networks in which services may claim addresses, by source where wanted; none: anywhere. This host's own
+    are refused all the same.
+    """
+    allowed_backends: NetworksBySource = ()
+    """Networks in which backends must lie, by source where wanted; none: anywhere, but for link-local
+    addresses of etcd's backends, which need a link-local network here.
+    """
+    node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
+    """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
+    not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
+    """
+    exec_checks: Literal["off", "files", "anywhere"] = "files"
+    """Which services may have checks that run programs: none, those of files, or all, also those that
+    members of `admin_group` add.
+    """
+    localhost_node_ports: bool | None = None
+    """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`. To
+    backends on other hosts that takes route_localnet, which vipd never sets; the flows are masqueraded in
+    every mode.
+    """
+    reject_unused_ports: bool = True
+    """Refuse at once what is for a service's `address` and none of its ports. Never with the prefix KUBE or
+    `compat: kube-proxy`.
+    """
+    affinity_clients: int = Field(1_000_000, ge=1_000, le=100_000_000)
+    """How many clients the nftables dataplane remembers in each address family; a client counts once for each
+    service port. Another number begins with none.
+    """
+    dispatch: Literal["auto", "flat", "grouped"] = "auto"
+    """How a packet finds its service: past every rule, or through groups of addresses; `auto`: grouped above
+    64 addresses. Flat with `compat: kube-proxy`.
+    """
+    traffic_accounting: bool = True
+    """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
+    accept_forwarded: bool = True
+    """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
+    would drop them.
+    """
+    manage_sysctls: bool = True
+    """Turn on what forwarding needs while there are services, and put it back on cleanup."""
+    vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")
+    """Device that is made to carry routes to VIPs that no other route covers; empty: no device and no routes
+    are made. At most 15 of `A-Z a-z 0-9 . _ -`, a letter or digit first.
+    """
+    health_address: ListenAddress | None = None
+    """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
+    metrics_address: LocalListenAddress | None = None
+    """Where `GET /metrics` is answered over TCP, too, for Prometheus; a port alone: on 127.0.0.1; unset:
+    nowhere.
+    """
+    status_page: LocalListenAddress | None = None
+    """Where the status page is served, to everybody who can connect; a port alone: on 127.0.0.1; unset:
+    nowhere.
+    """
+    etcd: Etcd = None
+    """The etcd that feeds a fleet of hosts; unset: none does."""
+    store: Literal["file", "etcd"] = "file"
+    """Where `vipctl` keeps what it adds, unless `--store` says otherwise: on this host, or for all hosts."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least weighty messages that are logged, to stderr."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """`load_settings` layers file, environment and flags itself, to name each in an error."""
+        return (init_settings,)
+
+    @field_validator("services_dir", "state_dir", "socket")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        if not value.is_absolute():
+            raise ValueError("must be an absolute path")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.masquerade == "off-cluster" and not self.cluster_cidrs:
+            raise ValueError("masquerade: off-cluster needs cluster_cidrs; hint: name them, or use forwarded")
+        if self.store == "etcd" and self.etcd is None:
+            raise ValueError("store: etcd needs etcd; hint: name its endpoints, or use file")
+        return self
+
+    def masquerade_for(self, family: Family) -> Masquerade:
+        """What `masquerade` means for one family: auto is off-cluster where that family has cluster CIDRs."""
+        if self.masquerade != "auto":
+            return Masquerade(self.masquerade)
+        if self.cluster_cidrs_of(family):
+            return Masquerade.OFF_CLUSTER
+        return Masquerade.HAIRPIN if self.compat == "kube-proxy" else Masquerade.FORWARDED
+
+    def cluster_cidrs_of(self, family: Family) -> tuple[str, ...]:
+        """The cluster networks of one family."""
+        return tuple(cidr for cidr in self.cluster_cidrs if family_of(cidr) is family)
+
+    def health_place(self) -> tuple[str, int] | None:
+        """Address and port of `health_address`; None when it is unset."""
+        return _place(self.health_address)
+
+    def metrics_place(self) -> tuple[str, int] | None:
+        """Address and port of `metrics_address`; None when it is unset."""
+        return _place(self.metrics_address)
+
+    def page_place(self) -> tuple[str, int] | None:
+        """Address and port of `status_page`; None when it is unset."""
+        return _place(self.status_page)
+
+    def node_addresses(self, family: Family, host_addresses: frozenset[str]) -> tuple[str, ...] | None:
+        """The host's addresses that answer on node ports; None for all.
+
+        As for kube-proxy that is when no network of the family is named, or the one of every address; and
+        loopback counts only for IPv4, where node ports answer on localhost.
+        """
+        networks = [ipaddress.ip_network(n) for n in self.node_port_addresses if family_of(n) is family]
+        if not networks or any(network.prefixlen == 0 for network in networks):
+            return None
+        own = {ipaddress.ip_address(address) for address in (*host_addresses, "127.0.0.1")}
+        answering = (a for a in own if not a.is_loopback or (a.version == 4 and self.answers_on_localhost))
+        return tuple(str(a) for a in sorted(answering, key=_order) if any(a in n for n in networks))
+
+    @property
+    def host_ports(self) -> BySource:
+        """Ranges of ports of this host that services may take, by source."""
+        if not isinstance(self.node_port_range, Mapping):
+            return self.node_port_range
+        if self.compat == "kube-proxy":
+            return self.node_port_range if "node_port_range" in self.model_fields_set else ()
+        return {**_HOST_PORTS, **self.node_port_range}
+
+    @property
+    def exec_sources(self) -> tuple[str, ...]:
+        """Kinds of sources whose services may have checks that run programs."""
+        return {"off": (), "files": ("file",), "anywhere": ("file", "cli", "etcd")}[self.exec_checks]
+
+    @property
+    def check_users(self) -> CheckUsers:
+        """Who may run programs of checks."""
+        return CheckUsers(self.admin_group, self.state_dir)
+
+    @property
+    def answers_on_localhost(self) -> bool:
+        """Whether node ports match 127.0.0.0/8 too: what `localhost_node_ports` means when unset."""
+        kube = self.compat == "kube-proxy" or self.chain_prefix == "KUBE"
+        return kube if self.localhost_node_ports is None else self.localhost_node_ports
+
+
+def balances_of(dataplane: str) -> frozenset[Balance]:
+    """The ways of choosing backends that a dataplane has."""
+    return frozenset(Balance) - ({Balance.SOURCE_HASH} if dataplane == "iptables" else set())
+
+
+def load_settings(
+    config: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from a file, `VIPD_*` of `environment` and flags, in rising order of precedence.
+
+    A missing default file is no fault; a missing file that was named is. `environment` None means: none.
+    Raises SettingsError with all problems.
+    """
+    layers: dict[str, Mapping[str, object]] = {
+        str(config): read_settings_file(config) if config else {},
+        "the environment": _from_environment(environment or {}),
+        "": flags or {},
+    }
+    values = {name: value for layer in layers.values() for name, value in layer.items()}
+    # The layer that had the last word on a value is the one to blame for it.
+    blame = {name: place for place, layer in layers.items() for name in layer}
+    try:
+        return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
+    except ValidationError as error:
+        place = str(config) if config else ""
+        lines = _lines_of(config) if config else None
+        found = sorted(error.errors(), key=lambda item: line_of(lines, _location(item)))
+        problems = [problem for item in found for problem in _say(item, blame, place, lines)]
+        raise SettingsError(problems) from None
+
+
+def read_settings_file(path: Path) -> dict[str, object]:
+    """The mapping in a settings file (YAML or JSON); raises SettingsError when it cannot be one."""
+    try:
+        return read_settings_text(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
+
+
+def read_settings_text(text: str, place: str) -> dict[str, object]:
+    """The mapping that a settings text is; `place` names it in errors. Raises SettingsError."""
+    try:
+        loaded = _UniqueKeyLoader(text).get_single_data()
+    except (yaml.YAMLError, ValueError) as error:
+        raise SettingsError(syntax_faults(text, place, error)) from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError([f"{place}: must be a mapping of settings, not {type(loaded).__name__}"])
+    return {str(key): value for key, value in loaded.items()}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
+    """`KEY=VALUE` flags as settings, the value read as in the settings file. Raises SettingsError."""
+    values: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise SettingsError([f"--set {assignment}: must be KEY=VALUE"])
+        values.update(read_settings_text(f"{key.strip()}: {value}", f"--set {assignment}"))
+    return values
+
+
+def unknown_environment(environment: Mapping[str, str]) -> list[str]:
+    """Names under VIPD_ that are no setting, so that a typing slip is not silent."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
+    return sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX)
+    source.env_vars = {name.lower(): value for name, value in environment.items() if value}
+    return dict(source())
+
+
+def _place(listen_address: str | None) -> tuple[str, int] | None:
+    if not listen_address:
+        return None
+    frontend = parse_frontend(listen_address)
+    return frontend.address, frontend.port
+
+
+def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int, int]:
+    return address.version, int(address)
+
+
+def _lines_of(config: Path) -> Node | None:
+    """The tree of a file that was read already, for the lines of its values."""
+    try:
+        documents = read_tree(config.read_text(encoding="utf-8"), str(config)).documents
+    except (OSError, UnicodeDecodeError):
+        return None
+    return documents[0] if documents else None
+
+
+def _location(error: Any) -> list[str]:
+    """Where an error is, as keys and numbers of items."""
+    # Tags of unions begin with a colon; "[key]" means the key that stands before it.
+    return [str(part) for part in error["loc"] if not str(part).startswith((":", "[key]"))]
+
+
+def _say(error: Any, blame: Mapping[str, str], whole: str, lines: Node | None) -> list[str]:
+    """One line for each problem, of which a mapping may tell several."""
+    loc = _location(error)
+    name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
+    message = fault_text(
+        error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)
+    )
+    place = blame.get(loc[0], "") if loc else whole
+    if loc and place == whole and (line := line_of(lines, loc)):
+        place = f"{place}:{line}"
+    return [": ".join(part for part in (place, name, line) if part) for line in message.split("\n")]

@@ -1,0 +1,204 @@
+"""The one way to run what goes on beside the reconciler: a loop that fails is logged once, counted, named in
+status, and run again after a pause. No exception of a loop ends the daemon.
+
+What a loop does for one of many (a port that cannot be opened, a check whose probe fails) it contains by
+itself, so that the others of them go on: that is no failure of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import NoReturn
+
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.host.systemd.fields import Event, fields
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 60.0
+STEADY_SECONDS = 1.0
+"""What runs on for so long has recovered, if that is also longer than the last pause, and twice as long as
+it ran before it failed: a loop may wait for a while before it does what fails."""
+MOST_LOGGED = 5
+"""Different reasons of failures in a row that are logged at once; a further one only once in
+`LOG_AGAIN_SECONDS`. Status always has the newest."""
+LOG_AGAIN_SECONDS = 3600.0
+
+Work = Callable[[], Awaitable[object]]
+Now = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The pauses between tries, in seconds: each twice as long as the one before, up to the longest."""
+
+    first: float = FIRST_PAUSE_SECONDS
+    longest: float = LONGEST_PAUSE_SECONDS
+    spread: float = 0.0
+    """The part of each pause that is left to chance, so that a fleet does not come all at once."""
+
+    def pause(self, in_row: int, random: Random) -> float:
+        """Seconds until the next try, after so many failures in a row."""
+        # The exponent is bounded: 2.0**1024 is an OverflowError, after 17 hours of failures.
+        longest = min(self.first * 2.0 ** min(max(in_row - 1, 0), 20), self.longest)
+        return longest * (1.0 - self.spread * random.random())
+
+
+@dataclass(slots=True)
+class Task:
+    """How a loop does, and how it is to be run."""
+
+    pace: Pace = Pace()
+    named_elsewhere: bool = False
+    """Status names its faults as those of something else, such as a source: it is no warning besides."""
+
+    failures: int = 0
+    """How often it has failed, ever."""
+    in_row: int = 0
+    """How often since it last ran well."""
+    fault: str = ""
+    """Why it failed last; empty while it runs well, and once it `works`."""
+    pause: float = 0.0
+    """Seconds between the last failure and the next try."""
+    lasted: float = 0.0
+    """Seconds that it ran before it failed last."""
+    since: datetime | None = None
+    """When the first of the failures in a row was."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """The reasons in a row that are in the log, and when they were logged."""
+
+    def works(self) -> None:
+        """For the loop itself to say: what failed works again, and need not be named. Whether that lasts is
+        still to be seen, so that a loop that fails again at once is not run ever so often."""
+        self.fault = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop with a pace of its own, or one that reads from its task how it does."""
+
+    work: Work
+    task: Task
+
+    async def __call__(self) -> None:
+        """Run it, unsupervised."""
+        await self.work()
+
+
+class Supervisor:
+    """Runs loops. `expected` are the exceptions that say by themselves what is wrong; any other one is a
+    fault of vipd, logged with its traceback. The clock is the event loop's; `now` gives the time of day, for
+    people; `random` spreads pauses."""
+
+    def __init__(
+        self,
+        expected: tuple[type[Exception], ...] = (OSError,),
+        now: Now = lambda: datetime.now(UTC),
+        random: Random | None = None,
+    ) -> None:
+        self._expected, self._now = expected, now
+        self._random = random or Random()  # noqa: S311 (spreads a fleet; nothing secret)
+        self._tasks: dict[str, Task] = {}
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """Every loop by its name."""
+        return self._tasks
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each loop that fails now, and whose fault nothing else names."""
+        return tuple(
+            f"{name} fails: {task.fault}; {_times(task)}, tried again every {task.pause:.3g} s"
+            for name, task in self._tasks.items()
+            if task.fault and not task.named_elsewhere
+        )
+
+    async def run(self, name: str, work: Work) -> NoReturn:
+        """Run `work` again and again, for ever. It may be one round of a loop, or a loop of its own that
+        never returns; it must let go of what it holds when it raises or is cancelled."""
+        task = self._tasks.setdefault(name, work.task if isinstance(work, Loop) else Task())
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            try:
+                await self._watched(name, task, work)
+            except Exception as error:
+                task.lasted = clock() - began
+                self._failed(name, task, error)
+                _end_if_cancelled()
+                await asyncio.sleep(task.pause)
+            else:
+                self._recovered(name, task)
+                _end_if_cancelled()
+                await asyncio.sleep(0)  # work that returns at once must not hold up the event loop
+
+    async def run_meanwhile(self, name: str, work: Work) -> NoReturn:
+        """As `run`, for what may be cancelled while the daemon goes on: it is not named any more then."""
+        try:
+            await self.run(name, work)
+        finally:
+            self._tasks.pop(name, None)
+
+    async def _watched(self, name: str, task: Task, work: Work) -> None:
+        """Run `work` once; when it failed the last time, see whether it keeps running."""
+        if not task.in_row:
+            await work()
+            return
+        enough = max(STEADY_SECONDS, task.pause, 2 * task.lasted)
+        steady = asyncio.get_running_loop().call_later(enough, self._recovered, name, task)
+        try:
+            await work()
+        finally:
+            steady.cancel()
+
+    def _failed(self, name: str, task: Task, error: Exception) -> None:
+        task.failures += 1
+        task.in_row += 1
+        task.since = task.since or self._now()
+        task.pause = task.pace.pause(task.in_row, self._random)
+        known = isinstance(error, self._expected)
+        task.fault = str(error) if known else f"{internal_error(error, name)}; {PLEASE_REPORT}"
+        if _worth_a_line(task):
+            extra = fields(Event.TASK_FAILED, cause=name, reason=task.fault)
+            log.warning("%s fails: %s", name, task.fault, extra=extra, exc_info=None if known else error)
+
+    def _recovered(self, name: str, task: Task) -> None:
+        if task.in_row:
+            log.info(
+                "%s works again", name, extra=fields(Event.TASK_RECOVERED, cause=name, reason=_times(task))
+            )
+        task.fault, task.in_row, task.since = "", 0, None
+        task.logged.clear()
+
+
+def _worth_a_line(task: Task) -> bool:
+    """Whether the log lacks the fault of a task, and has not had enough of it; notes that it has it then."""
+    now = asyncio.get_running_loop().time()
+    if task.fault in task.logged:
+        return False
+    if len(task.logged) >= MOST_LOGGED:
+        if now - max(task.logged.values()) < LOG_AGAIN_SECONDS:
+            return False
+        del task.logged[min(task.logged, key=task.logged.__getitem__)]
+    task.logged[task.fault] = now
+    return True
+
+
+def _times(task: Task) -> str:
+    since = f" since {task.since:%Y-%m-%dT%H:%M:%SZ}" if task.since else ""
+    return "failed once" + since if task.in_row == 1 else f"failed {task.in_row} times{since}"
+
+
+def _end_if_cancelled() -> None:
+    """Work that was cancelled may raise something else while it lets go of what it holds, or return: without
+    this it would be run again, and the daemon would never end. Raises CancelledError."""
+    running = asyncio.current_task()
+    if running is not None and running.cancelling():
+        raise asyncio.CancelledError

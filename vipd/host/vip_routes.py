@@ -1,0 +1,319 @@
+"""Routes to VIPs, so that processes on this host reach them too.
+
+Routing comes before nat OUTPUT: without a route to a VIP a local process gets "network is unreachable", and a
+service without backends answers forwarded clients so too, instead of refusing (contract 7.9). A VIP that no
+other route covers therefore gets a host route to a device that swallows what no rule has translated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from vipd.host.changes import HostRecord
+from vipd.host.route_table import (
+    ELSEWHERE,
+    LINK_SCOPE,
+    METRIC,
+    PROTOCOL,
+    Device,
+    RouteTable,
+    Routing,
+    read_routing,
+)
+from vipd.model.service import Family, family_of
+
+log = logging.getLogger(__name__)
+
+IFF_UP, IFF_NOARP = 0x1, 0x80
+IPV6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
+AT_ONCE = 500
+"""VIPs that are looked at before the event loop gets its turn."""
+
+ROUTE_CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
+"""Netlink groups: links (IPv4 routes go silently with their device), routes and rules of both families."""
+ADDRESS_CHANGES = 0x10 | 0x100
+"""Those of addresses of both families."""
+
+
+class VipRoutes:
+    """Keeps the routes of one network namespace. It costs nothing while neither VIPs nor routes change."""
+
+    def __init__(self, device: str, record: HostRecord) -> None:
+        self._device, self._record = device, record
+        self._changes = RouteChanges()
+        self._vips: Mapping[str, str] = {}
+        self._moved: set[str] = set()
+        """VIPs that are new, gone, or lead to another backend, since the routes were last made right."""
+        self._stale = True
+        self._warnings: tuple[str, ...] = ()
+        self._foreign: RouteTable | None = None
+        """The host's own routes as last read, while vipd needs none beside them."""
+
+    def moved(self, vips: Collection[str]) -> None:
+        """These are new, gone, or lead to another backend from now on."""
+        self._moved.update(vips)
+
+    async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
+        """Make the routes right for these VIPs, each with a backend; a warning when that failed. The mapping
+        is kept; of what it says otherwise later `moved` must be told."""
+        if not self._device and not self._record.read().devices:
+            return ()
+        moved, self._moved, self._vips = self._moved, set(), vips
+        if not self._stale and self._lead_there(moved, vips):
+            return self._warnings
+        self._changes.seen()
+        problem = await self._attempt(vips)
+        if problem and (problem,) != self._warnings:
+            log.warning("%s", problem)
+        self._stale = False
+        self._warnings = (problem,) if problem else ()
+        return self._warnings
+
+    def _lead_there(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
+        """Whether the routes are right still: nothing has moved, or the host's own lead to every VIP."""
+        foreign = self._foreign
+        return not moved if foreign is None else all(foreign.covers(vip) for vip in moved if vip in vips)
+
+    async def look(self) -> bool:
+        """Whether the routes must be made anew, the host's own having changed."""
+        if not self._device or not (self._changes.seen() or self._warnings):
+            return False
+        try:
+            async with _netlink() as netlink:
+                routing = await read_routing(netlink, self._device)
+                wanted, problem = await self._judge(netlink, routing, dict(self._vips))
+        except _failures():
+            return self._stale
+        warned = (problem,) if problem else ()
+        self._stale = self._stale or wanted != routing.ours or warned != self._warnings
+        return self._stale
+
+    async def _attempt(self, vips: Mapping[str, str]) -> str:
+        """Make it right; why that failed, if it did."""
+        try:
+            async with _netlink() as netlink:
+                return await self._make_right(netlink, vips)
+        except _failures() as error:
+            return self._failed(error)
+
+    async def _judge(
+        self, netlink: Any, routing: Routing, vips: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """The routes to have, and why those that are needed cannot be."""
+        wanted = await _missing(netlink, routing, vips) if self._device else {}
+        if not wanted or routing.device is None or routing.device.usable:
+            return wanted, ""
+        return {}, (
+            f"no route leads to {len(wanted)} VIPs, and {self._device} cannot carry one: it is "
+            f"{routing.device.described}; processes on this host do not reach them; hint: set vip_device to "
+            "a name that is free"
+        )
+
+    async def _make_right(self, netlink: Any, vips: Mapping[str, str]) -> str:
+        routing = await read_routing(netlink, self._device)
+        wanted, problem = await self._judge(netlink, routing, vips)
+        self._foreign = None if wanted or problem else routing.table
+        # With its device a route goes too, and ten thousand at once.
+        made = self._record.read().devices.get(self._device) == "made"
+        device_goes = made and not wanted and routing.device is not None and routing.device.usable
+        for vip in routing.ours.keys() - wanted.keys():
+            if not device_goes or routing.ours[vip] == ELSEWHERE:
+                await _delete(netlink, vip)
+        new = {vip: source for vip, source in wanted.items() if routing.ours.get(vip) != source}
+        if new:
+            problem = await self._add_all(netlink, await self._device_up(netlink, routing.device), new)
+            told = "1 VIP has" if len(new) == 1 else f"{len(new)} VIPs have"
+            log.info("%s no other route; routed to %s from now on", told, self._device)
+        for name in self._record.read().devices:
+            if not wanted or name != self._device:
+                await _give_back(netlink, name, self._record)
+        return problem
+
+    async def _add_all(self, netlink: Any, index: int, sources: Mapping[str, str]) -> str:
+        """Add routes; the first failure. A family that the host does not have holds back no other."""
+        problem = ""
+        for vip, source in sources.items():
+            try:
+                await _add(netlink, vip, index, source)
+            except _failures() as error:
+                problem = problem or self._failed(f"{vip}: {error}")
+        return problem
+
+    def _failed(self, why: object) -> str:
+        return (
+            f"no route to VIPs over {self._device or 'any device'}: {why}; processes on this host may not "
+            "reach them; hint: a default route serves too, and vip_device: '' ends the attempts"
+        )
+
+    async def _device_up(self, netlink: Any, device: Device | None) -> int:
+        """The index of the device, made if need be, recorded and up."""
+        name = self._device
+        if device is None:
+            self._record.forget_device(name)
+            self._record.device(name, "made")
+            await _make(netlink, name)
+            device = (await read_routing(netlink, name)).device
+            if device is None:
+                raise OSError(f"{name} vanished as soon as it was made")
+            _settle_ipv6(name)
+        else:
+            self._record.device(name, "up" if device.up else "down")
+        if not device.up:
+            # Nothing behind it resolves addresses; a bridge would ask for each, and answer "no such host".
+            quiet = IFF_NOARP if self._record.read().devices[name] == "made" else 0
+            await netlink.link("set", index=device.index, flags=IFF_UP | quiet, change=IFF_UP | quiet)
+        return device.index
+
+
+class RouteChanges:
+    """Hears that something about routes has changed, not what."""
+
+    def __init__(self, groups: int = ROUTE_CHANGES) -> None:
+        self._groups = groups
+        self._socket: socket.socket | None = None
+
+    def __del__(self) -> None:
+        """Not every owner lives as long as the process."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def seen(self) -> bool:
+        """Whether anything has changed since the last call; True at the first, or if nothing can be heard."""
+        try:
+            if self._socket is None:
+                opened = socket.socket(
+                    socket.AF_NETLINK,
+                    socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                    socket.NETLINK_ROUTE,
+                )
+                opened.bind((0, self._groups))
+                self._socket = opened
+                return True
+            return _drained(self._socket)
+        except OSError:
+            return True
+
+
+def _drained(listening: socket.socket) -> bool:
+    """Whether a socket held any message; then it holds none."""
+    found = False
+    while True:
+        try:
+            listening.recv(1)  # the rest of the message is dropped
+        except BlockingIOError:
+            return found
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # that tells of more changes than were kept
+                raise
+        found = True
+
+
+async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]:
+    """Delete every route and device of vipd; returns what was done, or would be. Raises OSError."""
+    done = []
+    try:
+        async with _netlink() as netlink:
+            ours = (await read_routing(netlink, "")).ours
+            for vip in () if dry_run else ours:
+                await _delete(netlink, vip)
+            number = "1 route" if len(ours) == 1 else f"{len(ours)} routes"
+            done += [f"{number} to VIPs"] if ours else []
+            for name, state in record.read().devices.items():
+                done += [f"the device {name}"] if state == "made" else []
+                if not dry_run:
+                    await _give_back(netlink, name, record)
+    except _failures() as error:
+        raise OSError(f"routes to VIPs: {error}") from None
+    return done
+
+
+async def _missing(netlink: Any, routing: Routing, vips: Mapping[str, str]) -> dict[str, str]:
+    """The VIPs that no foreign route covers, each with the source address its route should give.
+
+    That is the address by which this host reaches the backend. The kernel's own choice would be the first
+    address of any device, to which a backend may have no way back: on a router that is the address on lo.
+    """
+    found: dict[str, str] = {}
+    sources: dict[object, str] = {}
+    for number, (vip, backend) in enumerate(vips.items()):
+        if number % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)  # the event loop gets its turn: ten thousand take 0.1 s
+        if routing.table.covers(vip):
+            continue
+        route = routing.table.best(backend) if backend and family_of(backend) is family_of(vip) else None
+        if route is not None and route not in sources:
+            sources[route] = await _source_towards(netlink, backend)
+        found[vip] = sources[route] if route is not None else ""
+    return found
+
+
+async def _source_towards(netlink: Any, address: str) -> str:
+    with contextlib.suppress(*_failures()):
+        for answer in await netlink.route("get", dst=address):
+            return str(answer.get_attr("RTA_PREFSRC") or "")
+    return ""
+
+
+async def _make(netlink: Any, name: str) -> None:
+    """A dummy device, or a bridge without ports where the kernel has no dummies."""
+    try:
+        await netlink.link("add", ifname=name, kind="dummy")
+    except _failures():
+        await netlink.link("add", ifname=name, kind="bridge")
+    log.info("made the device %s", name)
+
+
+def _settle_ipv6(name: str) -> None:
+    """IPv6 on, or its routes are refused; and no link-local address, which would be one of this host's."""
+    for setting, value in (("addr_gen_mode", "1"), ("disable_ipv6", "0")):
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            (IPV6_SETTINGS / name / setting).write_text(value)
+
+
+async def _add(netlink: Any, vip: str, index: int, source: str) -> None:
+    given = {"prefsrc": source} if source else {}
+    await netlink.route("replace", oif=index, **_route_to(vip), **given)
+
+
+async def _delete(netlink: Any, vip: str) -> None:
+    with contextlib.suppress(*_failures()):  # gone already; any other failure leaves what a look will find
+        await netlink.route("del", **_route_to(vip))
+
+
+def _route_to(vip: str) -> dict[str, object]:
+    """What a route of vipd's is known by. IPv4 routes have a scope, also for one to be deleted."""
+    family = family_of(vip)
+    scope = {"scope": LINK_SCOPE} if family is Family.IPV4 else {}
+    return {"dst": f"{vip}/{family.bits}", "proto": PROTOCOL, "priority": METRIC, **scope}
+
+
+async def _give_back(netlink: Any, name: str, record: HostRecord) -> None:
+    """Leave a device as it was found; one that vipd made goes, unless somebody uses it by now."""
+    device = (await read_routing(netlink, name)).device
+    state = record.read().devices[name]
+    if device and state == "made" and device.usable:
+        await netlink.link("del", index=device.index)
+        log.info("deleted the device %s", name)
+    elif device and state == "down":
+        await netlink.link("set", index=device.index, state="down")
+    record.forget_device(name)
+
+
+def _netlink() -> Any:
+    # Imported on use, as in hostnet.
+    from pyroute2 import AsyncIPRoute
+
+    return AsyncIPRoute()
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    return (OSError, NetlinkError)

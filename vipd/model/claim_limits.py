@@ -1,0 +1,217 @@
+"""What a host's administrators let each source claim: addresses, backends, ports of this host, requests of
+checks. Pure.
+
+Files and vipctl's store are written by this host's administrators. What stands in etcd is written by others:
+by default it gets no port outside of Kubernetes' range, no link-local backend, and no request but GET and
+HEAD.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+from vipd.model.check import Check, HttpProbe
+from vipd.model.service import Backend, Protocol, Service, family_of
+
+SourceName: TypeAlias = Literal["file", "cli", "etcd"]
+"""Kinds of sources, as `Origin.source` names them."""
+SOURCES: tuple[SourceName, ...] = get_args(SourceName)
+CLI: SourceName = "cli"
+ETCD: SourceName = "etcd"
+
+BySource: TypeAlias = tuple[str, ...] | Mapping[SourceName, tuple[str, ...]]
+"""Networks, or ranges of ports: for all sources, or by source. None for a source: whatever it likes."""
+
+KUBERNETES_PORTS = "30000-32767"
+"""Kubernetes' range of node ports."""
+
+ANY_PORT = "1-65535"
+
+_SAFE_METHODS = ("GET", "HEAD")
+_NAMED = 3
+"""Backends that a problem names."""
+
+
+def limits_of(limits: BySource, source: str) -> tuple[str, ...]:
+    """Those of one source."""
+    return limits.get(cast("SourceName", source), ()) if isinstance(limits, Mapping) else limits
+
+
+class NetworkSet:
+    """Disjoint ranges of numbers, found by bisection however many networks there are."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        """Raises ValueError for a network that is none."""
+        parsed = [ip_network(network) for network in networks]
+        self._ranges = {
+            family: _Ranges((int(n.network_address), int(n.broadcast_address)) for n in some)
+            for family in (4, 6)
+            if (some := [network for network in parsed if network.version == family])
+        }
+
+    def hold(self, address: str) -> bool:
+        """Whether an address lies in one of them."""
+        ranges = self._ranges.get(family_of(address))
+        return ranges is not None and ranges.hold(int(ip_address(address)))
+
+
+class _Ranges:
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(pairs):
+            if self._ends and start <= self._ends[-1] + 1:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def hold(self, number: int) -> bool:
+        index = bisect_right(self._starts, number) - 1
+        return index >= 0 and number <= self._ends[index]
+
+
+class SourceNetworks:
+    """Networks that a source is limited to, and the link-local ones that it names on purpose."""
+
+    def __init__(self, limits: BySource) -> None:
+        """Raises ValueError for a network that is none."""
+        named = {source: limits_of(limits, source) for source in SOURCES}
+        self._all: dict[str, NetworkSet] = {s: NetworkSet(found) for s, found in named.items() if found}
+        self._link_local: dict[str, NetworkSet] = {
+            source: NetworkSet(filter(_within_link_local, networks)) for source, networks in named.items()
+        }
+
+    def allow(self, address: str, source: str) -> bool:
+        """Whether a source may name an address; a source without networks: any."""
+        networks = self._all.get(source)
+        return networks is None or networks.hold(address)
+
+    def name_link_local(self, address: str, source: str) -> bool:
+        """Whether a network that is link-local itself holds the address."""
+        return source in self._link_local and self._link_local[source].hold(address)
+
+    def limit(self, source: str) -> bool:
+        """Whether the source is limited at all."""
+        return source in self._all
+
+
+def _within_link_local(network: str) -> bool:
+    return ip_network(network).is_link_local
+
+
+def source_networks(limits: BySource) -> SourceNetworks:
+    """Made once for equal limits. Raises ValueError for a network that is none."""
+    return _source_networks(_hashable(limits))
+
+
+def claim_limits(backends: BySource, host_ports: BySource) -> ClaimLimits:
+    """Made once for equal limits. Raises ValueError for a network or a range that is none."""
+    return _claim_limits(_hashable(backends), _hashable(host_ports))
+
+
+_Hashable: TypeAlias = tuple[str, ...] | tuple[tuple[SourceName, tuple[str, ...]], ...]
+
+
+def _hashable(limits: BySource) -> _Hashable:
+    return tuple(sorted(limits.items())) if isinstance(limits, Mapping) else limits
+
+
+def _limits(hashable: _Hashable) -> BySource:
+    return dict(hashable) if hashable and isinstance(hashable[0], tuple) else hashable  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=8)
+def _source_networks(limits: _Hashable) -> SourceNetworks:
+    return SourceNetworks(_limits(limits))
+
+
+@lru_cache(maxsize=8)
+def _claim_limits(backends: _Hashable, host_ports: _Hashable) -> ClaimLimits:
+    return ClaimLimits(_limits(backends), _limits(host_ports))
+
+
+class _HostPort(NamedTuple):
+    what: str
+    number: int
+
+
+class ClaimLimits:
+    """The limits of backends, of this host's ports and of checks."""
+
+    def __init__(self, backends: BySource = (), host_ports: BySource = ()) -> None:
+        """Raises ValueError for a network or a range that is none."""
+        self._backends, self._host_ports = SourceNetworks(backends), host_ports
+        ranges = {source: limits_of(host_ports, source) for source in SOURCES}
+        self._ports: dict[str, _Ranges] = {source: _ports(some) for source, some in ranges.items() if some}
+
+    def refusals(self, service: Service, own: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+        """What a service claims beyond its source's limits, each with a hint. `own`: this host's addresses,
+        whose ports are ports of this host."""
+        source = service.origin.source
+        yield from self._port_refusals(service, own)
+        for what, hint in self.backend_refusals((*service.backends, *service.fallback), source):
+            yield f"{service.name}: {what}", hint
+
+    def backend_refusals(self, backends: Iterable[Backend], source: str) -> Iterator[tuple[str, str]]:
+        """One refusal for all backends that lie outside, and one for all that are link-local."""
+        if source != ETCD and not self._backends.limit(source):
+            return
+        addresses = dict.fromkeys(backend.address for backend in backends)
+        local = [a for a in addresses if source == ETCD and self._refused_link_local(a, source)]
+        if local:
+            hint = "declare it in a file, or name the network, such as 169.254.0.0/16, in allowed_backends"
+            yield f"{_named(local)} link-local, which etcd's backends must not be", hint
+        outside = [a for a in addresses if a not in local and not self._backends.allow(a, source)]
+        if outside:
+            hint = "choose other backends, or widen allowed_backends in vipd's settings"
+            yield f"{_named(outside)} outside allowed_backends", hint
+
+    def _refused_link_local(self, address: str, source: str) -> bool:
+        if not address.startswith("169.254.") and ":" not in address:
+            return False
+        return ip_address(address).is_link_local and not self._backends.name_link_local(address, source)
+
+    def _port_refusals(self, service: Service, own: Collection[str]) -> Iterator[tuple[str, str]]:
+        source = service.origin.source
+        ports = self._ports.get(source)
+        for what, number in _host_ports(service, own) if ports else ():
+            if ports and not ports.hold(number):
+                named = f"{', '.join(limits_of(self._host_ports, source))} for {source}"
+                hint = "choose a port within it, or widen node_port_range in vipd's settings"
+                yield f"{service.name}: {what} lies outside node_port_range ({named})", hint
+
+
+def check_refusal(check: Check, source: str) -> tuple[str, str] | None:
+    """Why a check must not come from a source, with a hint. What etcd says is not to change anything."""
+    probe = check.probe
+    if source != ETCD or not isinstance(probe, HttpProbe) or probe.method in _SAFE_METHODS:
+        return None
+    what = f"a check of etcd's may use {' and '.join(_SAFE_METHODS)}, not {probe.method}"
+    return what, "use one of these, or declare the service in a file"
+
+
+def _host_ports(service: Service, own: Collection[str]) -> Iterator[_HostPort]:
+    for port in service.ports:
+        if port.node_port:
+            yield _HostPort(f"node port {port.node_port}/{port.protocol}", port.node_port)
+        for address in service.all_addresses() if own else ():
+            if address in own:
+                yield _HostPort(f"port {port} of this host's address {address}", port.port)
+    if service.health_port:
+        yield _HostPort(f"health port {service.health_port}/{Protocol.TCP}", service.health_port)
+
+
+def _ports(ranges: Iterable[str]) -> _Ranges:
+    pairs = (each.partition("-") for each in ranges)
+    return _Ranges((int(low), int(high or low)) for low, _, high in pairs)
+
+
+def _named(addresses: list[str]) -> str:
+    more = len(addresses) - _NAMED
+    named = ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"backend {named} is" if len(addresses) == 1 else f"backends {named} are"

@@ -1,0 +1,249 @@
+"""An operator's orders about backends, kept apart from what is declared: drain, disable, weight. Pure.
+
+An order holds for a backend of one service, or for an address in every service. It says who gave it, when and
+why, and may end by itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from vipd.model.backend_status import Admin
+from vipd.model.service import MAX_WEIGHT, Backend, Service
+from vipd.model.text import is_text, one_line
+
+MOST_TEXT = 1000
+"""Characters of a reason, and of any other text of an order."""
+
+_SEVERITY = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
+
+
+class Subject(NamedTuple):
+    """What an order is about: a backend of a service, or an address in every service."""
+
+    service: str
+    """Empty: every service."""
+    backend: str
+    """`ADDR` or `ADDR:PORT` as the service declares it; an address alone if it is for every service."""
+
+    def __str__(self) -> str:
+        return f"{self.service}/{self.backend}" if self.service else f"address {self.backend}"
+
+
+class Part(StrEnum):
+    """What an order says of a backend. Each part is given, and ends, by itself."""
+
+    STATE = "state"
+    WEIGHT = "weight"
+
+
+class Key(NamedTuple):
+    """By which a part of an order is known."""
+
+    subject: Subject
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One order: a state, a weight, or both as they were given at once. Times are in UTC."""
+
+    subject: Subject
+    by: str
+    at: datetime
+    admin: Admin = Admin.ACTIVE
+    weight: int | None = None
+    reason: str = ""
+    until: datetime | None = None
+    """When it ends by itself; None: when it is taken back."""
+    pins_until: datetime | None = None
+    """Until when clients with affinity still get to a draining backend; None: not at all."""
+
+    def about(self, service: str, backend: Backend) -> bool:
+        """Whether it is about this backend of this service."""
+        if self.subject.service:
+            return self.subject == (service, str(backend))
+        return self.subject.backend == backend.address
+
+    def parts(self) -> dict[Key, Override]:
+        """Its state and its weight, each an order of its own."""
+        found: dict[Key, Override] = {}
+        if self.admin is not Admin.ACTIVE:
+            found[Key(self.subject, Part.STATE)] = replace(self, weight=None)
+        if self.weight is not None:
+            found[Key(self.subject, Part.WEIGHT)] = replace(self, admin=Admin.ACTIVE, pins_until=None)
+        return found
+
+
+Overrides = Mapping[Key, Override]
+"""Orders in parts."""
+
+
+class MalformedError(ValueError):
+    """A stored override cannot be read: which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What all orders about one backend come to."""
+
+    admin: Admin = Admin.ACTIVE
+    weight: int | None = None
+    pinned: bool = False
+    sources: tuple[Override, ...] = ()
+
+
+def orders_about(service: Service, backend: Backend, overrides: Iterable[Override]) -> Orders:
+    """The severest state wins; a weight for the service itself wins over one for the address."""
+    found = sorted((o for o in overrides if o.about(service.name, backend)), key=lambda o: o.subject)
+    if not found:
+        return NO_ORDERS
+    weights = [o.weight for o in found if o.weight is not None]
+    admin = max((o.admin for o in found), key=_SEVERITY.__getitem__)
+    draining = [o for o in found if o.admin is Admin.DRAINING]
+    pinned = bool(draining) and all(o.pins_until is not None for o in draining)
+    # Sorted by service, an order for every service comes first.
+    return Orders(admin, weights[-1] if weights else None, pinned, tuple(found))
+
+
+NO_ORDERS = Orders()
+
+
+def in_parts(orders: Iterable[Override]) -> dict[Key, Override]:
+    """The parts of these orders; of two that say the same part about the same, the last one counts."""
+    return {key: part for order in orders for key, part in order.parts().items()}
+
+
+def joined(overrides: Overrides) -> list[Override]:
+    """Parts that were given at once, and end at once, as one order again."""
+    found: list[Override] = []
+    for state, weight in _pairs(overrides):
+        both = state and weight and _both(state, weight)
+        found += [both] if both else [part for part in (state, weight) if part]
+    return found
+
+
+def _pairs(overrides: Overrides) -> Iterator[tuple[Override | None, Override | None]]:
+    """State and weight of each subject."""
+    for subject in dict.fromkeys(key.subject for key in overrides):
+        yield overrides.get(Key(subject, Part.STATE)), overrides.get(Key(subject, Part.WEIGHT))
+
+
+def _both(state: Override, weight: Override) -> Override | None:
+    """State and weight as one order; None if they differ in anything else."""
+    both = replace(state, weight=weight.weight)
+    return both if replace(weight, admin=state.admin, pins_until=state.pins_until) == both else None
+
+
+def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
+    """What time has changed: None for an order that has ended, else the order without its pins."""
+    changed: dict[Key, Override | None] = {}
+    for key, override in overrides.items():
+        if override.until is not None and override.until <= now:
+            changed[key] = None
+        elif override.pins_until is not None and override.pins_until <= now:
+            changed[key] = replace(override, pins_until=None)
+    return changed
+
+
+def next_lapse(overrides: Overrides) -> datetime | None:
+    """When the next order changes by itself; None: no one will."""
+    times = (time for o in overrides.values() for time in (o.until, o.pins_until) if time is not None)
+    return min(times, default=None)
+
+
+def describe(override: Override) -> str:
+    """An order in a few words: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
+    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words += [] if override.weight is None else [f"weight {override.weight}"]
+    until = f" until {override.until.isoformat(timespec='seconds')}" if override.until else ""
+    why = f" ({override.reason})" if override.reason else ""
+    return ", ".join(words) + until + why
+
+
+def to_json(override: Override) -> dict[str, object]:
+    """As JSON types; what is at its default is left out."""
+    found: dict[str, object] = {"service": override.subject.service, "backend": override.subject.backend}
+    for name, value in asdict(override).items():
+        if name == "subject" or value is None or value == "":
+            continue
+        found[name] = value.isoformat() if isinstance(value, datetime) else value
+    return found
+
+
+def from_json(value: object) -> Override:
+    """Reads what `to_json` gave. Raises MalformedError.
+
+    Its texts are printed on terminals, and anybody may have written them: they are one line, and cut.
+    """
+    if not isinstance(value, Mapping):
+        raise MalformedError(f"an override must be a mapping, not {type(value).__name__}")
+    known = {field.name for field in fields(Override)} - {"subject"} | {"service", "backend"}
+    if unknown := sorted(set(value) - known):
+        raise MalformedError(f"unknown key {unknown[0]!r}")
+    try:
+        subject = Subject(_text(value, "service"), _text(value, "backend"))
+        if not subject.service:
+            subject = Subject("", str(ipaddress.ip_address(subject.backend)))
+        return Override(
+            subject,
+            by=_text(value, "by"),
+            at=_time(value["at"]),
+            admin=Admin(value.get("admin", Admin.ACTIVE)),
+            weight=_weight(value.get("weight")),
+            reason=_text(value, "reason"),
+            until=_optional_time(value.get("until")),
+            pins_until=_optional_time(value.get("pins_until")),
+        )
+    except (KeyError, ValueError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def _text(value: Mapping[str, object], key: str) -> str:
+    text = value.get(key, "")
+    if not isinstance(text, str) or not is_text(text):
+        raise MalformedError(f"{key} must be text")
+    return one_line(text[:MOST_TEXT])[:MOST_TEXT]
+
+
+def _weight(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WEIGHT:
+        raise MalformedError(f"weight {value!r} is not a whole number from 0 to {MAX_WEIGHT}")
+    return value
+
+
+def _optional_time(value: object) -> datetime | None:
+    return None if value is None else _time(value)
+
+
+def _time(value: object) -> datetime:
+    if not isinstance(value, str):
+        raise MalformedError(f"{value!r} is not a time")
+    moment = datetime.fromisoformat(value)
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise MalformedError(f"{value!r} is not a time") from None
+
+
+def to_document(overrides: Overrides) -> dict[str, object]:
+    """All orders as JSON types. A version that knows no parts reads `overrides` alone, one order for each
+    subject: it has the weight beside the state, unless that ends earlier, and ends it with the state."""
+    items: list[Override] = []
+    apart: list[Override] = []
+    for state, weight in _pairs(overrides):
+        if not (state and weight) or _both(state, weight):
+            items += joined(in_parts(part for part in (state, weight) if part))
+            continue
+        outlives = weight.until is None or (state.until is not None and weight.until >= state.until)
+        items.append(replace(state, weight=weight.weight) if outlives else state)
+        apart.append(weight)
+    found: dict[str, object] = {"overrides": [to_json(item) for item in items]}
+    return {**found, "weights": [to_json(weight) for weight in apart]} if apart else found

@@ -1,0 +1,382 @@
+"""The words of vipd as frozen values: services, backends, and what a dataplane is asked to forward.
+
+Pure: nothing here reads a file, a clock or the kernel. Addresses are canonical text (`ipaddress` spelling,
+IPv6 compressed and lower case); ports are 1..65535; times are whole seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from math import gcd
+from typing import NamedTuple
+
+from vipd.model.check import UNCHECKED, Check
+
+MAX_WEIGHT = 65535
+"""Largest backend weight: a share is a weight over the sum of the weights of the service."""
+
+DEFAULT_AFFINITY_SECONDS = 10800
+"""Three hours, Kubernetes' default for ClientIP affinity (contract 1.7)."""
+
+MAX_AFFINITY_SECONDS = 86400
+
+MAX_SLOW_START_SECONDS = 3600
+
+
+class Family(IntEnum):
+    """IP address family."""
+
+    IPV4 = 4
+    IPV6 = 6
+
+    def __str__(self) -> str:
+        return f"ipv{self.value}"
+
+    @property
+    def bits(self) -> int:
+        """Length of a full address prefix: 32 or 128."""
+        return 32 if self is Family.IPV4 else 128
+
+
+def family_of(address: str) -> Family:
+    """The family of a canonical address or CIDR."""
+    return Family.IPV6 if ":" in address else Family.IPV4
+
+
+def socket_text(address: str, port: int) -> str:
+    """`10.0.0.1:80`, or `[fd00::1]:80`: the spelling of iptables, URLs and Kubernetes."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+class Protocol(StrEnum):
+    """Transport protocols that can be balanced."""
+
+    TCP = "tcp"
+    UDP = "udp"
+    SCTP = "sctp"
+
+
+class Masquerade(StrEnum):
+    """Which new flows get this host's address as their source, besides hairpin flows, which always do."""
+
+    ALWAYS = "always"
+    FORWARDED = "forwarded"
+    """Those that do not originate on this host."""
+    OFF_CLUSTER = "off-cluster"
+    """Those whose source lies outside `cluster_cidrs`."""
+    HAIRPIN = "hairpin"
+    """No others."""
+
+
+class Refusal(StrEnum):
+    """What a new flow meets when nothing can serve it."""
+
+    REJECT = "reject"
+    """Refused at once: ICMP port unreachable, which TCP clients see as "connection refused"."""
+    DROP = "drop"
+    """Silence, so that a client behind an outer load balancer tries elsewhere."""
+
+
+class Balance(StrEnum):
+    """How a new flow's backend is chosen, weights respected."""
+
+    RANDOM = "random"
+    ROUND_ROBIN = "round-robin"
+    SOURCE_HASH = "source-hash"
+    """By the client's address: the same client meets the same backend on every host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a declared thing stands: its source's kind, and the file and line when it has one."""
+
+    source: str
+    """`file`, `cli` or `etcd`."""
+    path: str = ""
+    line: int = 0
+
+    @property
+    def owner(self) -> str:
+        """Who may change it: `file:/etc/vipd/services.d/web.yaml`, `cli`, or `etcd:/vipd/v1/services/web`."""
+        return self.source if self.source == "cli" else f"{self.source}:{self.path}"
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.path else self.source
+
+
+class Frontend(NamedTuple):
+    """One address, port and protocol that clients connect to. Globally unique among services."""
+
+    address: str
+    """Empty for a port of this host itself: a node port or a health port."""
+    port: int
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        place = socket_text(self.address, self.port) if self.address else f"node port {self.port}"
+        return f"{place}/{self.protocol}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """One port of a service. `target` is the backends' port when it differs."""
+
+    port: int
+    protocol: Protocol
+    name: str = ""
+    target: int | None = None
+    node_port: int | None = None
+    """Port on this host's own addresses that leads here too."""
+
+    def __str__(self) -> str:
+        return f"{self.port}/{self.protocol}"
+
+
+class BackendState(StrEnum):
+    """What is declared of a backend's readiness (contract 4)."""
+
+    UP = "up"
+    DRAIN = "drain"
+    """Takes new flows only where nothing that is up can: Kubernetes' serving and terminating."""
+    DOWN = "down"
+
+
+class Policy(StrEnum):
+    """Which backends some traffic may go to."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+    """Only those on this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAddress:
+    """An address for clients from outside: an external IP, or a load balancer's ingress IP."""
+
+    address: str
+    load_balancer: bool = False
+    allow_from: tuple[str, ...] | None = None
+    """Networks that may use it; None: as the service says; empty: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One server of a service. A port of its own wins over the service port's target."""
+
+    address: str
+    port: int | None = None
+    weight: int = 1
+    """0..65535. 0 means: no new flows."""
+    state: BackendState = BackendState.UP
+    node: str = ""
+    """The host that it runs on; empty when not said."""
+    zones: tuple[str, ...] = ()
+    """Zones whose clients it should serve; empty: all."""
+    ports: tuple[tuple[str, int], ...] = ()
+    """Names of the only service ports that it serves, each with its own port for it; empty: it serves all."""
+    backup: bool = False
+    """Serves only while no backend that is none can."""
+    check: Check | None = None
+    """None: as the service says."""
+    registered: bool = False
+    """It registered itself, and is no part of the service's declaration."""
+
+    def __str__(self) -> str:
+        return self.address if self.port is None else socket_text(self.address, self.port)
+
+    def port_for(self, port: ServicePort) -> int | None:
+        """The port it is reached at for a service port; None if it does not serve that one."""
+        if self.ports:
+            return next((number for name, number in self.ports if name and name == port.name), None)
+        return self.port or port.target or port.port
+
+
+class Registered(NamedTuple):
+    """A backend that registered itself, and where: `etcd:/vipd/v1/backends/web/10.0.0.1:80`."""
+
+    place: str
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """A client address keeps its backend until it has made no new flow for `timeout` seconds."""
+
+    timeout: int = DEFAULT_AFFINITY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A declared service. Equality ignores where it was declared."""
+
+    name: str
+    addresses: tuple[str, ...]
+    ports: tuple[ServicePort, ...]
+    backends: tuple[Backend, ...] = ()
+    affinity: Affinity | None = None
+    masquerade: Masquerade | None = None
+    """None: as the daemon's settings say."""
+    refusal: Refusal = Refusal.REJECT
+    fallback: tuple[Backend, ...] = ()
+    """Backends that serve only while no other one can."""
+    external_addresses: tuple[ExternalAddress, ...] = ()
+    allow_from: tuple[str, ...] = ()
+    """Networks that may use the external addresses; empty: all."""
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    health_port: int | None = None
+    """TCP port on which this host says whether it has a ready local backend."""
+    ends_flows: bool = False
+    """Established TCP and SCTP flows to a backend that leaves are cut (`on_remove: reset`)."""
+    answers_ping: bool = True
+    """Its addresses answer ICMP echo while it has a backend that serves."""
+    balance: Balance = Balance.RANDOM
+    check: Check = UNCHECKED
+    """How those of its backends are checked that say nothing else."""
+    keeps_unhealthy: bool = False
+    """While no backend is healthy all serve as if they were (`fallback: keep`)."""
+    slow_start: int = 0
+    """Seconds over which the share of a backend that has become healthy again grows to its full."""
+    weight_from_check: bool = False
+    """A backend's answer to an HTTP check may say its weight."""
+    registrations: bool | None = None
+    """Whether backends that registered themselves in etcd take part; None: as its source has it."""
+    origin: Origin = field(default=Origin("cli"), compare=False)
+
+    def all_addresses(self) -> tuple[str, ...]:
+        """Every address that the service claims, those for inside first."""
+        return (*self.addresses, *(external.address for external in self.external_addresses))
+
+    @property
+    def accepts_registrations(self) -> bool:
+        """Whether registered backends take part: by default where the service is declared in etcd, too."""
+        return self.origin.source == "etcd" if self.registrations is None else self.registrations
+
+    def frontends(self) -> tuple[Frontend, ...]:
+        """Every frontend of the service, in declared order; ports of the host itself come last."""
+        addressed = [Frontend(a, p.port, p.protocol) for a in self.all_addresses() for p in self.ports]
+        on_host = [Frontend("", p.node_port, p.protocol) for p in self.ports if p.node_port]
+        health = [Frontend("", self.health_port, Protocol.TCP)] if self.health_port else []
+        return (*addressed, *on_host, *health)
+
+
+class ForwardingKey(NamedTuple):
+    """What one forwarding is known by: a service's port and protocol in one address family."""
+
+    service: str
+    port_name: str
+    """Empty for the only unnamed port of its protocol."""
+    protocol: Protocol
+    family: Family
+
+    @property
+    def service_port(self) -> str:
+        """`namespace/name` plus `:port` when the port is named (contract 1.1)."""
+        return f"{self.service}:{self.port_name}" if self.port_name else self.service
+
+
+class Endpoint(NamedTuple):
+    """A backend as one forwarding reaches it."""
+
+    address: str
+    port: int
+    weight: int = 1
+
+    def __str__(self) -> str:
+        return socket_text(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """What a dataplane is asked to do for one service port in one family: the seam of the program.
+
+    A dataplane knows nothing of sources, health or the reason for a weight; all that is decided before.
+    Endpoints take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5).
+    `endpoints` are those for traffic under the cluster policy, `local_endpoints` those under the local one;
+    each is empty when no traffic can use it. `resting` are known backends that take no new flow now.
+    """
+
+    key: ForwardingKey
+    addresses: tuple[str, ...]
+    port: int
+    endpoints: tuple[Endpoint, ...]
+    masquerade: Masquerade
+    affinity_timeout: int | None = None
+    refusal: Refusal = Refusal.REJECT
+    resting: tuple[Endpoint, ...] = ()
+    local_endpoints: tuple[Endpoint, ...] = ()
+    down: tuple[Endpoint, ...] = ()
+    """Known backends whose flows should end: declared down."""
+    ends_flows: bool = False
+    answers_ping: bool = True
+    served: bool = True
+    """Some endpoint could serve somewhere, here or on another host: decides between refusing and dropping."""
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    external_addresses: tuple[ExternalAddress, ...] = ()
+    """Each with the networks that may use it (never None here)."""
+    allow_host: bool = False
+    """An address of this host lies in the networks that external addresses are limited to."""
+    node_port: int | None = None
+    health_port: int | None = None
+    ready_local: tuple[str, ...] = ()
+    """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
+    balance: Balance = Balance.RANDOM
+    pinned: tuple[Endpoint, ...] = ()
+    """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
+    there are endpoints for other clients."""
+    ended: bool = False
+    """No frontend any more: packets of TCP flows that began before get a reset, all others pass as if there
+    were no such forwarding."""
+
+    @property
+    def resets_flows(self) -> bool:
+        """Clients of established flows that end get a TCP reset."""
+        return self.ends_flows and self.key.protocol is Protocol.TCP
+
+    @property
+    def externally_accessible(self) -> bool:
+        """Whether anything but the service's own addresses leads here."""
+        return bool(self.node_port or self.external_addresses)
+
+    def endpoints_under(self, policy: Policy) -> tuple[Endpoint, ...]:
+        """The endpoints for traffic under a policy."""
+        return self.local_endpoints if policy is Policy.LOCAL else self.endpoints
+
+    def reachable(self) -> tuple[Endpoint, ...]:
+        """Every endpoint that some new flow can get to from this host, in order, each once."""
+        if not self.local_endpoints:
+            return self.endpoints
+        return tuple(sorted({*self.endpoints, *self.local_endpoints}, key=str))
+
+    def known(self) -> int:
+        """How many endpoints are known at all, ready or not."""
+        known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
+        return len({endpoint[:2] for endpoint in known})
+
+    def work(self) -> int:
+        """How much there is to compile: the endpoints known at each address, and what else takes a rule."""
+        frontends = max(1, len(self.addresses) + len(self.external_addresses))
+        networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
+        slots, weights = self.known(), [endpoint.weight for endpoint in self.endpoints]
+        if len({*weights}) > 1:  # up to 1,024 slots, or four for each
+            slots = max(slots, min(sum(weights) // gcd(*weights), max(1024, 4 * len(weights))))
+        return slots * frontends + frontends - 1 + networks
+
+    def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
+        """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""
+        endpoints = self.endpoints_under(policy or self.internal_policy)
+        total = sum(e.weight for e in endpoints)
+        return {e: e.weight / total for e in endpoints}
+
+
+def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:
+    """The effective name of each port, in order.
+
+    A named port keeps its name. An unnamed one has none while it is the only such port of its protocol, as in
+    Kubernetes; several get their number as a name, which no declared name can equal (those hold a letter).
+    """
+    unnamed = Counter(p.protocol for p in ports if not p.name)
+    return tuple(p.name or ("" if unnamed[p.protocol] == 1 else str(p.port)) for p in ports)

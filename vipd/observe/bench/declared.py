@@ -1,0 +1,62 @@
+"""Services to measure with: one TCP port each, on 10.96.0.0/12, their own backends in 10.128.0.0/9. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vipd.model.service import Backend, Protocol, Service, ServicePort
+
+PORT, TARGET = 80, 8080
+MOST_SERVICES = 200_000
+"""More do not fit the addresses, at five backends each."""
+_USED_OF_256 = 250
+_SPARE = 64_000 * 100
+"""Backend numbers from here on belong to no service: those that changes put in."""
+
+
+def many_services(count: int, backends: int = 5) -> tuple[Service, ...]:
+    """`count` services, the same for every call."""
+    return tuple(_service(index, backends) for index in range(count))
+
+
+def declaration(count: int, backends: int = 5) -> str:
+    """The same services as a vipd/v1 document."""
+    blocks = [service_text(service) for service in many_services(count, backends)]
+    return "apiVersion: vipd/v1\nservices:\n" + "".join(blocks)
+
+
+def service_text(service: Service) -> str:
+    """One of these services as an element of `services:`."""
+    backends = ", ".join(backend.address for backend in service.backends)
+    return (
+        f"  - name: {service.name}\n"
+        f"    address: {service.addresses[0]}\n"
+        f"    ports: [{{name: http, port: {PORT}, protocol: tcp, target: {TARGET}}}]\n"
+        f"    backends: [{backends}]\n"
+    )
+
+
+def with_backends(service: Service, addresses: Sequence[str]) -> Service:
+    """The service with other backends."""
+    return replace(service, backends=tuple(map(Backend, addresses)))
+
+
+def with_one_backend_changed(service: Service, number: int) -> Service:
+    """The service with another first backend, a different one for each number."""
+    spare = Backend(_address(10, 128, _SPARE + number))
+    return replace(service, backends=(spare, *service.backends[1:]))
+
+
+def _service(index: int, backends: int) -> Service:
+    return Service(
+        name=f"bench/web-{index}",
+        addresses=(_address(10, 96, index),),
+        ports=(ServicePort(PORT, Protocol.TCP, "http", TARGET),),
+        backends=tuple(Backend(_address(10, 128, index * backends + n)) for n in range(backends)),
+    )
+
+
+def _address(first: int, second: int, number: int) -> str:
+    high, low = divmod(number, _USED_OF_256)
+    return f"{first}.{second + high // 256}.{high % 256}.{low + 1}"

@@ -1,0 +1,91 @@
+"""A short measurement of this host: every dataplane that it has, in turn, until the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from vipd.observe.bench.facts import found
+from vipd.observe.bench.namespace import TrialError, carried_out
+from vipd.observe.bench.trial import Outcome, Trial
+
+ROUNDS = 5
+BUDGET_SECONDS = 45.0
+"""No round is begun that would likely end after this."""
+LIMIT_SECONDS = 15.0
+CONNECTIONS = 3000
+
+DATAPLANES = ("iptables", "nftables")
+_NEEDS = (
+    ("vipd iptables-nft", "iptables", "iptables-nft-restore"),
+    ("vipd iptables-legacy", "iptables", "iptables-legacy-restore"),
+    ("vipd nftables", "nftables", "nft"),
+)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one subject did in all rounds. Lists of one value for each round."""
+
+    subject: str
+    load_seconds: list[float] = field(default_factory=list)
+    change_seconds: list[float] = field(default_factory=list)
+    """Of one changed backend; the middle one of a round's changes."""
+    memory_mib: list[float] = field(default_factory=list)
+    """Peaks of the process that loads as the daemon does, and of its largest program, added up."""
+    direct: list[float] = field(default_factory=list)
+    """Connections a second to a backend's own address, before any rule."""
+    vip: list[float] = field(default_factory=list)
+    """Connections a second to the last service."""
+    problem: str = ""
+    """Why there is nothing more."""
+
+    def take(self, outcome: Outcome, limit: float) -> None:
+        """Add a round."""
+        if not outcome.loads or not outcome.changes:
+            self.problem = outcome.problem or f"more than {limit:.0f} s"
+        self.load_seconds += [usage.seconds for usage in outcome.loads]
+        self.memory_mib += [usage.own_mib + usage.program_mib for usage in outcome.loads]
+        if outcome.changes:
+            self.change_seconds.append(middle([usage.seconds for usage in outcome.changes]))
+        for name, rates in (("direct", self.direct), ("vip", self.vip)):
+            if name in outcome.connections:
+                rates.append(outcome.connections[name])
+
+
+def subjects_here(dataplane: str = "") -> tuple[str, ...]:
+    """What this host can be measured with: of a dataplane, or all."""
+    wanted = [(name, program) for name, of, program in _NEEDS if dataplane in ("", of)]
+    here = [name for name, program in wanted if found(program)]
+    lacks_variants = not any("iptables" in name for name in here)
+    if dataplane != "nftables" and lacks_variants and found("iptables-restore"):
+        here.insert(0, "vipd iptables")
+    return tuple(here)
+
+
+def measure_host(
+    subjects: Sequence[str], services: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[tuple[int, Measured]]:
+    """Measure in turn; after each trial the round, from 1, and what the subject has got so far."""
+    measured = {subject: Measured(subject) for subject in subjects}
+    began = clock()
+    for number in range(1, ROUNDS + 1):
+        round_began = clock()
+        for each in measured.values():
+            if each.problem:
+                continue
+            trial = Trial(each.subject, services, connections=CONNECTIONS, limit=LIMIT_SECONDS)
+            try:
+                each.take(carried_out(trial), LIMIT_SECONDS)
+            except TrialError as error:
+                each.problem = str(error)
+            yield number, each
+        now = clock()
+        if now - began + (now - round_began) > BUDGET_SECONDS:
+            return
+
+
+def middle(values: Sequence[float]) -> float:
+    """The value in the middle; of two the larger."""
+    return sorted(values)[len(values) // 2]

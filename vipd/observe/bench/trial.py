@@ -1,0 +1,73 @@
+"""One trial: some way of programming services is given many of them, and then changes. As values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vipd.observe.bench.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to do."""
+
+    subject: str
+    services: int
+    backends: int = 5
+    changes: int = 5
+    """How often one backend of one service is replaced by another."""
+    connections: int = 0
+    """How many to make directly and through the last service; 0: none."""
+    count: bool = False
+    """Count what is in the kernel after the load. Listing a large table takes long."""
+    limit: float = 60.0
+    """Seconds after which loading, and each change, is given up."""
+
+    def view(self) -> dict[str, object]:
+        """As it stands in JSON."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, view: Mapping[str, Any]) -> Trial:
+        """The trial that `view` gave. Raises TypeError."""
+        return cls(**view)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    loads: tuple[Usage, ...] = ()
+    """One, or none when it took longer than the limit."""
+    changes: tuple[Usage, ...] = ()
+    """None too when they took longer than the limit."""
+    sweeps: tuple[Usage, ...] = ()
+    """After each change: clearing away what no packet can reach any more."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """`chains`, `rules` and `elements` in the kernel."""
+    connections: Mapping[str, float] = field(default_factory=dict)
+    """Connections a second: `direct`, before anything was loaded, and `vip`."""
+    problem: str = ""
+    """Why it failed, but for its limit."""
+
+    def view(self) -> dict[str, object]:
+        """As it stands in JSON."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, view: Mapping[str, Any]) -> Outcome:
+        """The outcome that `view` gave. Raises KeyError and TypeError."""
+        return cls(
+            loads=_usages(view["loads"]),
+            changes=_usages(view["changes"]),
+            sweeps=_usages(view["sweeps"]),
+            counts=view["counts"],
+            connections=view["connections"],
+            problem=view["problem"],
+        )
+
+
+def _usages(views: Iterable[Mapping[str, Any]]) -> tuple[Usage, ...]:
+    return tuple(Usage(**view) for view in views)

@@ -1,0 +1,57 @@
+"""The file that carries the numbers over a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vipd.host.durable import read_own, write_aside
+from vipd.observe.flow_stats.ledger import Ledger
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Page(NamedTuple):
+    """What is kept."""
+
+    ledger: Ledger
+    memory: object
+    """The dataplane's: what of the kernel's counts the ledger has. None after a reboot."""
+
+
+def read(path: Path, boot: Path = _BOOT) -> Page:
+    """What was written last; empty if there is nothing. Raises OSError, or ValueError if it is damaged."""
+    try:
+        text = read_own(path).decode()
+    except FileNotFoundError:
+        return Page(Ledger(), None)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    ledger = Ledger.from_json(value.get("ledger"))
+    if value.get("boot") == _boot(boot):
+        return Page(ledger, value.get("memory"))
+    ledger.forget_open_flows()
+    return Page(ledger, None)
+
+
+def value_of(page: Page, boot: Path = _BOOT) -> dict[str, object]:
+    """What `write` is to write: a copy of what is known now."""
+    return {"boot": _boot(boot), "ledger": page.ledger.to_json(), "memory": page.memory}
+
+
+def write(path: Path, value: Mapping[str, object]) -> None:
+    """Replace the file in one step, not synced: a power cut may bring an older one back. Raises OSError."""
+    write_aside(path, json.dumps(value).encode())
+
+
+def _boot(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

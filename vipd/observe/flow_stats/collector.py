@@ -1,0 +1,177 @@
+"""Keeps the numbers: takes the kernel's counts from time to time, and when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vipd.control.reconciler import Reconciler
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.counting import FlowCounter, Place
+from vipd.host.durable import keep_aside, why
+from vipd.model.service import Forwarding
+from vipd.observe.flow_stats import book
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import FlowTable
+from vipd.observe.flow_stats.traffic_counting import TrafficCounting
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 10.0
+SHARE_OF_A_CPU = 0.01
+"""What the readings that nobody asks for may take."""
+SHARE_WHILE_ASKED = 0.05
+LEAST_PAUSE_SECONDS = 0.5
+"""Between two readings that somebody asks for."""
+WRITE_EVERY_SECONDS = 8.0
+"""So that each reading that nobody asks for is written, unless that would take more than `SHARE_OF_TIME`."""
+SHARE_OF_TIME = 0.01
+AGE_EVERY_SECONDS = 30.0
+CLOSE_SECONDS = 3.0
+
+
+class Counting:
+    """The ledger of one daemon, and the file behind it."""
+
+    def __init__(
+        self, counter: FlowCounter, path: Path, forwardings: Callable[[], Iterable[Forwarding]]
+    ) -> None:
+        """Reads the file. One that cannot be used is told in the log, and left behind."""
+        self._counter, self._path, self._forwardings = counter, path, forwardings
+        self.ledger, memory = self._read()
+        if memory is not None:
+            counter.remember(memory)
+        self.at = datetime.now(UTC)
+        """When the kernel's counts were taken last."""
+        self._one_at_a_time = asyncio.Lock()
+        self._taken = self._written = float("-inf")
+        self._aged = time.monotonic()  # not at once: at first no service is known
+        self._writing = 0.0
+        """Seconds that the last writing took."""
+        self._failed = False
+        """The last reading did not succeed."""
+
+    async def run(self) -> None:
+        """Take counts for ever. Raises ApplyError and OSError."""
+        while True:
+            await self._take(0.0)
+            await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / SHARE_OF_A_CPU))
+
+    async def refresh(self) -> None:
+        """Take counts if the last are old enough for it. A failure is for `run` to report."""
+        with contextlib.suppress(ApplyError, OSError):
+            await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
+
+    async def take_now(self) -> None:
+        """Take counts, however old the last are: what counts is about to go. A failure is for `run` to
+        report."""
+        with contextlib.suppress(ApplyError, OSError):
+            await self._take(0.0)
+
+    async def close(self) -> None:
+        """Take counts a last time, and write. Takes a few seconds at most."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._take(0.0)
+        except (TimeoutError, ApplyError, OSError):
+            log.warning("the last flows are not counted: the kernel or the disk does not answer")
+        try:
+            await self._write()
+        except OSError as error:
+            log.warning("%s", error)
+
+    async def _take(self, least_pause: float) -> None:
+        """Take counts unless that was done a moment ago. Raises ApplyError and OSError."""
+        async with self._one_at_a_time:
+            began = time.monotonic()
+            if began - self._taken < least_pause:
+                return
+            if began - self._aged >= AGE_EVERY_SECONDS:
+                self._aged = began
+                await self._age()
+            self._taken, self._failed = began, True
+            # After a failure what was counted comes with the next reading: the rates are of all that time.
+            flows = await self._counter.take()
+            self.ledger.add(flows)
+            self._failed, self.at = False, datetime.now(UTC)
+            if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
+                await self._write()
+
+    async def _age(self) -> None:
+        """Forget what is gone for long."""
+        # In a thread: with 100,000 services it takes a second.
+        known = await asyncio.to_thread(_places, list(self._forwardings()))
+        self.ledger.age(known, time.time())
+
+    async def _write(self) -> None:
+        """Write if there is anything new. After a reading that failed the ledger lacks what it had found.
+        Raises OSError."""
+        if not self.ledger.changed or self._failed:
+            return
+        self.ledger.changed = False
+        self._written = began = time.monotonic()
+        # No await stands between the last `take` and this: both tell of the same moment.
+        value = book.value_of(book.Page(self.ledger, self._counter.memory()))
+        try:
+            await asyncio.to_thread(book.write, self._path, value)
+        except OSError as error:
+            self.ledger.changed = True
+            raise OSError(f"{self._path} cannot be written: {why(error)}") from None
+        finally:
+            self._writing = time.monotonic() - began
+
+    def _read(self) -> book.Page:
+        try:
+            return book.read(self._path)
+        except (OSError, ValueError) as error:
+            what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
+            log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
+            return book.Page(Ledger(), None)
+
+
+def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
+    """Every backend, whether it serves or not."""
+    return {
+        Place(f.key, e.address, e.port) for f in forwardings for e in (*f.reachable(), *f.resting, *f.down)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All that is counted."""
+
+    counting: Counting
+    table: FlowTable
+    traffic: TrafficCounting
+
+    @classmethod
+    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> Numbers:
+        """Of the services of a reconciler; `path` is the file of the ledger; `traffic`: count that, too."""
+
+        def forwardings() -> list[Forwarding]:
+            return [f for part in reconciler.forwardings.values() for f in part]
+
+        counting = Counting(counter, path, forwardings)
+        table = FlowTable(lambda: reconciler.forwardings, lambda: reconciler.host_addresses)
+        reconciler.after_step.append(table.moved)
+        return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
+
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What counts, for ever."""
+        return {"counting flows": self.counting.run, "counting traffic": self.traffic.run}
+
+    async def refresh(self) -> None:
+        """Have numbers of now, as far as that can be afforded."""
+        await self.counting.refresh()
+        await self.traffic.refresh()
+
+    async def close(self) -> None:
+        """Count a last time, and write. Takes a few seconds at most."""
+        await self.traffic.close()
+        await self.counting.close()

@@ -1,0 +1,201 @@
+"""New flows and traffic of every backend and service since they were first known. Pure; time is given, in
+seconds.
+
+A number never falls: what a backend that is long gone had counted stays in its service's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vipd.dataplane.conntrack.entries import Traffic
+from vipd.dataplane.counting import Place
+from vipd.observe.flow_stats.volume import NOTHING, Volume, added
+
+KEPT_SECONDS = 3600.0
+"""A backend or service that is gone for longer is forgotten; one that comes back later begins at zero."""
+
+
+@dataclass(slots=True)
+class _Account:
+    flows: int = 0
+    gone_since: float | None = None
+    volume: Volume | None = None
+    """None until there is any."""
+
+
+@dataclass(slots=True)
+class _Service:
+    former: int = 0
+    """New flows of backends that are forgotten."""
+    former_traffic: Traffic = NOTHING
+    backends: dict[Place, _Account] = field(default_factory=dict)
+
+
+class Ledger:
+    """Totals, added to and asked for."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, _Service] = {}
+        self._moving: dict[Place, Volume] = {}
+        """Those that had open flows at the last reading, or ended ones since."""
+        self.changed = False
+        """There is something new since whoever writes it down set this to False."""
+        self.lost = 0
+        """Flows whose end the kernel could not tell of, ever: their traffic is not all counted."""
+
+    def add(self, flows: Mapping[Place, int]) -> None:
+        """Enter new flows."""
+        for place, number in flows.items():
+            self._account(place).flows += number
+        self.changed = self.changed or bool(flows)
+
+    def end(self, traffic: Mapping[Place, Traffic]) -> None:
+        """Enter what flows that have ended had."""
+        for place, each in traffic.items():
+            self._volume(place).end(each)
+        self.changed = self.changed or bool(traffic)
+
+    def read(self, traffic: Mapping[Place, Traffic]) -> None:
+        """Enter what open flows have: of all backends, so that those left out have none."""
+        for place in traffic.keys() - self._moving.keys():
+            self._volume(place)
+        self.changed = self.changed or bool(self._moving)
+        for place, volume in self._moving.items():
+            volume.read(traffic.get(place, NOTHING))
+        self._moving = {place: volume for place, volume in self._moving.items() if volume.open != NOTHING}
+
+    def lose(self, flows: int) -> None:
+        """The ends of so many flows were missed."""
+        self.lost += flows
+        self.changed = self.changed or bool(flows)
+
+    def forget_open_flows(self) -> None:
+        """No flow that was open is any more: the kernel began anew."""
+        self.read({})
+
+    def age(self, known: Collection[Place], now: float) -> None:
+        """These backends are there now; forget others that have been gone for long and have no flows."""
+        for service in self._services.values():
+            for place, account in list(service.backends.items()):
+                if place in known:
+                    account.gone_since = None
+                elif account.gone_since is None or account.gone_since > now:
+                    account.gone_since = now  # a later moment is of a clock that was set back
+                elif now - account.gone_since > KEPT_SECONDS and place not in self._moving:
+                    service.former += account.flows
+                    service.former_traffic = added(service.former_traffic, _traffic(account))
+                    del service.backends[place]
+        served = {place.key.service for place in known}
+        for name in [n for n, s in self._services.items() if not s.backends and n not in served]:
+            del self._services[name]
+
+    def of_service(self, name: str) -> int:
+        """New flows of a service, whichever backend they went to."""
+        service = self._services.get(name)
+        if service is None:
+            return 0
+        return service.former + sum(account.flows for account in service.backends.values())
+
+    def of_backend(self, place: Place) -> int:
+        """New flows that went to a backend."""
+        account = self._known(place)
+        return account.flows if account else 0
+
+    def traffic_of_service(self, name: str) -> Traffic:
+        """What has passed in a service's flows, whichever backend they went to."""
+        service = self._services.get(name)
+        if service is None:
+            return NOTHING
+        total = service.former_traffic
+        for account in service.backends.values():
+            if account.volume is not None:
+                total = added(total, account.volume.now)
+        return total
+
+    def traffic_of_backend(self, place: Place) -> Traffic:
+        """What has passed in flows to a backend."""
+        account = self._known(place)
+        return _traffic(account) if account else NOTHING
+
+    def backends_of(self, name: str) -> Iterator[Place]:
+        """The backends of a service that had flows, those included that are gone since a while."""
+        service = self._services.get(name)
+        return iter(service.backends) if service else iter(())
+
+    def to_json(self) -> dict[str, object]:
+        """For `from_json`."""
+        return {
+            "lost": self.lost,
+            "services": {
+                name: {
+                    "former": [service.former, *service.former_traffic],
+                    "backends": [[*p.row(), *_row(a)] for p, a in service.backends.items()],
+                }
+                for name, service in self._services.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Ledger:
+        """From what `to_json` gave. Raises ValueError for anything else."""
+        ledger = cls()
+        try:
+            ledger.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
+            for name, told in value["services"].items():  # type: ignore[index]
+                flows, *traffic = map(_count, told["former"])
+                service = ledger._services[str(name)] = _Service(flows, Traffic(*traffic))
+                for row in told["backends"]:
+                    place = Place.of_row(row[:_PLACE])
+                    service.backends[place] = account = _account(row[_PLACE:])
+                    if account.volume is not None:
+                        ledger._moving[place] = account.volume
+        except (AttributeError, TypeError, LookupError, OverflowError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return ledger
+
+    def _known(self, place: Place) -> _Account | None:
+        service = self._services.get(place.key.service)
+        return service.backends.get(place) if service else None
+
+    def _account(self, place: Place) -> _Account:
+        return self._services.setdefault(place.key.service, _Service()).backends.setdefault(place, _Account())
+
+    def _volume(self, place: Place) -> Volume:
+        account = self._account(place)
+        if account.volume is None:
+            account.volume = Volume()
+        self._moving[place] = account.volume
+        return account.volume
+
+
+_END_OF_COUNTING = 2**80
+"""Above all that was ever counted, and below what no number of a metric can hold."""
+_PLACE = 6
+"""How many values of a row are `Place.row`."""
+
+
+def _traffic(account: _Account) -> Traffic:
+    return account.volume.now if account.volume is not None else NOTHING
+
+
+def _count(value: object) -> int:
+    """What has been counted. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_OF_COUNTING:
+        raise ValueError("not a count")
+    return value
+
+
+def _row(account: _Account) -> list[object]:
+    """The numbers, after them twelve more where there was any traffic."""
+    volume = account.volume
+    traffic = [*volume.settled, *volume.open, *volume.ended] if volume else []
+    return [account.flows, account.gone_since, *traffic]
+
+
+def _account(row: list[object]) -> _Account:
+    flows, gone_since, *traffic = row
+    numbers = [_count(each) for each in traffic]
+    volume = Volume(*(Traffic(*numbers[at : at + 4]) for at in (0, 4, 8))) if numbers else None
+    return _Account(_count(flows), None if gone_since is None else float(str(gone_since)), volume)

@@ -1,0 +1,246 @@
+"""The flows that connection tracking knows, by service and backend, and those that have ended.
+
+Reading takes CPU in proportion to the whole table, so sums are kept for a while: see `SHARE_OF_A_CPU`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from vipd.dataplane.conntrack.cleaner import Connect
+from vipd.dataplane.conntrack.ended import Ended, Way
+from vipd.dataplane.conntrack.entries import Entry, Traffic
+from vipd.dataplane.conntrack.listener import EndedFlows
+from vipd.dataplane.conntrack.live import ENDED
+from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
+from vipd.dataplane.counting import Place
+from vipd.model.service import Forwarding
+from vipd.observe.flow_stats.owners import Owners
+from vipd.observe.flow_stats.volume import NOTHING, added
+
+SHARE_OF_A_CPU = 0.02
+LEAST_PAUSE_SECONDS = 2.0
+SETTLE_SECONDS = 0.01
+"""The kernel tells of a flow's end a moment before the flow is out of the table."""
+MOST_ENDED_AT_ONCE = 20_000
+SYSCTLS = Path("/proc/sys/net/netfilter")
+
+
+class Flow(NamedTuple):
+    """A tracked flow of a service."""
+
+    place: Place
+    entry: Entry
+
+
+@dataclass(slots=True)
+class Sum:
+    """What connection tracking has of one backend."""
+
+    flows: int = 0
+    """Those that have not ended."""
+    traffic: Traffic = NOTHING
+    """Of all that it knows, also those that have ended but are not forgotten."""
+
+    def add(self, entry: Entry) -> None:
+        """One flow more."""
+        self.flows += entry.tcp_state not in ENDED
+        if entry.traffic:
+            self.traffic = added(self.traffic, entry.traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """One reading."""
+
+    at: datetime
+    backends: Mapping[Place, Sum] = field(default_factory=dict)
+
+
+class Table(NamedTuple):
+    """The connection tracking table as a whole; None: the kernel does not say."""
+
+    entries: int | None
+    limit: int | None
+    accounting: bool
+    """New flows have their packets and bytes counted."""
+    events: bool = True
+    """The kernel tells of flows that end."""
+
+
+Traffics = Mapping[Place, Traffic]
+
+
+class Reading(NamedTuple):
+    """The table, and the ends that were told of until it was read."""
+
+    sums: Sums
+    seconds: float
+    """CPU time that it took."""
+    before: Traffics
+    """What flows had that had ended by then."""
+    after: Traffics
+    """What flows had that have ended since they were read."""
+
+
+class FlowTable:
+    """Reads the table of the network namespace that vipd is in. Methods may raise ConntrackError."""
+
+    def __init__(
+        self,
+        services: Callable[[], Mapping[str, tuple[Forwarding, ...]]],
+        host_addresses: Callable[[], Collection[str]],
+        connect: Connect = open_socket,
+        sysctls: Path = SYSCTLS,
+    ) -> None:
+        """`services`: the forwardings of each."""
+        self._services, self._host_addresses = services, host_addresses
+        self._connect, self._sysctls = connect, sysctls
+        self._owners, self._moved = Owners(), True
+        self._one_at_a_time = asyncio.Lock()
+        self._sums: Sums | None = None
+        self._next = 0.0
+        self.seconds = 0.0
+        """CPU time that the last reading took."""
+        self._held: list[Ended] = []
+        """Those that a reading heard of that has just failed."""
+        self.ended: EndedFlows | None = None
+        """Where to hear of flows that end; None: nobody wants to know."""
+        self.told: Callable[[Traffics], None] = _nobody
+        """Told what flows had that have ended."""
+        self.read: Callable[[Traffics], None] = _nobody
+        """Told what the open ones have, at each reading; not while `ended` is None."""
+
+    def moved(self) -> None:
+        """The forwardings may be others now."""
+        self._moved = True
+
+    def table(self) -> Table:
+        """How full the table is, now."""
+        entries, limit, accounting, events = (
+            _number(self._sysctls / f"nf_conntrack_{name}") for name in ("count", "max", "acct", "events")
+        )
+        return Table(entries, limit, bool(accounting), events != 0)
+
+    async def sums(self, *, anew: bool = False) -> Sums:
+        """What each backend has; some seconds old if reading takes long, unless wanted `anew`."""
+        async with self._one_at_a_time:
+            if self._sums and not anew and time.monotonic() < self._next:
+                return self._sums
+            await self._follow()
+            ended = self.ended
+            try:
+                reading = await asyncio.to_thread(self._add_up, ended)
+            except ConntrackError:
+                # Not kept for the next reading: the table may be unreadable for days.
+                held, self._held = self._held, []
+                self.told(await asyncio.to_thread(self._by_place, held))
+                raise
+            self._sums, self.seconds = reading.sums, reading.seconds
+            self._next = time.monotonic() + max(LEAST_PAUSE_SECONDS, reading.seconds / SHARE_OF_A_CPU)
+            if ended is not None:
+                self.told(reading.before)
+                self.read({place: each.traffic for place, each in reading.sums.backends.items()})
+                self.told(reading.after)
+            return reading.sums
+
+    async def take_ended(self) -> None:
+        """Tell of the flows that have ended."""
+        async with self._one_at_a_time:
+            if (ended := self.ended) is not None:
+                await self._follow()
+                self.told(await asyncio.to_thread(lambda: self._by_place(ended.read(MOST_ENDED_AT_ONCE))))
+
+    async def stop_hearing(self) -> None:
+        """Close `ended`, when nobody reads from it."""
+        async with self._one_at_a_time:
+            if self.ended is not None:
+                self.ended.close()
+                self.ended = None
+
+    async def flows(self, forwardings: Sequence[Forwarding], wanted: Callable[[Flow], bool]) -> list[Flow]:
+        """Every flow through these forwardings that is wanted, also those that have ended, as of now."""
+        async with self._one_at_a_time:
+            owners, seen = Owners(forwardings, self._host_addresses()), set[bytes]()
+
+            def found() -> list[Flow]:
+                return [flow for part in self._parts(owners, seen) for flow in part if wanted(flow)]
+
+            return await asyncio.to_thread(found)
+
+    async def _follow(self) -> None:
+        if self._moved:
+            self._moved = False
+            # In a thread: with 100,000 services the first time takes a second.
+            services, addresses = dict(self._services()), self._host_addresses()
+            await asyncio.to_thread(self._owners.follow, services, addresses)
+
+    def _add_up(self, listening: EndedFlows | None) -> Reading:
+        began, at = time.thread_time(), datetime.now(UTC)
+        heard: list[Ended] = []
+        found, seen = dict[Place, Sum](), set[bytes]()
+
+        def hear() -> None:
+            heard.extend(listening.read(MOST_ENDED_AT_ONCE) if listening else ())
+
+        try:
+            hear()
+            earlier = len(heard)
+            time.sleep(SETTLE_SECONDS if listening else 0)
+            for part in self._parts(self._owners, seen):
+                for place, entry in part:
+                    found.setdefault(place, Sum()).add(entry)
+                hear()
+            hear()
+        except ConntrackError:
+            self._held = heard
+            raise
+        # Of a flow that was read and has ended since, what it had is in what was read.
+        since = [each for each in heard[earlier:] if each.identity in seen]
+        before = [*heard[:earlier], *(each for each in heard[earlier:] if each.identity not in seen)]
+        late, early = self._by_place(since), self._by_place(before)
+        return Reading(Sums(at, found), time.thread_time() - began, early, late)
+
+    def _parts(self, owners: Owners, seen: set[bytes]) -> Iterator[list[Flow]]:
+        """The flows as they are read, some hundred at once; `seen` gets the identity of each."""
+        for query in owners.queries():
+            with Conntrack(self._connect()) as table:
+                for chunk in table.dump(query):
+                    part = list[Flow]()
+                    for entry in chunk:
+                        place = owners.place(Way.of(entry))
+                        if place is not None and entry.identity not in seen:  # an entry may come twice
+                            seen.add(entry.identity)
+                            part.append(Flow(place, entry))
+                    yield part
+
+    def _by_place(self, ended: Iterable[Ended]) -> Traffics:
+        ways = dict[Way, list[int]]()
+        for way, (packets_in, bytes_in, packets_out, bytes_out), _ in ended:
+            sum_of = ways.setdefault(way, [0, 0, 0, 0])
+            sum_of[0] += packets_in
+            sum_of[1] += bytes_in
+            sum_of[2] += packets_out
+            sum_of[3] += bytes_out
+        found = dict[Place, Traffic]()
+        for way, numbers in ways.items():
+            if (place := self._owners.place(way)) is not None:
+                found[place] = added(found.get(place, NOTHING), Traffic(*numbers))
+        return found
+
+
+def _nobody(_: Traffics) -> None:
+    """Who is told while nobody wants to know."""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

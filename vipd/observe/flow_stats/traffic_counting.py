@@ -1,0 +1,156 @@
+"""Keeps the traffic of services: hears of the end of each flow, and reads the open ones at times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vipd.dataplane.conntrack.listener import EndedFlows, open_ended_flows
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.traffic import FlowTable, Table
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Whether the kernel counts traffic is looked at so often."""
+GATHER_SECONDS = 0.25
+"""Ends are read together, some thousand at once on a busy host."""
+READ_EVERY_SECONDS = 60.0
+"""Open flows are read so often, or less often where that would take more than `SHARE_OF_A_CPU`."""
+SHARE_OF_A_CPU = 0.01
+CLOSE_SECONDS = 2.0
+"""When vipd stops, open flows are read once more unless that takes longer."""
+TELL_EVERY_SECONDS = 3600.0
+
+
+class Uncounted(NamedTuple):
+    """Why traffic is not counted, and what would change that."""
+
+    why: str
+    hint: str
+
+
+NOT_WANTED = Uncounted("the setting traffic_accounting is false", "traffic_accounting: true in vipd.yaml")
+NOT_COUNTED = Uncounted("the kernel does not count it", "sysctl -w net.netfilter.nf_conntrack_acct=1")
+NOT_TOLD = Uncounted(
+    "the kernel does not tell of flows that end", "sysctl -w net.netfilter.nf_conntrack_events=1"
+)
+
+
+class TrafficCounting:
+    """Traffic as the ledger has it."""
+
+    def __init__(
+        self,
+        table: FlowTable,
+        ledger: Ledger,
+        *,
+        wanted: bool = True,
+        listen: Callable[[], EndedFlows] = open_ended_flows,
+    ) -> None:
+        self._table, self._ledger = table, ledger
+        self._wanted, self._listen = wanted, listen
+        self._lost = 0
+        self._read_at = self._told_at = float("-inf")
+        self._fault = ""
+        table.told, table.read = ledger.end, ledger.read
+
+    def uncounted(self, table: Table) -> Uncounted | None:
+        """Why traffic is not counted, the connection tracking table being so; None if it is."""
+        return self._reason(table) or (Uncounted(self._fault, "") if self._fault else None)
+
+    async def run(self) -> None:
+        """Count for ever. Raises ConntrackError when the kernel does not tell of flows that end."""
+        try:
+            while True:
+                if self.uncounted(self._table.table()):
+                    await self._table.stop_hearing()
+                self._start()
+                if self._table.ended is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    continue
+                await _readable(self._table.ended)
+                await asyncio.sleep(GATHER_SECONDS)
+                await self._take()
+                pause = max(READ_EVERY_SECONDS, self._table.seconds / SHARE_OF_A_CPU)
+                if time.monotonic() - self._read_at >= pause:
+                    await self._read()
+        finally:
+            await self._table.stop_hearing()
+
+    async def refresh(self) -> None:
+        """Take what the kernel has told of. A failure is for `run` to report."""
+        with contextlib.suppress(ConntrackError):
+            self._start()
+            await self._take()
+
+    async def close(self) -> None:
+        """Read open flows a last time, if that is quick."""
+        if self._table.ended is not None and self._table.seconds < CLOSE_SECONDS:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._read()
+
+    def _reason(self, table: Table) -> Uncounted | None:
+        """Why there is nothing to count."""
+        if not self._wanted:
+            return NOT_WANTED
+        if not table.accounting:
+            return NOT_COUNTED
+        return None if table.events else NOT_TOLD
+
+    def _start(self) -> None:
+        """Listen if there is anything to hear, and only then: it costs the kernel time."""
+        if self._table.ended is not None or self._reason(self._table.table()):
+            return
+        try:
+            self._table.ended, self._lost, self._fault = self._listen(), 0, ""
+        except ConntrackError as error:
+            self._fault = str(error)
+            raise
+
+    async def _take(self) -> None:
+        try:
+            await self._table.take_ended()
+        except ConntrackError as error:
+            self._fault = str(error)  # `run` stops listening: nobody else may, for it waits for this socket
+            raise
+        finally:
+            self._note_losses()
+
+    async def _read(self) -> None:
+        self._read_at = time.monotonic()
+        try:
+            await self._table.sums(anew=True)
+        except ConntrackError as error:
+            # Not raised: the ends of flows go on being heard, and only the open ones are older for a while.
+            log.debug("open flows cannot be read: %s; trying again", error)
+        self._note_losses()
+
+    def _note_losses(self) -> None:
+        listening = self._table.ended
+        if listening is None or listening.lost == self._lost:
+            return
+        lost, self._lost = listening.lost - self._lost, listening.lost
+        self._ledger.lose(lost)
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY_SECONDS:
+            self._told_at = now
+            log.warning("the kernel could not tell of the end of %d flows: traffic is a lower bound", lost)
+
+
+async def _readable(listening: EndedFlows) -> None:
+    """Wait for something to read, for some seconds at most."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listening.fileno(), readable.set)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await readable.wait()
+    finally:
+        loop.remove_reader(listening.fileno())

@@ -1,0 +1,230 @@
+"""What can be asked of etcd, as coroutines. Every one raises the errors of `vipd.sources.etcd.errors`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.model import limits
+from vipd.sources.etcd.connection import Connection
+from vipd.sources.etcd.errors import RejectedError, TooLargeError, UnreachableError
+from vipd.sources.etcd.fields import Message, inner, items, number, objects, text
+from vipd.sources.etcd.messages import (
+    Delete,
+    Found,
+    Header,
+    KeyRange,
+    KeyValue,
+    Put,
+    Unchanged,
+    range_request,
+    ranges_request,
+    read_found,
+    read_header,
+    read_ranges,
+    read_txn,
+    txn_request,
+)
+from vipd.sources.etcd.replies import error_of_stream
+from vipd.sources.etcd.watch import Watch, open_watch
+
+PAGE = 500
+"""Keys in one answer: some 0.2 MB of usual services."""
+PAGE_BYTES = 2**20
+"""Of values in one answer; where they are larger, the next one has fewer keys."""
+
+_REMOVE = "remove keys below the prefix that are not needed"
+_NOT_FOUND = 5
+_A_LEASE = "a lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Every key of some ranges as they stood at one revision."""
+
+    header: Header
+    kvs: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One member about itself."""
+
+    header: Header
+    version: str
+    leader: str
+    """Member id of the leader; empty without one."""
+    size: int
+    """Of its database file, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the cluster."""
+
+    id: str
+    name: str
+    client_urls: tuple[str, ...]
+
+
+class EtcdClient:
+    """One client of one etcd cluster. Close it when done."""
+
+    def __init__(self, settings: EtcdSettings, random: Random) -> None:
+        self.connection = Connection(settings, random)
+
+    async def list(self, ranges: Sequence[KeyRange], page: int = PAGE) -> Listing:
+        """Every key of the ranges at one revision, at most `page` in an answer, and fewer where values are
+        large.
+
+        Raises CompactedError when that revision was compacted between two pages: list again.
+        """
+        header: Header | None = None
+        kvs: list[KeyValue] = []
+        most, size = page, 0
+        for keys in ranges:
+            rest: KeyRange | None = keys
+            while rest is not None:
+                try:
+                    found = await self.range(rest, page, header.revision if header else 0)
+                except UnreachableError as error:
+                    if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
+                        raise
+                    page = most = max(1, page // 8)
+                    continue
+                header = header or found.header
+                kvs += found.kvs
+                page = min(_page_after(found.kvs), most)
+                rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
+                size += sum(len(kv.key) + len(kv.value) for kv in found.kvs)
+                self._bound(len(kvs), size)
+        return Listing(header or Header("", "", 0), tuple(kvs))
+
+    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> Found:
+        """The keys of a range in key order, at a revision (0: the newest)."""
+        body = range_request(keys, limit, revision)
+        return await self.connection.call(
+            "/v3/kv/range", body, f"read of {keys}", lambda answer: read_found(answer, keys)
+        )
+
+    async def get(self, key: bytes) -> KeyValue | None:
+        """One key; None if it does not exist."""
+        found = await self.range(KeyRange(key))
+        return found.kvs[0] if found.kvs else None
+
+    async def changed_since(
+        self, ranges: Sequence[KeyRange], revision: int
+    ) -> tuple[Header, tuple[Found, ...]]:
+        """For each range its count of keys, and without values those written after a revision."""
+        requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
+        what = f"read of {', '.join(map(str, ranges))}"
+        return await self.connection.call(
+            "/v3/kv/txn", ranges_request(requests), what, lambda answer: read_ranges(answer, ranges)
+        )
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> Header:
+        """Write a key."""
+        body = Put(key, value, lease).fields()
+        return await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}", read_header)
+
+    async def delete(self, keys: KeyRange) -> int:
+        """Remove the keys of a range; how many there were."""
+        body = Delete(keys).fields()
+        what = f"write of {keys}"
+        return await self.connection.call("/v3/kv/deleterange", body, what, lambda a: number(a, "deleted"))
+
+    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
+        """Do all of `then` if every condition holds; the revision of that, 0: they did not hold. Compare and
+        swap is one of each.
+
+        After UnreachableError it may or may not have been done: read before trying again.
+        """
+        body = txn_request(conditions, then)
+        keys = ", ".join(str(op.keys if isinstance(op, Delete) else KeyRange(op.key)) for op in then)
+        what = f"write of {keys}"
+        return await self.connection.call("/v3/kv/txn", body, what, read_txn, repeatable=False)
+
+    async def grant_lease(self, seconds: int) -> int:
+        """A new lease; its id."""
+        body = {"TTL": str(seconds)}
+        return await self.connection.call("/v3/lease/grant", body, _A_LEASE, lambda a: number(a, "ID", 1))
+
+    async def keep_lease(self, lease: int) -> int:
+        """Renew a lease; the seconds it has from now on. 0: it is no more."""
+        body = {"ID": str(lease)}
+        return await self.connection.call("/v3/lease/keepalive", body, _A_LEASE, _read_renewal)
+
+    async def lease_times(self, lease: int) -> tuple[int, int]:
+        """Seconds that a lease was granted for, and those left; none are left of one that is no more."""
+        body = {"ID": str(lease)}
+        return await self.connection.call("/v3/lease/timetolive", body, _A_LEASE, _read_times)
+
+    async def revoke_lease(self, lease: int) -> None:
+        """End a lease, and with it its keys; nothing happens if it is no more."""
+        try:
+            await self.connection.call("/v3/lease/revoke", {"ID": str(lease)}, _A_LEASE, lambda a: None)
+        except RejectedError as error:
+            if error.code != _NOT_FOUND:
+                raise
+
+    @contextlib.asynccontextmanager
+    async def watch(self, keys: KeyRange, revision: int) -> AsyncIterator[Watch]:
+        """Watch a range from a revision on. Ends with an error, never by itself."""
+        async with open_watch(self.connection, keys, revision) as watch:
+            yield watch
+
+    async def status(self) -> Status:
+        """The member in use about itself."""
+        return await self.connection.call("/v3/maintenance/status", {}, "status", _read_status)
+
+    async def members(self) -> tuple[Member, ...]:
+        """The members of the cluster."""
+        what = "the members"
+        return await self.connection.call("/v3/cluster/member/list", {}, what, _read_members)
+
+    async def compact(self, revision: int) -> None:
+        """Give up the history before a revision."""
+        body = {"revision": str(revision)}
+        await self.connection.call("/v3/kv/compaction", body, "compaction", lambda a: None)
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        await self.connection.close()
+
+    def _bound(self, keys: int, size: int) -> None:
+        what = f"{self.connection.endpoint} lists more than"
+        if keys > limits.ETCD_KEYS:
+            raise TooLargeError(f"{what} {limits.ETCD_KEYS} keys; hint: {_REMOVE}")
+        if size > limits.ETCD_BYTES:
+            raise TooLargeError(f"{what} {limits.ETCD_BYTES >> 20} MiB; hint: {_REMOVE}")
+
+
+def _page_after(kvs: Sequence[KeyValue]) -> int:
+    """How many keys to ask for next, the values being as large as these."""
+    size = sum(len(kv.value) for kv in kvs)
+    return max(1, len(kvs) * PAGE_BYTES // size) if size > PAGE_BYTES else PAGE
+
+
+def _read_renewal(answer: Message) -> int:
+    if "result" not in answer:
+        raise error_of_stream(answer, _A_LEASE)
+    return number(inner(answer, "result"), "TTL")
+
+
+def _read_times(answer: Message) -> tuple[int, int]:
+    return number(answer, "grantedTTL"), max(0, number(answer, "TTL", least=-1))
+
+
+def _read_status(answer: Message) -> Status:
+    header = read_header(answer)
+    return Status(header, text(answer, "version"), text(answer, "leader"), number(answer, "dbSize"))
+
+
+def _read_members(answer: Message) -> tuple[Member, ...]:
+    return tuple(
+        Member(text(member, "ID"), text(member, "name"), tuple(map(str, items(member, "clientURLs"))))
+        for member in objects(answer, "members")
+    )

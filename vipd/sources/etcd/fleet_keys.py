@@ -1,0 +1,129 @@
+"""Keys and values that vipd itself writes to etcd. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+from vipd.control.operations import spec_of
+from vipd.control.registrations import declared
+from vipd.declaration.bounded_json import read_json
+from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
+from vipd.declaration.yaml_text import dump_yaml
+from vipd.model.backend_status import Admin
+from vipd.model.limits import ETCD_NOTE_BYTES
+from vipd.model.override import (
+    Key,
+    MalformedError,
+    Override,
+    Overrides,
+    Subject,
+    from_json,
+    in_parts,
+    joined,
+    to_json,
+)
+from vipd.model.service import Backend, Service
+from vipd.sources.etcd.values import Layout, read_registration, read_service_value
+
+MOST_FAULTS = 10
+"""Of malformed orders that are named."""
+
+
+class UnwritableError(ValueError):
+    """Something cannot be expressed as a key and its value: what, hint, and the problems of a value."""
+
+    def __init__(self, what: str, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(what)
+        self.what, self.hint, self.problems = what, hint, problems
+
+
+def service_key(layout: Layout, name: str) -> str:
+    """The key of a service."""
+    return f"{layout.services}{name}"
+
+
+def service_value(layout: Layout, service: Service) -> str:
+    """The service as YAML, without its name, which stands in the key. Raises UnwritableError."""
+    if ":" in service.name:
+        raise UnwritableError(f"{service.name} has no name: in etcd a service is known by one", "give --name")
+    spec = {key: value for key, value in spec_of(service).items() if key != "name"}
+    text = dump_yaml(spec)
+    # Read again as every host will.
+    found = read_service_value(service_key(layout, service.name), service.name, text)
+    if not found.ok:
+        raise UnwritableError(f"{service.name} cannot be stored in etcd", "", tuple(found.problems))
+    if found.services != (declared(service),):
+        raise UnwritableError(f"the value for {service.name} reads back as something else", PLEASE_REPORT)
+    return text
+
+
+def order_key(layout: Layout, subject: Subject) -> str:
+    """The key of an order for the fleet."""
+    return f"{layout.overrides}{_place(subject)}"
+
+
+def weight_key(layout: Layout, subject: Subject) -> str:
+    """The key of a weight that has an end of its own, and so a lease of its own. It sorts before all others:
+    versions that know of no parts take the last key of a subject, which is that of the state."""
+    return f"{layout.overrides}_weights/{_place(subject)}"
+
+
+def _place(subject: Subject) -> str:
+    place = f"services/{subject.service}" if subject.service else "addresses"
+    return f"{place}/{subject.backend}"
+
+
+def order_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
+    """The orders that are to stand at the two keys of one subject, for these parts of it."""
+    found = {}
+    for order in joined(parts):
+        alone = order.admin is Admin.ACTIVE
+        found[(weight_key if alone else order_key)(layout, order.subject)] = order
+    return found
+
+
+def order_value(order: Override) -> str:
+    """An order as JSON. Raises UnwritableError."""
+    text = json.dumps(to_json(order))
+    try:
+        same = from_json(json.loads(text)) == order
+    except MalformedError as error:
+        raise UnwritableError(f"the order for {order.subject} cannot be stored in etcd: {error}") from None
+    if not same:
+        raise UnwritableError(f"the order for {order.subject} reads back as another", PLEASE_REPORT)
+    return text
+
+
+def read_orders(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
+    """The orders that these values below `overrides/` are, and what is wrong with others. A key does not
+    count for more than a place: of two that say the same part of a subject the last one does."""
+    orders, faults = [], []
+    for key, value in sorted(values.items()):
+        try:
+            orders.append(from_json(read_json(value, ETCD_NOTE_BYTES)))
+        except (MalformedError, ValueError) as error:
+            faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
+    if len(faults) > MOST_FAULTS:
+        faults[MOST_FAULTS:] = [f"{len(faults) - MOST_FAULTS} more orders in etcd are left out"]
+    return in_parts(orders), tuple(faults)
+
+
+def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:
+    """Key and value by which a backend takes part in a service. Raises UnwritableError."""
+    rest = f"{service}/{backend}"
+    key = f"{layout.backends}{rest}"
+    value = "" if backend.weight == 1 else f"{{weight: {backend.weight}}}"
+    found = read_registration(key, rest, value)
+    if not isinstance(found, tuple):
+        raise UnwritableError(f"{service} and {backend} cannot be registered", "", tuple(found.problems))
+    return key, value
+
+
+def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[Subject]) -> list[str]:
+    """The keys of the orders about these, whoever wrote them and wherever below `overrides/`."""
+    found = []
+    for key, value in sorted(values.items()):
+        orders, _ = read_orders({key: value})
+        found += [f"{layout.overrides}{key}"] if any(known.subject in subjects for known in orders) else []
+    return found

@@ -1,0 +1,54 @@
+"""Operators' orders for the whole fleet: keys in etcd, read by every host beside its own book of orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from vipd.model.override import Key, Override, Overrides, Subject, lapsed, next_lapse
+from vipd.sources.etcd.fleet_keys import read_orders
+
+
+class FleetOrders:
+    """The orders that stand in etcd and whose time is not over by this host's clock."""
+
+    def __init__(self, values: Callable[[], Mapping[str, str]], clock: Callable[[], datetime]) -> None:
+        """`values` are those below `overrides/`, by the rest of their key."""
+        self._values, self._clock = values, clock
+        self._read: dict[str, str] = {}
+        self._stored: dict[Key, Override] = {}
+        self._overrides: dict[Key, Override] = {}
+        self._faults: tuple[str, ...] = ()
+        self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
+        """Called with what orders have changed about."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Every order in force, in parts."""
+        return self._overrides
+
+    def faults(self) -> tuple[str, ...]:
+        """Keys that cannot be read as orders."""
+        return self._faults
+
+    def refresh(self) -> None:
+        """Take over what etcd says now."""
+        values = dict(self._values())
+        if values != self._read:
+            self._read = values
+            self._stored, self._faults = read_orders(values)
+            self.tick()
+
+    def due(self) -> datetime | None:
+        """When an order next ends, or loses its pins."""
+        return next_lapse(self._overrides)
+
+    def tick(self) -> None:
+        """Let orders end whose time has come; etcd lets go of their keys by itself, sooner or later."""
+        now = {**self._stored, **lapsed(self._stored, self._clock())}
+        wanted = {key: order for key, order in now.items() if order is not None}
+        before, self._overrides = self._overrides, wanted
+        keys = before.keys() | wanted.keys()
+        different = frozenset(key.subject for key in keys if before.get(key) != wanted.get(key))
+        if different:
+            self.changed(different)

@@ -1,0 +1,311 @@
+"""Follows etcd: list at a revision, watch from the next one on, and never take silence for sameness.
+
+What ends a watch without a word (a frozen member, a cut cable, a member that lost its cluster) is found by a
+probe every 30 seconds: a read that the watched member must answer, and that tells whether keys were written
+or counted which the watch has not told of. Everything is listed anew every ten minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from vipd.declaration.problems import printable
+from vipd.host.supervisor import Pace, Task
+from vipd.model import limits
+from vipd.sources.etcd.client import EtcdClient, Listing
+from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd.messages import Found, Header, KeyRange, KeyValue
+from vipd.sources.etcd.snapshot_file import Kept
+from vipd.sources.etcd.values import Layout
+from vipd.sources.etcd.watch import Changes, Watch
+
+log = logging.getLogger(__name__)
+
+READ_ASIDE = 50
+READ_ASIDE_BYTES = 20_000
+"""From so many values or bytes on they are read in a thread, so that the loop goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long things take, in seconds."""
+
+    probe: float = 30.0
+    grace: float = 5.0
+    """For a watch to tell what a probe has seen."""
+    list_again: float = 600.0
+    first_pause: float = 0.2
+    longest_pause: float = 30.0
+
+
+class ListAnewError(EtcdError):
+    """What is known cannot be carried on from: the store is another one, or changes were missed."""
+
+
+class Follower:
+    """Keeps `keys` equal to the store. `changed` is called whenever that makes a difference."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: EtcdKeys,
+        layout: Layout,
+        changed: Callable[[], None],
+        random: Random,
+        times: Times,
+    ) -> None:
+        self._client, self._keys, self._layout, self._changed = client, keys, layout, changed
+        self._random, self._times = random, times
+        self._ranges = layout.ranges()
+        self._positions: dict[KeyRange, int] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._size = 0
+        """Bytes of all keys and values, at most."""
+        self.task = Task(Pace(times.first_pause, times.longest_pause, spread=0.5), named_elsewhere=True)
+        """How it is run, and how that goes: its fault is the source's."""
+        self.endpoint = ""
+        """The member that is watched; empty while none is."""
+        self.last_contact: float | None = None
+        """When the keys were last known to equal the store's, by the loop's clock."""
+        self.store_revision = 0
+        """The newest revision that any answer has told."""
+        self.listed = asyncio.Event()
+        """Set once the store has been listed."""
+
+    @property
+    def applied_revision(self) -> int:
+        """The store's revision up to which everything is known; 0: not in this run."""
+        return max(self._positions.values(), default=0)
+
+    async def run(self) -> None:
+        """Follow until that fails. Raises EtcdError; run it again then, with `task`."""
+        try:
+            await self._follow()
+        except (CompactedError, ListAnewError):
+            self._positions.clear()
+            raise
+        except MalformedAnswerError:
+            # Another member may do better; what this one cannot tell, a list passes over.
+            self._client.connection.failed(self.endpoint)
+            self._positions.clear()
+            raise
+        finally:
+            self.endpoint = ""
+
+    async def _follow(self) -> None:
+        """List if need be, watch until something fails. Raises EtcdError."""
+        if not self._positions:
+            await self._list()
+        async with contextlib.AsyncExitStack() as stack:
+            watches = [
+                await stack.enter_async_context(self._client.watch(keys, at + 1))
+                for keys, at in self._positions.items()
+            ]
+            # Should one have found another member than the rest, the first probe will tell.
+            self.endpoint = watches[0].endpoint
+            work = [asyncio.create_task(self._look(watches), name="probe etcd")]
+            work += [asyncio.create_task(self._read(watch), name=f"watch {watch.keys}") for watch in watches]
+            try:
+                done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read(self, watch: Watch) -> None:
+        async for changes in watch:
+            await self._take(changes)
+
+    async def _look(self, watches: Sequence[Watch]) -> None:
+        """Probe at once, because a watch of a future revision says nothing, and then from time to time."""
+        clock = asyncio.get_running_loop().time
+        listed = clock()
+        while True:
+            await self._probe(watches)
+            self.task.works()
+            await asyncio.sleep(self._times.probe * self._random.uniform(0.8, 1.0))
+            if clock() - listed >= self._times.list_again:
+                if self._keys.read_again():
+                    self._changed()
+                await self._list()
+                listed = clock()
+
+    async def _probe(self, watches: Sequence[Watch]) -> None:
+        """Whether the watches still tell everything. Raises EtcdError when they do not."""
+        behind = await self._behind(watches)
+        if not behind:
+            return
+        await asyncio.sleep(self._times.grace)
+        still = await self._behind(watches)
+        if any(behind[keys] == still.get(keys) for keys in behind):
+            self._client.connection.failed(self.endpoint)
+            raise ListAnewError(f"a watch at {self.endpoint} does not tell what is written")
+
+    async def _behind(self, watches: Sequence[Watch]) -> dict[KeyRange, int]:
+        """The ranges of which more is stored than was told, each with the revision told last."""
+        before = dict(self._positions)
+        header, found = await self._client.changed_since(self._ranges, min(before.values()))
+        self._same_store(header, max(before.values()))
+        for watch in watches:
+            if watch.endpoint != self._client.connection.endpoint:
+                raise EndpointError(f"{watch.endpoint} does not answer")
+        async with self._one_at_a_time:
+            told = dict(zip(self._ranges, found, strict=True))
+            behind = {keys: self._positions[keys] for keys in told if self._lacks(keys, told[keys])}
+            for keys in told.keys() - behind.keys():
+                # What has come and gone again in between makes no difference, and is passed over when told.
+                self._positions[keys] = max(self._positions[keys], header.revision)
+        if not behind:
+            self._contact(header)
+        return behind
+
+    def _lacks(self, keys: KeyRange, found: Found) -> bool:
+        newer = any(kv.mod_revision > self._positions[keys] for kv in found.kvs)
+        return newer or found.count != self._keys.count(keys.start.decode())
+
+    def _same_store(self, header: Header, revision: int) -> None:
+        """Raises ListAnewError. `revision`: one that the store had before it was asked."""
+        if header.cluster_id != self._keys.cluster:
+            raise ListAnewError(f"cluster {header.cluster_id} answers, and not {self._keys.cluster}")
+        if header.revision < revision:
+            raise ListAnewError(f"the store went back from revision {revision} to {header.revision}")
+
+    async def _list(self) -> None:
+        """Take over the whole store as it is at one revision."""
+        live = dict(self._positions)
+        before = max(live.values(), default=self._keys.revision)
+        listing = await self._client.list(self._ranges)
+        header = listing.header
+        foreign = bool(self._keys.cluster) and (
+            header.cluster_id != self._keys.cluster or header.revision < before
+        )
+        foreign = foreign or await self._rewritten(listing)
+        async with self._one_at_a_time:
+            if live and not foreign and header.revision < self.applied_revision:
+                return  # the watch has told more in the meantime
+            change = await self._difference(listing, foreign)
+            missed = [w for w in change.written if w.mod_revision <= min(live.values(), default=0)]
+            if missed and not foreign:
+                first = printable(missed[0].key)
+                log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
+            self._positions = dict.fromkeys(self._ranges, header.revision)
+            self._size = sum(len(kv.key) + len(kv.value) for kv in listing.kvs)
+            self._apply(change)
+        self.listed.set()
+        self._contact(header)
+
+    async def _rewritten(self, listing: Listing) -> bool:
+        """Whether the store has another history than the one known: a backup was restored, and then written
+        past the revision that it had before. Raises EtcdError.
+
+        Keys that are there are compared with what is known of them; of those that are gone the newest is
+        read at the revision at which it was written. Where that was compacted, nothing is known of it.
+        """
+        kept = {key: k for key, k in self._keys.kept.items() if not k.held}
+        found = {_text(kv.key): kv.mod_revision for kv in listing.kvs}
+        if any(found.get(key, k.mod_revision) < k.mod_revision for key, k in kept.items()):
+            return True
+        gone = [key for key in kept if key not in found]
+        if not gone:
+            return False
+        newest = max(gone, key=lambda key: kept[key].mod_revision)
+        written = kept[newest].mod_revision
+        try:
+            then = await self._client.range(
+                KeyRange(newest.encode(errors="surrogateescape")), revision=written
+            )
+        except CompactedError:
+            return False
+        return not any(kv.mod_revision == written for kv in then.kvs)
+
+    async def _difference(self, listing: Listing, foreign: bool) -> Change:
+        if len(listing.kvs) < READ_ASIDE:
+            written, removed = self._compared(dict(self._keys.kept), listing, foreign)
+        else:
+            kept = dict(self._keys.kept)  # removals may be accepted meanwhile
+            written, removed = await asyncio.to_thread(self._compared, kept, listing, foreign)
+        header = listing.header
+        return Change(header.cluster_id, header.revision, await self._meanings(written), removed, foreign)
+
+    @staticmethod
+    def _compared(
+        kept: Mapping[str, Kept], listing: Listing, foreign: bool
+    ) -> tuple[dict[str, KeyValue], frozenset[str]]:
+        """The keys that are other than they are known to be, and those that are gone."""
+        found = {_text(kv.key): kv for kv in listing.kvs}
+        written = {
+            key: kv
+            for key, kv in found.items()
+            if (known := kept.get(key)) is None
+            or known.held
+            or known.mod_revision != kv.mod_revision
+            or known.create_revision != kv.create_revision
+            or (foreign and known.value != _value(kv))
+        }
+        return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
+
+    async def _take(self, changes: Changes) -> None:
+        """Take over what the watch tells, of several revisions only the outcome."""
+        async with self._one_at_a_time:
+            position = self._positions[changes.keys]
+            fresh = [event for event in changes.events if event.kv.mod_revision > position]
+            self.store_revision = max(self.store_revision, changes.header.revision)
+            if not fresh:
+                return
+            last = {_text(event.kv.key): event for event in fresh}
+            written = {key: event.kv for key, event in last.items() if not event.deleted}
+            removed = frozenset(last.keys() - written.keys())
+            revision = fresh[-1].kv.mod_revision
+            self._bound(written)
+            change = Change(self._keys.cluster, revision, await self._meanings(written), removed)
+            self._positions[changes.keys] = revision
+            self._apply(change)
+
+    def _bound(self, written: dict[str, KeyValue]) -> None:
+        """Whether there is room for these: a listing then says what is wrong. Raises ListAnewError."""
+        fresh = sum(len(kv.key) + len(kv.value) for kv in written.values())
+        if self._size + fresh > limits.ETCD_BYTES:
+            # What was overwritten or removed since the last time is counted there, too.
+            kept = self._keys.kept.items()
+            self._size = sum(len(key) + len(each.value) for key, each in kept if key not in written)
+        self._size += fresh
+        if self._size > limits.ETCD_BYTES or len(self._keys.kept) > limits.ETCD_KEYS:
+            raise ListAnewError("the keys together are larger than what is followed")
+
+    async def _meanings(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
+        size = sum(len(kv.value) for kv in written.values())
+        if len(written) < READ_ASIDE and size < READ_ASIDE_BYTES:
+            return tuple(self._meant(written.items()))
+        return tuple(await asyncio.to_thread(lambda: list(self._meant(written.items()))))
+
+    def _meant(self, items: Iterable[tuple[str, KeyValue]]) -> Iterable[Written]:
+        for key, kv in items:
+            value = _value(kv)
+            yield Written(
+                key, value, kv.mod_revision, read_value(self._layout, key, value), kv.create_revision
+            )
+
+    def _apply(self, change: Change) -> None:
+        if self._keys.apply(change, asyncio.get_running_loop().time()):
+            self._changed()
+
+    def _contact(self, header: Header) -> None:
+        self.store_revision = header.revision
+        self.last_contact = asyncio.get_running_loop().time()
+
+
+def _text(key: bytes) -> str:
+    """A key as text. Bytes that are no UTF-8 become lone surrogates, so that no two keys are the same."""
+    return key.decode(errors="surrogateescape")
+
+
+def _value(kv: KeyValue) -> str:
+    return kv.value.decode(errors="surrogateescape")

@@ -1,0 +1,134 @@
+"""A key that tells the others that this host is alive, and what it has applied: `PREFIXhosts/NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from math import inf
+
+from vipd.declaration.bounded_json import BeyondLimitsError, read_json
+from vipd.host.supervisor import Pace, Task
+from vipd.model.limits import ETCD_NOTE_BYTES
+from vipd.sources.etcd import fields
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, RejectedError
+
+log = logging.getLogger(__name__)
+
+TTL_SECONDS = 30
+LAST_WORD_SECONDS = 1.0
+"""How long the end of the daemon may wait for etcd."""
+MOST_VERSION = 60
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What a host tells of itself."""
+
+    name: str
+    revision: int
+    """Of the newest change of the declaration that is in its kernel: a source's `last_change`. Not the
+    store's own revision, which every report of every host moves."""
+    problems: int
+    version: str
+    services: int = 0
+
+
+def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
+    """What a host tells of itself: version, revision, services, problems; and why that cannot be read, else
+    empty. Whatever cannot be read is 0 or empty."""
+    counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
+    try:
+        found = fields.message_of(read_json(value, ETCD_NOTE_BYTES), "the report")
+        counts = {name: fields.number(found, name) for name in counts}
+        version = fields.text(found, "version")
+    except MalformedAnswerError as error:
+        fault = str(error)
+    except BeyondLimitsError as error:
+        fault = str(error)
+    except ValueError:
+        fault = "it is not JSON"
+    if len(version) > MOST_VERSION or not version.isprintable():
+        version, fault = "", "version is no version"
+    return {"version": version, **counts}, fault and f"its report cannot be read: {fault}"
+
+
+class HostBeacon:
+    """Publishes a report under a lease, so that it goes when the host does: by `close`, or soon by itself.
+
+    Written only when the report is different, at most once in `gather` seconds, or when it is gone. In
+    between the lease is renewed, which costs the store no write.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        report: Callable[[], HostReport],
+        now: Callable[[], datetime],
+        ttl: int = TTL_SECONDS,
+        gather: float = 2.0,
+    ) -> None:
+        self._client, self._prefix, self._report, self._now = client, prefix, report, now
+        self._ttl, self._gather = ttl, gather
+        self._lease = 0
+        self._told: HostReport | None = None
+        self.task = Task(Pace(min(gather, ttl / 3), ttl / 3, spread=0.5), named_elsewhere=True)
+        """How it is run, and how that goes."""
+
+    @property
+    def fault(self) -> str:
+        """Why the report cannot be published; empty while it is."""
+        return self.task.fault and f"this host's report cannot be published: {self.task.fault}"
+
+    async def run(self) -> None:
+        """Publish until that fails. Raises EtcdError; run it again then, with `task`."""
+        clock = asyncio.get_running_loop().time
+        renewed = -inf
+        while True:
+            if not self._lease or clock() - renewed >= self._ttl / 3:
+                renewed = clock()
+                await self._renew()
+            await self._tell()
+            self.task.works()
+            await asyncio.sleep(min(self._gather, self._ttl / 3))
+
+    async def _renew(self) -> None:
+        """Keep the lease; a new one when it is no more, as after a long absence or with another store."""
+        if self._lease and await self._client.keep_lease(self._lease):
+            if self._told and await self._client.get(self._key(self._told)) is None:
+                self._told = None
+            return
+        self._told, self._lease = None, 0
+        self._lease = await self._client.grant_lease(self._ttl)
+
+    async def _tell(self) -> None:
+        report = self._report()
+        if report == self._told:
+            return
+        value = {**asdict(report), "time": self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}
+        try:
+            await self._client.put(self._key(report), json.dumps(value).encode(), self._lease)
+        except RejectedError:
+            self._lease = 0  # most likely the lease is no more: have a new one next time
+            raise
+        self._told = report
+
+    def _key(self, report: HostReport) -> bytes:
+        return f"{self._prefix}hosts/{report.name}".encode()
+
+    async def close(self) -> None:
+        """Take the report back. Waits a moment at most."""
+        lease, self._lease = self._lease, 0
+        if lease:
+            try:
+                async with asyncio.timeout(LAST_WORD_SECONDS):
+                    await self._client.revoke_lease(lease)
+            except (EtcdError, TimeoutError) as error:
+                why = str(error) or "no answer"
+                log.info("the report of this host stays for up to %d s: %s", self._ttl, why)

@@ -1,0 +1,328 @@
+"""What is known of etcd's keys, and what they declare. No network, no disk, no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from vipd.control.catalog import NOTHING, Unit
+from vipd.declaration.problems import Declaration, internal_problem, more_problems
+from vipd.model import limits
+from vipd.model.service import Backend, Registered
+from vipd.sources.etcd.snapshot_file import Kept, Record, State, accepted_record, change_record
+from vipd.sources.etcd.values import Layout, place_of, read_registration, read_service_value
+from vipd.sources.removal_guard import RemovalGuard
+
+Meaning = Declaration | tuple[str, Backend] | None
+"""What a value says: a declaration, a backend registered for a service, or something not read here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A key's new value, read."""
+
+    key: str
+    value: str
+    mod_revision: int
+    meaning: Meaning
+    create_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became different in the store up to a revision."""
+
+    cluster: str
+    revision: int
+    written: tuple[Written, ...] = ()
+    removed: frozenset[str] = frozenset()
+    foreign: bool = False
+    """The store is not the one it was: another cluster, or set back."""
+
+
+def read_value(layout: Layout, key: str, value: str) -> Meaning:
+    """What a key says. An exception that nobody expected is a problem of this key alone."""
+    try:
+        if key.startswith(layout.services):
+            return read_service_value(key, key.removeprefix(layout.services), value)
+        if key.startswith(layout.backends):
+            return read_registration(key, key.removeprefix(layout.backends), value)
+    except Exception as error:
+        return Declaration(problems=(internal_problem(error, "reading this key", place_of(key)),))
+    return None
+
+
+def _internal(declaration: Declaration) -> bool:
+    return any(problem.trace for problem in declaration.problems)
+
+
+class EtcdKeys:
+    """Every followed key, the unit of each service, and the registered backends.
+
+    `note` is given a record of each change, to be kept on disk.
+    """
+
+    def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
+        self._layout, self._guard, self._note = layout, guard, note
+        self._kept: dict[str, Kept] = {}
+        self._units: dict[str, Unit] = {}
+        self._problems: dict[str, int] = {}
+        """How many problems of each key are kept."""
+        self._problems_in_all = 0
+        self._registered: dict[str, dict[str, Backend]] = {}
+        self._regather: set[str] = set()
+        """Services whose registrations are others than before."""
+        self._registrations: dict[str, tuple[Registered, ...]] = {}
+        self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
+        self._unjudged: set[str] = set()
+        self.rejected: frozenset[str] = frozenset()
+        """Services whose present value does not serve."""
+        self.cluster, self.revision = "", 0
+        self.last_change = 0
+        """Revision of the newest change that is known; moves only when a followed key does."""
+        self.set_back = False
+        """Removals are held because the store is not the one it was."""
+
+    @property
+    def kept(self) -> Mapping[str, Kept]:
+        """Every key, the held ones included."""
+        return MappingProxyType(self._kept)
+
+    @property
+    def units(self) -> Mapping[str, Unit]:
+        """One unit for each service, and one for each registration that cannot be read."""
+        return MappingProxyType(self._units)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Keys that are gone from the store and go on serving."""
+        return frozenset(self._guard.held)
+
+    @property
+    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
+        """Registered backends by service, in order of their keys; of more than a service can have those that
+        were written first. What has not changed is the same object."""
+        return MappingProxyType(self._registrations)
+
+    def overrides(self) -> dict[str, str]:
+        """Values below `overrides/` by the rest of their key, unread."""
+        start = self._layout.overrides
+        return {k.removeprefix(start): kept.value for k, kept in self._kept.items() if k.startswith(start)}
+
+    def count(self, start: str) -> int:
+        """How many keys that begin so are in the store."""
+        return sum(key.startswith(start) and not kept.held for key, kept in self._kept.items())
+
+    def state(self) -> State:
+        """All that must outlive a restart."""
+        return State(self.cluster, self.revision, self._kept)
+
+    def restore(self, state: State) -> None:
+        """Begin with what an earlier run knew."""
+        self.cluster, self.revision = state.cluster, state.revision
+        for key, kept in state.keys.items():
+            accepted = NOTHING
+            meaning = read_value(self._layout, key, kept.value)
+            if kept.accepted == kept.value and isinstance(meaning, Declaration):
+                accepted = meaning
+            elif kept.accepted is not None:
+                earlier = read_value(self._layout, key, kept.accepted)
+                accepted = earlier if isinstance(earlier, Declaration) else NOTHING
+                self._register(key, earlier)
+            self._kept[key] = kept
+            self._take(key, meaning, accepted)
+            self.last_change = max(self.last_change, kept.mod_revision)
+            if kept.held:
+                self._guard.held.add(key)
+                self._hold(key, kept, Unit(accepted, accepted, kept.create_revision))
+        self._gather()
+
+    def apply(self, change: Change, now: float) -> bool:
+        """Take a change over; whether anything that is declared is different. `now`: a monotonic clock."""
+        written = [w for w in change.written if not self._same(w)]
+        removed = frozenset(change.removed & self._kept.keys())
+        for each in change.written:
+            self._guard.written(each.key)
+        gone, held = self._judge(removed, now, change.foreign)
+        for each in written:
+            self._write(each)
+        self._gather()
+        self.cluster, self.revision = change.cluster, change.revision
+        if change.written or removed:
+            self.last_change = change.revision
+        self.set_back = bool(self._guard.held) and (self.set_back or change.foreign)
+        if change.written or removed or change.foreign:
+            put = [(key, self._kept[key]) for key in (*(w.key for w in change.written), *held)]
+            self._note(change_record(self.cluster, self.revision, put, gone))
+        return bool(written or gone or held)
+
+    def accept(self, chosen: Mapping[str, Declaration]) -> None:
+        """These versions of units serve from now on."""
+        taken = []
+        for key in self._unjudged:
+            place = place_of(key)
+            unit = self._units[place]
+            if chosen.get(place) is unit.candidate:
+                self._units[place] = replace(unit, accepted=unit.candidate)
+                self._kept[key] = replace(self._kept[key], accepted=self._kept[key].value)
+                taken.append(key)
+        self._unjudged.difference_update(taken)
+        self.rejected = frozenset(self._unjudged)
+        if taken:
+            self._note(accepted_record(taken))
+
+    def read_again(self) -> bool:
+        """Read the values anew whose reading ended in an exception that nobody expected; whether one of them
+        says something now."""
+        broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}
+        keys = [key for key in self._kept if place_of(key) in broken] if broken else []
+        changed = False
+        for key in keys:
+            kept, unit = self._kept[key], self._units[place_of(key)]
+            meaning = read_value(self._layout, key, kept.value)
+            if isinstance(meaning, Declaration) and _internal(meaning):
+                continue
+            if isinstance(meaning, tuple):
+                self._kept[key] = replace(kept, accepted=kept.value)
+                self._note(accepted_record([key]))
+            self._take(key, meaning, unit.accepted)
+            changed = True
+        self._gather()
+        return changed
+
+    def accept_removal(self) -> int:
+        """Let go of every held key; how many there were."""
+        held = self._guard.accept()
+        for key in held:
+            self._drop(key)
+        self._gather()
+        self.set_back = False
+        if held:
+            self._note(change_record(self.cluster, self.revision, (), held))
+        return len(held)
+
+    def _same(self, written: Written) -> bool:
+        """Whether a key is written with the value it had: its revision is noted, and no more."""
+        kept = self._kept.get(written.key)
+        if kept is None or kept.held or kept.value != written.value:
+            return False
+        if kept.create_revision != written.create_revision:
+            return False
+        self._kept[written.key] = replace(kept, mod_revision=written.mod_revision)
+        return True
+
+    def _judge(self, removed: frozenset[str], now: float, foreign: bool) -> tuple[list[str], list[str]]:
+        """Remove what may go, keep what is held; both as keys. Leases end by themselves: unless the store is
+        another one, backends and overrides always go."""
+        services = {key for key in removed if key.startswith(self._layout.services)}
+        known = self.count(self._layout.services)
+        verdict = self._guard.judge(removed if foreign else services, known, now, foreign)
+        gone = [*verdict.go, *(() if foreign else removed - services)]
+        held = [key for key in verdict.held if self._serves(key)]
+        lost = [key for key in verdict.held if not self._serves(key)]
+        for key in held:
+            self._hold(key, self._kept[key], self._units.get(place_of(key), Unit(NOTHING)))
+        held += self._bring_back(verdict.back)
+        self._remember(gone)
+        for key in (*gone, *lost):
+            self._drop(key)
+        self._guard.held.difference_update(lost)
+        return [*gone, *lost], held
+
+    def _serves(self, key: str) -> bool:
+        """Whether holding a key keeps anything alive: a service that was never accepted serves nobody."""
+        return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
+
+    def _hold(self, key: str, kept: Kept, unit: Unit) -> None:
+        self._kept[key] = replace(kept, held=True)
+        self._unjudged.discard(key)
+        if key.startswith(self._layout.services):
+            self._units[place_of(key)] = replace(unit, candidate=unit.accepted)
+
+    def _remember(self, gone: Iterable[str]) -> None:
+        """Keep what a later verdict may want back, and no more."""
+        lately = {k: v for k, v in self._removed_lately.items() if self._guard.remembers(k)}
+        for key in gone:
+            if self._guard.remembers(key) and self._serves(key):
+                lately[key] = (self._kept[key], self._units[place_of(key)])
+        self._removed_lately = lately
+
+    def _bring_back(self, keys: Iterable[str]) -> list[str]:
+        found = [key for key in keys if key in self._removed_lately]
+        for key in found:
+            self._hold(key, *self._removed_lately.pop(key))
+        self._guard.held.difference_update(set(keys) - set(found))
+        return found
+
+    def _write(self, written: Written) -> None:
+        key, before = written.key, self._kept.get(written.key)
+        unit = self._units.get(place_of(key))
+        accepted, text = unit.accepted if unit else NOTHING, before.accepted if before else None
+        if not written.key.startswith(self._layout.services):
+            text = written.value if isinstance(written.meaning, tuple) else text
+        meaning = accepted if text == written.value and accepted is not NOTHING else written.meaning
+        self._kept[key] = Kept(
+            written.value, written.mod_revision, text, create_revision=written.create_revision
+        )
+        self._take(key, meaning, accepted)
+
+    def _take(self, key: str, meaning: Meaning, accepted: Declaration) -> None:
+        place = place_of(key)
+        self._unjudged.discard(key)
+        meaning = self._with_fewer_problems(key, meaning)
+        if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
+            self._units[place] = Unit(meaning, accepted, self._kept[key].create_revision)
+            if meaning is not accepted:
+                self._unjudged.add(key)
+        elif isinstance(meaning, Declaration):
+            self._units[place] = Unit(meaning)
+        else:
+            self._units.pop(place, None)
+            self._register(key, meaning)
+
+    def _with_fewer_problems(self, key: str, meaning: Meaning) -> Meaning:
+        """Of a key that is one of very many faulty ones, the first problem alone."""
+        self._problems_in_all -= self._problems.pop(key, 0)
+        if not isinstance(meaning, Declaration) or meaning.ok:
+            return meaning
+        number = len(meaning.problems)
+        if number > 1 and self._problems_in_all + number > limits.ALL_PROBLEMS:
+            first = meaning.problems[0]
+            more = more_problems(first.file, first.line, number - 1)
+            meaning, number = replace(meaning, problems=(first, more)), 2
+        self._problems[key] = number
+        self._problems_in_all += number
+        return meaning
+
+    def _register(self, key: str, meaning: Meaning) -> None:
+        if isinstance(meaning, tuple):
+            service, backend = meaning
+            self._registered.setdefault(service, {})[key] = backend
+            self._regather.add(service)
+
+    def _drop(self, key: str) -> None:
+        """Forget a key."""
+        del self._kept[key]
+        self._units.pop(place_of(key), None)
+        self._unjudged.discard(key)
+        self._problems_in_all -= self._problems.pop(key, 0)
+        service = key.removeprefix(self._layout.backends).rpartition("/")[0]
+        if self._registered.get(service, {}).pop(key, None):
+            self._regather.add(service)
+
+    def _gather(self) -> None:
+        """Make the lists of registered backends anew that are others than before, each once for all keys."""
+        for service in self._regather:
+            keys: Iterable[str] = self._registered[service]
+            if len(self._registered[service]) > limits.BACKENDS:
+                keys = sorted(keys, key=lambda key: self._kept[key].mod_revision)[: limits.BACKENDS]
+            if self._registered[service]:
+                backends = self._registered[service]
+                self._registrations[service] = tuple(
+                    Registered(place_of(key), backends[key]) for key in sorted(keys)
+                )
+            else:
+                del self._registered[service]
+                self._registrations.pop(service, None)
+        self._regather.clear()

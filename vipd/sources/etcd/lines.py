@@ -1,0 +1,91 @@
+"""Lines of any length from a body that comes in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import aiohttp
+
+from vipd.sources.etcd.errors import TooLargeError
+from vipd.sources.etcd.fields import MOST_BYTES
+
+_WITHOUT_PAUSE = 100
+"""Lines that are given in one turn of the event loop."""
+
+Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
+
+NETWORK_ERRORS = (aiohttp.ClientError, OSError)
+"""What aiohttp raises when the network fails; timeouts and TLS errors are kinds of OSError."""
+
+BESIDE_ABOVE = 2**17
+"""Characters of an answer that is read beside the event loop: it takes some milliseconds."""
+
+T = TypeVar("T")
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """What some work on so many characters comes to, done beside the event loop if they are many."""
+    return await asyncio.to_thread(work) if size > BESIDE_ABOVE else work()
+
+
+async def read_body(body: aiohttp.StreamReader) -> str:
+    """A whole body as text; what is no UTF-8 is replaced. Raises TooLargeError, and NETWORK_ERRORS."""
+    pieces, size = [], 0
+    while piece := await body.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise too_large()
+    return b"".join(pieces).decode(errors="replace")
+
+
+def too_large() -> TooLargeError:
+    """What is larger than `MOST_BYTES` is not read."""
+    return TooLargeError(f"it is larger than {MOST_BYTES >> 20} MiB")
+
+
+class Lines:
+    """Iterates over the lines of a body; network errors are raised as `translate` says, and TooLargeError for
+    a line above `MOST_BYTES`.
+
+    aiohttp's own `readline` refuses lines that are longer than its buffer.
+    """
+
+    def __init__(self, body: aiohttp.StreamReader, translate: Translate) -> None:
+        self._body, self._translate = body, translate
+        self._pieces: list[bytes] = []
+        self._ready: list[bytes] = []
+        self._pending = 0
+        """Bytes of the pieces."""
+        self._given = 0
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ready:
+            piece = await self._read()
+            *ended, rest = piece.split(b"\n")
+            if ended:
+                ended[0] = b"".join((*self._pieces, ended[0]))
+                self._pieces, self._pending = [], 0
+                self._ready = [line for line in reversed(ended) if line.strip()]
+            self._pieces.append(rest)
+            self._pending += len(rest)
+            if self._pending > MOST_BYTES:
+                raise too_large()
+        self._given += 1
+        if self._given % _WITHOUT_PAUSE == 0:
+            await asyncio.sleep(0)  # reading does not wait while there is something to read
+        return self._ready.pop()
+
+    async def _read(self) -> bytes:
+        try:
+            piece = await self._body.readany()
+        except NETWORK_ERRORS as error:
+            raise await self._translate(error) from None
+        if not piece:
+            raise StopAsyncIteration
+        return piece

@@ -1,0 +1,96 @@
+"""A backend that takes part in a service for as long as it is kept alive: a key in etcd under a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, RejectedError
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+LAST_WORD_SECONDS = 3.0
+"""How long the end waits for etcd to take the registration back."""
+
+
+class Registration:
+    """Keeps one key. `tell` hears when it stands otherwise: whether it is there, and what happened."""
+
+    def __init__(
+        self, client: EtcdClient, key: str, value: str, ttl: int, tell: Callable[[bool, str], None]
+    ) -> None:
+        """`ttl`: seconds after which the key goes when nobody keeps it."""
+        self._client, self._key, self._value, self._ttl = client, key.encode(), value.encode(), ttl
+        self._tell = tell
+        self._lease = 0
+        self._told: tuple[bool, str] | None = None
+
+    async def run(self) -> None:
+        """Register and keep that alive until cancelled, then take it back. Failures are got over."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._once()
+                    failures = 0
+                    pause = self._ttl / 3
+                except Exception as error:
+                    # Whatever it is: a backend must not leave its service for a fault of vipd's.
+                    self._say(False, _reason(error))
+                    longest = min(LONGEST_PAUSE_SECONDS, self._ttl / 3)
+                    pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 10), longest)
+                    failures += 1
+                await asyncio.sleep(pause)
+        finally:
+            await self._take_back()
+
+    async def _once(self) -> None:
+        """Renew the lease; put the key anew when it is no more."""
+        if self._lease and not await self._client.keep_lease(self._lease):
+            self._say(False, "the lease has expired")
+            self._lease = 0
+        if self._lease:
+            found = await self._client.get(self._key)
+            if found is not None and found.lease != self._lease:
+                self._say(False, "somebody else has registered the same; it counts for as long as that lasts")
+                return
+            if found is not None:
+                self._say(True, "registered")
+                return
+            self._say(False, "the key is gone")
+        await self._put()
+        self._say(True, "registered")
+
+    async def _put(self) -> None:
+        self._lease = self._lease or await self._client.grant_lease(self._ttl)
+        try:
+            await self._client.put(self._key, self._value, self._lease)
+        except RejectedError:
+            self._lease = 0  # most likely it has expired meanwhile
+            raise
+
+    async def _take_back(self) -> None:
+        lease, self._lease = self._lease, 0
+        if not lease:
+            return
+        try:
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                await self._client.revoke_lease(lease)
+            self._say(False, "taken back")
+        except Exception as error:
+            why = "no answer of etcd" if isinstance(error, TimeoutError) else _reason(error)
+            self._say(False, f"cannot be taken back, and ends by itself after {self._ttl} s: {why}")
+
+    def _say(self, standing: bool, what: str) -> None:
+        if (standing, what) != self._told:
+            self._told = (standing, what)
+            self._tell(standing, what)
+
+
+def _reason(error: Exception) -> str:
+    """Why it failed, in a line."""
+    if isinstance(error, EtcdError | OSError):
+        return str(error)
+    return f"{internal_error(error, 'registering')}; {PLEASE_REPORT}"

@@ -1,0 +1,205 @@
+"""Services declared in etcd, one key each, followed as they change.
+
+Each key is a unit of its own: one that cannot be accepted keeps its last good version, and holds up no other.
+What is known stands on disk too, and serves at once after a start, whether etcd can be reached or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from vipd.control.catalog import Unit
+from vipd.declaration.problems import Declaration, printable
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.host.supervisor import Loop, Work
+from vipd.model.service import Registered
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.follower import Follower, Times
+from vipd.sources.etcd.keys import EtcdKeys
+from vipd.sources.etcd.snapshot_file import Snapshot, State
+from vipd.sources.etcd.values import Layout
+from vipd.sources.removal_guard import RemovalGuard
+
+SNAPSHOT = Path("etcd") / "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdState:
+    """What status shows of the source."""
+
+    endpoint: str
+    """The member that is watched; empty while none is."""
+    connected: bool
+    applied_revision: int
+    """Up to which the store is known; 0: not in this run."""
+    store_revision: int
+    """The newest that was heard of."""
+    last_change: int
+    """Revision of the newest change of what is followed here."""
+    lag: float | None
+    """Seconds since the keys were last known to equal the store's; None: never in this run."""
+    keys: int
+    rejected: tuple[str, ...]
+    """Keys of services whose present value does not serve."""
+    held: tuple[str, ...]
+    """Keys that are gone from the store and go on serving."""
+    fault: str
+
+
+class EtcdSource:
+    """The services in etcd. `load` first, then its loops beside the daemon, and `close` after them."""
+
+    name = "etcd"
+    writes = False
+
+    def __init__(
+        self,
+        settings: EtcdSettings,
+        state_dir: Path,
+        client: EtcdClient,
+        random: Random,
+        times: Times | None = None,
+    ) -> None:
+        self._settings = settings
+        layout = Layout(settings.prefix)
+        self._snapshot = Snapshot(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
+        self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.note)
+        self._follower = Follower(client, self._keys, layout, self._wake, random, times or Times())
+        self._changed = asyncio.Event()
+
+    @property
+    def location(self) -> str:
+        """The endpoints and the prefix."""
+        return f"{', '.join(self._settings.endpoints)} {self._settings.prefix}"
+
+    def load(self) -> None:
+        """Take over what an earlier run has known."""
+        self._keys.restore(self._snapshot.load())
+
+    def loops(self) -> dict[str, Work]:
+        """What follows etcd and keeps what it says on disk. Their failures are among `faults`."""
+        return {
+            "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.task),
+            "following etcd": Loop(self._follower.run, self._follower.task),
+        }
+
+    def close(self) -> None:
+        """Bring to disk what is not there yet. Blocks."""
+        self._snapshot.close()
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields whenever the units or the registrations are different. For one reader."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield
+
+    async def delivered(self, timeout: float) -> bool:
+        """Wait until there is something to go by, from disk or from etcd; False when there is nothing yet."""
+        if self._keys.cluster:
+            return True
+        try:
+            await asyncio.wait_for(self._follower.listed.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def units(self) -> Mapping[str, Unit]:
+        """One unit a key, named `etcd:KEY`."""
+        return self._keys.units
+
+    def faults(self) -> tuple[str, ...]:
+        """Set while etcd cannot be followed, removals are held, or the disk takes nothing."""
+        fault = self._follower.task.fault
+        known = any(unit.accepted.services for unit in self._keys.units.values())
+        kept = "the last known services go on serving" if known else "no service of it is known"
+        lost = fault and f"{fault}; {kept}"
+        return tuple(filter(None, (lost, self._held(), self._snapshot.task.fault)))
+
+    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+        """Keep these versions to go back to."""
+        self._keys.accept(chosen)
+
+    def accept_removal(self) -> int:
+        """Remove everything that is held; how many keys there were."""
+        released = self._keys.accept_removal()
+        if released:
+            self._wake()
+        return released
+
+    @property
+    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
+        """Backends that registered themselves, by the name of their service, each list in order of its keys.
+
+        What has not changed is the same object.
+        """
+        return self._keys.registrations
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """Values below `overrides/` by the rest of their key, unread."""
+        return self._keys.overrides()
+
+    def mod_revision(self, key: str) -> int:
+        """Revision at which a key was last written, as far as is known; 0: it is not in the store."""
+        kept = self._keys.kept.get(key)
+        return 0 if kept is None or kept.held else kept.mod_revision
+
+    @property
+    def connected(self) -> bool:
+        """Whether etcd is followed now, as far as is known."""
+        return bool(self._follower.endpoint) and not self._follower.task.fault
+
+    @property
+    def applied_revision(self) -> int:
+        """The store's revision up to which everything is known; 0: not in this run."""
+        return self._follower.applied_revision
+
+    @property
+    def last_change(self) -> int:
+        """Revision of the newest change that is known; keys that are not followed do not move it."""
+        return self._keys.last_change
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds since the keys were last known to equal the store's; None: never in this run."""
+        last = self._follower.last_contact
+        return None if last is None else asyncio.get_running_loop().time() - last
+
+    def state(self) -> EtcdState:
+        """Everything that status shows."""
+        return EtcdState(
+            self._follower.endpoint,
+            self.connected,
+            self.applied_revision,
+            self._follower.store_revision,
+            self.last_change,
+            self.lag,
+            len(self._keys.kept),
+            tuple(map(printable, sorted(self._keys.rejected))),
+            tuple(map(printable, sorted(self._keys.held))),
+            self._follower.task.fault,
+        )
+
+    def _held(self) -> str:
+        held = sorted(self._keys.held)
+        if not held:
+            return ""
+        names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
+        why = f"more than {self._settings.max_removal}% of the services at once"
+        if self._keys.set_back:
+            why = "the store is another one than before, or an older state of it"
+        return (
+            f"{len(held)} keys are gone from etcd and go on serving: {why} ({names}); "
+            "hint: write them again, or vipctl accept-removal"
+        )
+
+    def _state_on_disk(self) -> State:
+        return self._keys.state()
+
+    def _wake(self) -> None:
+        self._changed.set()

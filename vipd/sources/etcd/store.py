@@ -1,0 +1,234 @@
+"""What vipctl writes to etcd: services, one key each, and orders.
+
+Every write is a transaction that fails when somebody else has changed one of its keys since this host heard
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from vipd.control.operations import Outcome, RefusedError
+from vipd.declaration.problems import printable
+from vipd.model.override import Key, Override, Subject, joined
+from vipd.model.service import Service
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.errors import EtcdError, RejectedError, UnreachableError
+from vipd.sources.etcd.fleet_keys import (
+    UnwritableError,
+    keys_about,
+    order_key,
+    order_keys,
+    order_value,
+    read_orders,
+    service_key,
+    service_value,
+    weight_key,
+)
+from vipd.sources.etcd.messages import Delete, KeyRange, Put, Unchanged
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.values import Layout, place_of
+
+HEARD_SECONDS = 10.0
+"""How long an answer waits for this host to hear of its own write."""
+LOOK_SECONDS = 0.01
+DELETED_AT_ONCE = 100
+"""Fewer than the 128 operations that etcd takes in a transaction unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write came to."""
+
+    revision: int
+    """0 when there was nothing to write."""
+    keys: Mapping[str, bool]
+    """Whether each is there now, or removed."""
+
+    @property
+    def place(self) -> str:
+        """`etcd /vipd/v1/services/dns at revision 42`."""
+        keys = list(map(printable, self.keys))
+        named = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more keys" if keys else ""
+        return f"etcd {named} at revision {self.revision}" if self.revision else f"etcd {named}".rstrip()
+
+
+class EtcdStore:
+    """The services and orders that stand in etcd, as this host knows them, and how they are changed."""
+
+    def __init__(
+        self, client: EtcdClient, source: EtcdSource, prefix: str, clock: Callable[[], datetime]
+    ) -> None:
+        self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
+        self.stopping = False
+        """Whether nobody is to wait any more until this host knows of a write."""
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """Every service in etcd, without backends that registered themselves; where a value is faulty, what
+        its last good one said."""
+        found = {}
+        for unit in self._source.units().values():
+            for service in (unit.candidate if unit.candidate.ok else unit.accepted).services:
+                found[service.name] = service
+        return found
+
+    @property
+    def place(self) -> str:
+        """Where the services are."""
+        return f"etcd {self._layout.services}"
+
+    def check(self, outcome: Outcome) -> None:
+        """Whether a change can be written at all. Raises RefusedError."""
+        self._puts(outcome)
+
+    async def save(self, outcome: Outcome) -> Written:
+        """Write a change that was decided on `services` as they are now.
+
+        Raises RefusedError; then nothing was written, unless the error says that this is not known.
+        """
+        puts = self._puts(outcome)
+        results = outcome.results
+        deletes = [name for name, action in results.items() if action == "removed"]
+        then: list[Put | Delete] = [*puts]
+        then += [Delete(KeyRange(self._key(name).encode())) for name in deletes]
+        # What stays as it is counts too where it is all: this host may not have heard of the latest change.
+        names = [name for name, action in results.items() if action != "unchanged"] or list(results)
+        keys = [self._key(name) for name in names]
+        revision = await self._write(keys, then)
+        return Written(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
+
+    async def give(self, order: Override) -> Written:
+        """Write an order beside the other part of an earlier one; what has an end under a lease that ends
+        with it. Raises as `save` does."""
+        known, wanted = self._orders_at_keys(order)
+        puts = {key: each for key, each in wanted.items() if known.get(key) != each}
+        gone = known.keys() - wanted.keys()
+        values = {key: _order_value(each) for key, each in puts.items()}
+        leases: list[int] = []
+        then: list[Put | Delete] = [Delete(KeyRange(_encoded(key))) for key in gone]
+        try:
+            for key, each in puts.items():
+                # Without an end an order has no lease, and there is none to be revoked.
+                leases += [await self._lease(each.until)] if each.until is not None else []
+                lease = leases[-1] if each.until is not None else 0
+                then.append(Put(_encoded(key), values[key].encode(), lease))
+            revision = await self._write([*gone, *puts], then) if then else 0
+        except RefusedError:
+            for lease in leases:
+                with contextlib.suppress(EtcdError):
+                    await self._client.revoke_lease(lease)
+            raise
+        return Written(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
+
+    def _orders_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
+        """What stands at the keys of an order's subject now (None: nothing that holds on), and is to stand
+        there with this order."""
+        layout, known, parts = self._layout, dict[str, Override | None](), dict[Key, Override]()
+        for key in (weight_key(layout, order.subject), order_key(layout, order.subject)):
+            rest = key.removeprefix(layout.overrides)
+            value = self._source.overrides.get(rest)
+            found = read_orders({rest: value})[0] if value is not None else {}
+            # What cannot be read, or is about something else, is not ours to delete.
+            if any(each.subject == order.subject for each in found):
+                held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}
+                parts |= held
+                known[key] = joined(held)[0] if held else None
+        return known, order_keys(layout, {**parts, **order.parts()})
+
+    async def _lease(self, until: datetime) -> int:
+        left = math.ceil((until - self._clock()).total_seconds())
+        return await self._asked(self._client.grant_lease(max(left, 1)))
+
+    async def take_back(self, subjects: Collection[Subject]) -> Written:
+        """Delete the orders about these. Raises as `save` does."""
+        keys = keys_about(self._layout, self._source.overrides, subjects)
+        revision = 0
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            some = keys[start : start + DELETED_AT_ONCE]
+            revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
+        return Written(revision, dict.fromkeys(keys, False))
+
+    async def heard(self, written: Written) -> str:
+        """Wait until this host knows of a write; why it does not, or does not follow it, else empty."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + HEARD_SECONDS
+        while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
+            if self.stopping:
+                return "vipd is stopping: this host follows when it has started again"
+            if clock() >= end:
+                late = f"this host has not heard of revision {written.revision} after {HEARD_SECONDS:.0f} s"
+                return "; ".join((late, *self._source.faults()))
+            await asyncio.sleep(LOOK_SECONDS)
+        held = [key for key in self._source.state().held if written.keys.get(key) is False]
+        if not held:
+            return ""
+        what = f"{len(held)} of the removals are held" if len(held) > 1 else "the removal is held"
+        return f"{what}: too many services at once; vipctl accept-removal on each host lets go"
+
+    def units(self, written: Written) -> list[str]:
+        """Names of the units that were written."""
+        return [place_of(key) for key, there in written.keys.items() if there]
+
+    def _known(self, key: str, there: bool, revision: int) -> bool:
+        known = self._source.mod_revision(key)
+        overtaken = known > revision or (known == 0 and self._source.last_change > revision)
+        return overtaken or (known == revision if there else known == 0)
+
+    def _key(self, name: str) -> str:
+        return service_key(self._layout, name)
+
+    def _puts(self, outcome: Outcome) -> list[Put]:
+        try:
+            return [
+                Put(self._key(name).encode(), service_value(self._layout, outcome.stored[name]).encode())
+                for name, action in outcome.results.items()
+                if action in ("created", "changed")
+            ]
+        except UnwritableError as error:
+            raise RefusedError("invalid", error.what, "", error.hint, error.problems) from None
+
+    async def _write(self, keys: Sequence[str], then: Sequence[Put | Delete]) -> int:
+        conditions = [Unchanged(_encoded(key), self._source.mod_revision(key)) for key in keys]
+        revision = await self._asked(self._client.txn(conditions, then))
+        if not revision:
+            named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
+            what = f"{named} was changed by somebody else meanwhile"
+            why = "etcd holds another version than this host knew; nothing was stored"
+            raise RefusedError("conflict", what, why, "look at it, and say it again")
+        return revision
+
+    async def _asked(self, question: Awaitable[int]) -> int:
+        try:
+            return await question
+        except EtcdError as error:
+            raise refusal(error) from None
+
+
+def _encoded(key: str) -> bytes:
+    """A key as etcd holds it: as `etcd_follower` reads keys, bytes that are no UTF-8 are lone surrogates."""
+    return key.encode(errors="surrogateescape")
+
+
+def _order_value(order: Override) -> str:
+    try:
+        return order_value(order)
+    except UnwritableError as error:
+        raise RefusedError("internal", error.what, "", error.hint) from None
+
+
+def refusal(error: EtcdError) -> RefusedError:
+    """Why etcd did not do as asked."""
+    why, _, hint = str(error).partition("; hint: ")
+    what = "etcd did not take it"
+    if isinstance(error, UnreachableError) and any(reason.sent for reason in error.reasons.values()):
+        what = "etcd did not answer, and may have taken it or not"
+        hint = hint or "look before you say it again"
+    elif isinstance(error, RejectedError) and "too many operations" in error.message:
+        hint = "change fewer services at once, or start etcd with a higher --max-txn-ops"
+    return RefusedError("internal", what, why, hint)

@@ -1,0 +1,84 @@
+"""The files that a connection to etcd needs: certificates, a key, a password.
+
+Each is a regular file of a bounded size, so that none is waited for for ever; a file system that hangs is
+given up (vipd/host/file_calls.py).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from vipd.host.durable import open_regular, read_regular, why
+from vipd.host.settings.etcd import EtcdSettings
+from vipd.sources.etcd.errors import AuthFailedError, TLSError, TLSFault
+
+MOST_BYTES = 2**20
+"""Of one file."""
+
+Signatures = tuple[tuple[int, ...], ...]
+
+
+def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
+    """Raises TLSError, saying which file is at fault. It waits: call it in a thread."""
+    place = settings.ca
+    try:
+        context = ssl.create_default_context(cadata=_authorities(settings.ca))
+        place = settings.cert
+        if settings.cert is not None and settings.key is not None:
+            with ExitStack() as stack:
+                opened = [stack.enter_context(_opened(path)) for path in (settings.cert, settings.key)]
+                context.load_cert_chain(*opened)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        files = f"{place}, {settings.key}" if place and place == settings.cert else f"{place}"
+        raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {why(error)}") from None
+    return context
+
+
+def signatures(settings: EtcdSettings) -> Signatures:
+    """What changes when one of the files does. It waits: call it in a thread."""
+    return tuple(map(_signature, (settings.ca, settings.cert, settings.key)))
+
+
+def password(path: Path | None) -> str:
+    """Raises AuthFailedError. It waits: call it in a thread."""
+    try:
+        data = read_regular(path, MOST_BYTES) if path else b""
+        return data.decode("utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthFailedError(f"{path}: the password cannot be read: {why(error)}") from None
+
+
+def _authorities(path: Path | None) -> str | None:
+    """The text of certificates to trust; None: the system's. Raises OSError."""
+    if path is None:
+        return None
+    data = read_regular(path, MOST_BYTES)
+    if b"-----BEGIN" not in data:
+        raise ssl.SSLError(0, "no certificate in it")
+    # What stands between certificates may be in any script; none of it is read.
+    return data.decode("ascii", "ignore")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[str]:
+    """A path to the very file that was looked at: OpenSSL reads paths alone, and waits for whatever is there.
+    Raises OSError."""
+    descriptor = open_regular(path)
+    try:
+        if os.fstat(descriptor).st_size > MOST_BYTES:
+            raise OSError(0, f"{path} is larger than {MOST_BYTES >> 20} MiB")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _signature(path: Path | None) -> tuple[int, ...]:
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return (-1,)
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else ()

@@ -1,0 +1,194 @@
+"""What the keys of etcd mean: `services/NAME`, `backends/SERVICE/ADDRESS:PORT`, `overrides/...`. Pure.
+
+The value of a service's key is YAML or JSON: either the service itself, as one item of `services:` in a file,
+or, if it has `apiVersion`, a whole document that declares exactly this one service. The key names the
+service; a name in the value must be the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vipd.declaration.backend_reader import read_backends
+from vipd.declaration.body_pattern import plain_text
+from vipd.declaration.fields import Report
+from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
+from vipd.declaration.nodes import Mapping, Node, Scalar, null
+from vipd.declaration.policy_reader import Policy
+from vipd.declaration.problems import Declaration, Problem, printable
+from vipd.declaration.service_reader import read_service
+from vipd.declaration.syntax import NotationError, parse_backend, shown
+from vipd.declaration.yaml_tree import read_tree
+from vipd.model import limits
+from vipd.model.check import HttpProbe, UdpProbe
+from vipd.model.service import Backend, Origin, Service
+from vipd.sources.etcd.messages import KeyRange
+
+SOURCE = "etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things stand below the prefix."""
+
+    prefix: str
+
+    @property
+    def services(self) -> str:
+        """Start of the keys that are services."""
+        return f"{self.prefix}services/"
+
+    @property
+    def backends(self) -> str:
+        """Start of the keys that are registered backends."""
+        return f"{self.prefix}backends/"
+
+    @property
+    def overrides(self) -> str:
+        """Start of the keys that are overrides."""
+        return f"{self.prefix}overrides/"
+
+    def ranges(self) -> tuple[KeyRange, ...]:
+        """Everything that is followed. `hosts/` is not: what hosts tell of themselves would wake them all."""
+        return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
+
+
+def place_of(key: str) -> str:
+    """How problems name a key, and the name of its unit: one line, whatever the key holds."""
+    return f"{SOURCE}:{printable(key)}"
+
+
+def read_service_value(key: str, name: str, text: str) -> Declaration:
+    """What the value of a service's key declares: one service or problems, never both none. Never raises."""
+    place = place_of(key)
+    if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
+        return Declaration(problems=(too_long,))
+    tree = read_tree(text, place)
+    root = tree.documents[0] if tree.documents else None
+    alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
+    if tree.problems or not (alone and isinstance(root, Mapping)):
+        found = parse_declaration(text, place, SOURCE)
+    else:
+        found = _read_alone(place, root)
+    problems = [*found.problems, *_misplaced(place, name, found)]
+    services = tuple(_named(service, name, key) for service in found.services[:1])
+    return Declaration(services, tuple(dict.fromkeys(problems)), found.notes)
+
+
+def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | Declaration:
+    """A registered backend with the name of its service, or a declaration of nothing but problems.
+
+    `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping of what a
+    backend may have besides address and port: `{weight: 2}`.
+    """
+    report = Report(place_of(key))
+    if too_long := _too_long(report.file, text, limits.ETCD_NOTE_BYTES):
+        return Declaration(problems=(too_long,))
+    service, _, where = rest.rpartition("/")
+    tree = read_tree(text, report.file)
+    report.problems.extend(tree.problems)
+    root: Node = tree.documents[0] if tree.documents else Mapping(1)
+    try:
+        base = parse_backend(where) if "@" not in where else None
+    except NotationError as error:
+        base = None
+        report.add(0, "", error.what, error.hint)
+    if base is None or not service:
+        report.add(0, "", "the key is no backends/SERVICE/ADDRESS:PORT", "like backends/dns/10.244.0.5:53")
+    elif not isinstance(root, Mapping):
+        report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
+    else:
+        backends = read_backends(report, _with_place(report, root, base), "")
+        _refuse_checks(report, [backend.value for backend in backends])
+        if backends and not report.problems:
+            return service, backends[0].value
+    return Declaration(problems=report.problems.by_line())
+
+
+def _too_long(place: str, text: str, most: int) -> Problem | None:
+    size = len(text.encode(errors="surrogateescape"))
+    if size <= most:
+        return None
+    hint = "give the service fewer backends, or declare it in a file"
+    if most == limits.ETCD_NOTE_BYTES:
+        hint = "a backend needs some hundred bytes"
+    return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
+
+
+def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
+    """Who may register a backend may not have every host work on its patterns, send its datagrams, open a
+    file, or ask at a pace that is a load for whom it asks."""
+    for backend in backends:
+        probe = backend.check.probe if backend.check else None
+        interval = backend.check.timing.interval if backend.check and probe else math.inf
+        if interval < limits.REGISTERED_CHECK_SECONDS:
+            what = f"a registered backend's check asks every {interval:g} s, from every host"
+            hint = f"{limits.REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
+            report.add(1, "check.interval", what, hint)
+        if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
+            what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
+            hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
+            report.add(1, "check.body", what, hint)
+        if isinstance(probe, HttpProbe) and probe.ca:
+            what = "ca names a file of this host, which a registered backend may not"
+            report.add(1, "check.ca", what, "leave it out, for the certificates that the host trusts")
+        if isinstance(probe, UdpProbe):
+            hint = "write it into the service's own check, or use another type of check"
+            report.add(1, "check.send", "a registered backend's check sends no datagrams of its own", hint)
+
+
+def _read_alone(place: str, root: Mapping) -> Declaration:
+    report = Report(place)
+    service = None
+    with report.contained(root.line, READING_SERVICE):
+        service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
+    return Declaration((service,) if service else (), report.problems.by_line(), report.notes())
+
+
+def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:
+    """What is wrong with a value that is sound by itself."""
+    if name.count("/") > 1 or not _is_name(name):
+        hint = "1 to 128 of A-Z a-z 0-9 . _ / -, at most one slash, a letter or digit at both ends"
+        return [Problem(place, 0, "", "the key names no service", hint)]
+    if not found.ok:
+        return []
+    if len(found.services) != 1:
+        what = f"the value declares {len(found.services)} services, and not one"
+        return [Problem(place, 0, "", what, f"a service, or a document with apiVersion: {API_VERSION}")]
+    service = found.services[0]
+    if _has_name(service) and service.name != name:
+        what = f"the name {service.name} is not the key's, {name}"
+        return [Problem(place, service.origin.line, "name", what, "leave it out, or write another key")]
+    return []
+
+
+def _is_name(name: str) -> bool:
+    ends = name[:1].isalnum() and name[-1:].isalnum()
+    return len(name) <= 128 and name.isascii() and ends and all(c.isalnum() or c in "._/-" for c in name)
+
+
+def _has_name(service: Service) -> bool:
+    """Whether the value said a name: the default one is the first frontend, with a slash before its protocol
+    and a colon, which no declared name can hold."""
+    return ":" not in service.name
+
+
+def _named(service: Service, name: str, key: str) -> Service:
+    return replace(service, name=name, origin=Origin(SOURCE, key, service.origin.line))
+
+
+def _with_place(report: Report, root: Mapping, base: Backend) -> Mapping:
+    """The mapping of a value as one of a list of backends."""
+    for key in ("address", "port"):
+        if key in root.items:
+            report.add(root.key_lines[key], key, "stands in the key", "leave it out")
+    items: dict[str, Node] = {"address": Scalar(1, base.address, plain=False)}
+    lines = {"address": 1}
+    if base.port is not None and "ports" not in root.items:
+        items["port"], lines["port"] = Scalar(1, str(base.port), plain=True), 1
+    for key, value in root.items.items():
+        if key not in ("address", "port") and not null(value):
+            items[key], lines[key] = value, root.key_lines[key]
+    return Mapping(root.line, items, lines)

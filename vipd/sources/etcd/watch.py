@@ -1,0 +1,144 @@
+"""The watch stream: lines of JSON, the first of which says that it has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from vipd.sources.etcd.connection import Connection, in_answer, needs_user, unreachable
+from vipd.sources.etcd.errors import AuthFailedError, EndpointError, MalformedAnswerError, TokenRejectedError
+from vipd.sources.etcd.fields import MOST_BYTES
+from vipd.sources.etcd.lines import beside, too_large
+from vipd.sources.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
+from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, read_object
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a watch tells at once: events in order of revision, never a part of a revision.
+
+    Without events it says that up to the header's revision there is nothing that was not told.
+    """
+
+    keys: KeyRange
+    header: Header
+    events: tuple[Event, ...]
+
+
+class Watch:
+    """A watch of one range. Iterate; it ends by raising an EtcdError, never by itself."""
+
+    def __init__(self, endpoint: str, keys: KeyRange, lines: AsyncIterator[bytes]) -> None:
+        self.endpoint, self.keys = endpoint, keys
+        self._lines = lines
+
+    async def begin(self) -> None:
+        """Wait until it has begun. Raises EtcdError."""
+        created = False
+        while not created:
+            message, _ = await self._message()
+            created = message.created
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Changes:
+        events: list[Event] = []
+        size = 0
+        while True:
+            message, length = await self._message()
+            events += message.events
+            size += length
+            if not message.fragment:
+                return Changes(self.keys, message.header, tuple(events))
+            if size > MOST_BYTES:
+                raise in_answer(too_large(), f"watch of {self.keys} at {self.endpoint}")
+
+    async def _message(self) -> tuple[WatchMessage, int]:
+        """The next message, and its length in bytes."""
+        try:
+            return await self._next()
+        except MalformedAnswerError as error:
+            raise in_answer(error, f"watch of {self.keys} at {self.endpoint}") from None
+
+    async def _next(self) -> tuple[WatchMessage, int]:
+        what = f"watch of {self.keys}"
+        try:
+            line = await anext(self._lines)
+        except StopAsyncIteration:
+            raise EndpointError(f"{self.endpoint} ended the watch") from None
+        answer = await beside(len(line), lambda: read_object(line.decode(errors="replace")))
+        if answer is None:
+            raise EndpointError(f"{self.endpoint} cut off the watch in the midst of a message")
+        if "result" not in answer:
+            raise error_of_stream(answer, what)
+        message = await beside(len(line), lambda: read_watch(answer["result"], self.keys))
+        if message.canceled:
+            raise error_of_cancellation(message.reason, message.compact_revision, what)
+        return message, len(line)
+
+
+@contextlib.asynccontextmanager
+async def open_watch(connection: Connection, keys: KeyRange, revision: int) -> AsyncIterator[Watch]:
+    """Open the stream at the first endpoint that takes it, the token renewed once where it must be."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield await _opened(connection, keys, revision, stack)
+
+
+async def _opened(
+    connection: Connection, keys: KeyRange, revision: int, stack: contextlib.AsyncExitStack
+) -> Watch:
+    reasons: dict[str, EndpointError] = {}
+    for _ in range(connection.endpoints):
+        endpoint = connection.endpoint
+        try:
+            return await _open_at(connection, endpoint, (keys, revision), stack)
+        except EndpointError as error:
+            reasons[endpoint] = error
+            connection.failed(endpoint)
+    raise unreachable(reasons)
+
+
+async def _open_at(
+    connection: Connection,
+    endpoint: str,
+    start: tuple[KeyRange, int],
+    stack: contextlib.AsyncExitStack,
+) -> Watch:
+    used = connection.token
+    try:
+        return await _begin(connection, endpoint, start, stack)
+    except TokenRejectedError as error:
+        if connection.token is None:
+            raise needs_user(error) from None
+    except EndpointError as error:
+        if error.sent:
+            connection.discard_token(used)
+        raise
+    await connection.renew_token(endpoint, connection.token)
+    try:
+        return await _begin(connection, endpoint, start, stack)
+    except TokenRejectedError as error:
+        raise AuthFailedError(f"etcd refuses a token that it has just given: {error}") from None
+
+
+async def _begin(
+    connection: Connection,
+    endpoint: str,
+    start: tuple[KeyRange, int],
+    stack: contextlib.AsyncExitStack,
+) -> Watch:
+    """Raises EtcdError; then nothing stays open."""
+    async with contextlib.AsyncExitStack() as trying:
+        request, what = watch_request(*start), f"watch of {start[0]}"
+        lines = await trying.enter_async_context(connection.stream(endpoint, "/v3/watch", request, what))
+        watch = Watch(endpoint, start[0], lines)
+        try:
+            async with asyncio.timeout(connection.timeout):
+                await watch.begin()
+        except TimeoutError:
+            raise EndpointError(f"no watch within {connection.timeout:g} s") from None
+        stack.push_async_exit(trying.pop_all().__aexit__)
+    return watch
