@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from tests.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.samples import declared, service
 from tests.simulated_time import simulate
-from vipd.control.catalog import Unit
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
 from vipd.model.service import Service
 
 PATIENCE_SECONDS = 60.0

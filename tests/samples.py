@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
 
 HEAD = "apiVersion: vipd/v1\nservices:\n"

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from vipd.control.admission import AddressPolicy, admit, admit_service, admit_unit, questions
-from vipd.control.catalog import Unit
 from vipd.declaration.problems import Declaration, Note, Problem
+from vipd.declaration.unit import Unit
 from vipd.model.check import Check, HttpProbe
 from vipd.model.limits import PROBLEMS
 from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.samples import declared, service
 from vipd.control.admission import AddressPolicy, Admission
-from vipd.control.catalog import Unit
+from vipd.declaration.unit import Unit
 from vipd.model.check import Check
 
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samples import broken, declared, service, unit
-from vipd.control.catalog import NOTHING, Catalog, Merged, Unit, merge
+from vipd.control.catalog import Catalog, Merged, merge
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.service import Backend, ExternalAddress, Frontend, Protocol, Service, ServicePort
 
 UDP = Protocol.UDP

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from vipd.cli.main import cli
 from vipd.control.admission import AddressPolicy, Admission, admit_service
-from vipd.control.catalog import Unit
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, LocalSocket
 from vipd.host.settings.settings import SettingsError, load_settings
 from vipd.model.claim_limits import BySource, NetworkSet

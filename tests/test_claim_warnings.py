@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from vipd.control.admission import AddressPolicy, Admission, admit_service
-from vipd.control.catalog import Unit
 from vipd.control.claim_warnings import HELD_SECONDS, MOST_LINES, Claim, Claims, warnings_of
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket, Subnet
 from vipd.host.local_sockets import LocalSockets
 from vipd.model.service import (

@@ -16,7 +16,6 @@ from tests.samples import declared, service
 from tests.simulated_time import simulate
 from vipd.control import admission, catalog, reconciler
 from vipd.control import claim_conflicts as contest
-from vipd.control.catalog import Unit
 from vipd.control.claim_conflicts import Contest
 from vipd.control.contained_catalog import ContainedCatalog
 from vipd.control.reconciler_partners import Undisputed
@@ -25,6 +24,7 @@ from vipd.declaration import native
 from vipd.declaration.conflicts import Claim
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
 from vipd.model.service import Forwarding, ForwardingKey, Service
 from vipd.sources.etcd.keys import read_value
 from vipd.sources.etcd.values import Layout

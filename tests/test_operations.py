@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.samples import service
-from vipd.control import operations
-from vipd.control.operations import Outcome, RefusedError
+from vipd.declaration import operations
+from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import Problem
 from vipd.model.service import Backend, Refusal, Service
 

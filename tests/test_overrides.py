@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import service
-from vipd.control.operations import RefusedError
 from vipd.control.override_requests import cleared, order
+from vipd.declaration.operations import RefusedError
 from vipd.model.backend_status import Admin
 from vipd.model.override import (
     MOST_TEXT,

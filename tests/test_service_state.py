@@ -8,7 +8,6 @@ import pytest
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.page.watched import watched
-from vipd.api.views import service_view as api_view
 from vipd.cli.output import Cell
 from vipd.cli.show import _row
 from vipd.control.selection import SelectionPolicy, choose
@@ -16,6 +15,7 @@ from vipd.control.service_status import state_of
 from vipd.model.backend_status import Standings
 from vipd.model.service import Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.observe.page.views import service_view as page_view
+from vipd.observe.views import service_view as api_view
 
 SIXES = "[fd00:96::1]:80/tcp, [fd00:96::1]:443/tcp"
 PORTS = (ServicePort(80, Protocol.TCP), ServicePort(443, Protocol.TCP))

@@ -18,7 +18,6 @@ import pytest
 
 from tests.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
 from vipd.control.backend_status_tracker import Fitness
-from vipd.control.catalog import NOTHING, Unit
 from vipd.control.reconciler import Reconciler
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.conntrack.keeper import ConntrackKeeper
@@ -32,6 +31,7 @@ from vipd.dataplane.nftables.table import WantedTable
 from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.health.checker import Health
 from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import load_settings

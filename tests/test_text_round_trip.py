@@ -22,8 +22,8 @@ from tests.faults.broken_declarations import SINGLE, checks, declaration
 from tests.samples import service
 from vipd.cli.main import cli
 from vipd.cli.output import document
-from vipd.control.operations import spec_of
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service
+from vipd.declaration.operations import spec_of
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.check import Check, HttpProbe
 from vipd.model.service import Origin, Service

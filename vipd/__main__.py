@@ -8,11 +8,10 @@ import errno
 import logging
 import os
 import sys
-from pathlib import Path
 
-from vipd import __version__
 from vipd.daemon import daemon
 from vipd.host.preflight import StartError
+from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
 from vipd.host.settings.settings import (
     DEFAULT_CONFIG,
     Settings,
@@ -26,10 +25,6 @@ from vipd.host.systemd.journal import stderr_handler
 from vipd.host.systemd.notify import Notifier, one_line
 from vipd.model.text import one_line as as_line
 
-EXIT_CONFIGURATION = 78
-"""EX_CONFIG of sysexits.h: a restart would not help."""
-
-
 LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
 """What these tell below a warning is for those who write them."""
 
@@ -37,7 +32,7 @@ LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
 def main() -> None:
     """Run the daemon until it is told to stop. Exit codes: 0 stopped, 1 failed, 77 not permitted,
     78 unusable settings."""
-    arguments = _parser().parse_args()
+    arguments = argument_parser().parse_args()
     notifier = Notifier.from_environment(os.environ)
     if arguments.once or arguments.check:
         notifier = Notifier()  # the manager waits for the daemon, not for these
@@ -66,37 +61,6 @@ def _run(arguments: argparse.Namespace, settings: Settings, notifier: Notifier) 
         return error.code
     except KeyboardInterrupt:
         return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vipd",
-        description="Layer-4 load balancer for plain Linux hosts. Each option below overrides VIPD_* "
-        "environment variables, which override the settings file.",
-    )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"settings file (default {DEFAULT_CONFIG})"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="one setting, as in the settings file; repeatable",
-    )
-    parser.add_argument("--services-dir", metavar="DIR", help="directory of declarations")
-    parser.add_argument("--state-dir", metavar="DIR", help="directory for what must survive a restart")
-    parser.add_argument("--socket", metavar="PATH", help="UNIX socket of the API")
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        metavar="LEVEL",
-        help="least weighty messages to log: debug, info, warning or error",
-    )
-    parser.add_argument("--once", action="store_true", help="put the declarations into the kernel, and exit")
-    parser.add_argument("--check", action="store_true", help="check settings and declarations, and exit")
-    parser.add_argument("--version", action="version", version=f"vipd {__version__}")
-    return parser
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

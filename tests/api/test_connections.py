@@ -19,13 +19,13 @@ from aiohttp import web
 
 from tests.connections.clients import has_ended
 from tests.health.asking import until
-from vipd.api.client import Client, RefusedError
 from vipd.api.peers import bind_socket
 from vipd.api.serving import LIMITS, serving
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import UNREACHABLE, CliError
 from vipd.host.connections.connections import Connections
 from vipd.host.connections.limits import Limits
+from vipd.observe.api_client import Client, RefusedError
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0

@@ -16,8 +16,8 @@ import pytest
 from tests.api.serving import WEB, Api, served
 from tests.faults.instrumented import described, yardstick
 from vipd.api import bodies
-from vipd.control.operations import RefusedError, spec_of
 from vipd.declaration.native import parse_declaration
+from vipd.declaration.operations import RefusedError, spec_of
 from vipd.observe.bench.declared import declaration
 
 STANDSTILL = 20.0
@@ -64,7 +64,7 @@ MEMORY = """
 import resource, sys
 from tests.api.test_large_bodies import HOSTILE
 from vipd.api import bodies
-from vipd.control.operations import RefusedError, parse_services
+from vipd.declaration.operations import RefusedError, parse_services
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 raw = HOSTILE[sys.argv[1]]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

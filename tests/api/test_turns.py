@@ -11,7 +11,7 @@ from tests.samples import service
 from vipd.api import turns
 from vipd.api.stats_routes import MOST_LISTINGS, StatsRoutes
 from vipd.api.turns import Turns
-from vipd.control.operations import RefusedError
+from vipd.declaration.operations import RefusedError
 
 
 def take(found: Turns, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, uid: int) -> bool:

@@ -8,9 +8,9 @@ import pytest
 from tests.api.serving import Api, served
 from tests.page.examples import web
 from tests.samples import declared
-from vipd.api.views import time_text
-from vipd.control.catalog import Unit
 from vipd.control.service_status import RefusedUnit
+from vipd.declaration.unit import Unit
+from vipd.observe.views import time_text
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 

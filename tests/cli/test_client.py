@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.api import client
-from vipd.api.client import BadAnswerError, Client, RefusedError, UnreachableError, url_path
+from vipd.observe import api_client as client
+from vipd.observe.api_client import BadAnswerError, Client, RefusedError, UnreachableError, url_path
 
 
 @contextmanager

@@ -10,11 +10,11 @@ import pytest
 
 from tests.docs.markdown import ROOT, Block, blocks, prose
 from tests.reconciling import World
-from vipd.api.views import service_view, status_view
 from vipd.cli.offline import explain_files
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Service
+from vipd.observe.views import service_view, status_view
 
 PAGE = ROOT / "docs" / "api.md"
 

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from tests.etcd.following import PREFIX, key, value
-from vipd.control.catalog import NOTHING, merge
+from vipd.control.catalog import merge
+from vipd.declaration.unit import NOTHING
 from vipd.model.service import Backend, Registered
 from vipd.sources.etcd import keys as etcd_keys
 from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value

@@ -313,7 +313,7 @@ ELSEWHERE = {
 daemon, rather than is asked by it; and what it does once, before it runs."""
 
 NO_SEAM = {
-    "vipd.api.client": "part of vipctl",
+    "vipd.observe.api_client": "part of vipctl",
     "vipd.host.gc_control": "guards a counter against threads",
     "vipd.daemon.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",

@@ -17,8 +17,8 @@ import pytest
 from tests.docs.markdown import ROOT, blocks
 from tests.etcd.following import following
 from tests.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
-from vipd.control.operations import Outcome
 from vipd.declaration.native import parse_declaration
+from vipd.declaration.operations import Outcome
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.model.backend_status import Admin
 from vipd.model.override import Override, Subject

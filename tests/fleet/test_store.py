@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from vipd.control.fleet_member import Fleet
-from vipd.control.operations import RefusedError
+from vipd.declaration.operations import RefusedError
 from vipd.host.settings.settings import load_settings
 from vipd.model.backend_status import Admin
 from vipd.model.override import Override, Subject

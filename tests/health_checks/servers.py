@@ -13,8 +13,8 @@ from typing import TypeVar, cast
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import Ask, CoroutineProber, Prober
 from vipd.health.result import Result
-from vipd.health.targets import Target
 from vipd.model.check import Probe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 RESET = struct.pack("ii", 1, 0)

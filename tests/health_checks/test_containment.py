@@ -20,10 +20,10 @@ from vipd.health.probes.base import Asking, Attempt, Done, Prober
 from vipd.health.probes.exec import ExecProber
 from vipd.health.result import Result
 from vipd.health.state import Record, State, observe
-from vipd.health.targets import Target
 from vipd.health.verdict_log import VerdictLog
 from vipd.host.accounts import CheckUsers
 from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 __all__ = ["backend"]

@@ -26,8 +26,8 @@ from vipd.health.result import Result
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import Slots
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 from vipd.model.check import ExecProbe, HttpProbe, Start, TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 LATEST = 1.5 + 0.02

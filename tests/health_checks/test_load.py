@@ -11,8 +11,8 @@ from collections import Counter
 from tests.health_checks.servers import PATIENCE, RESET, run
 from vipd.health.checker import Health
 from vipd.health.state import State
-from vipd.health.targets import Target
 from vipd.model.check import TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 Found = tuple[State, str]

@@ -22,8 +22,8 @@ from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, loa
 from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
 from vipd.health.result import SaidWeight
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 from vipd.model.check import HttpProbe, TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 TARGET = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())

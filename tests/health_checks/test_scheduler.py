@@ -14,8 +14,8 @@ from vipd.health.probes.base import Attempt, Done
 from vipd.health.result import Result
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import Slots
-from vipd.health.targets import Target
 from vipd.model.check import ExecProbe, TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 GOOD = Result.answered(0.001)

@@ -10,8 +10,8 @@ from vipd.control.backend_status_tracker import Fitness
 from vipd.declaration.native import parse_declaration
 from vipd.health.checker import Health
 from vipd.health.state import Record, State
-from vipd.health.targets import Target, targets_of, without_port
 from vipd.model.check import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
+from vipd.model.check_target import Target, targets_of, without_port
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 TCP = Check(TcpProbe())

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 from vipd.health.verdict_log import CALM_SECONDS, LINES, PERIOD_SECONDS, VerdictLog
 from vipd.model.check import TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 DEAD = Record(0.0, State.UNHEALTHY, last="connection refused, 3 of 3")

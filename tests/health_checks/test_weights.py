@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.fake_dataplane import FakeDataplane
 from tests.samples import service
-from vipd.api.endpoint_views import forwarding_view, standings_by_place
 from vipd.control.backend_status_tracker import Fitness, Verdict
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.health.result import SaidWeight, parse_weight
-from vipd.health.targets import Target
 from vipd.health.weights import STEPS, Claim, effective_weight, ramp, weights
 from vipd.model.check import Check, TcpProbe
+from vipd.model.check_target import Target
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
+from vipd.observe.endpoint_views import forwarding_view, standings_by_place
 
 TCP = Protocol.TCP
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from vipd.health.checker import Health
-from vipd.health.targets import Target
 from vipd.model.check import HttpProbe, TcpProbe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 TIMING = Timing(interval=0.3, timeout=0.3, rise=2, fall=2)

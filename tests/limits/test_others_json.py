@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.api.client import BadAnswerError, Client
 from vipd.declaration.bounded_json import BeyondLimitsError, read_json
 from vipd.model.limits import ETCD_NOTE_BYTES, JSON_DEPTH, JSON_DIGITS
+from vipd.observe.api_client import BadAnswerError, Client
 from vipd.sources.etcd.fleet_keys import read_orders
 from vipd.sources.etcd.heartbeat import read_report
 from vipd.sources.etcd.replies import read_object

@@ -10,9 +10,9 @@ import pytest
 
 from tests.samples import service
 from vipd.control.admission import AddressPolicy, Admission
-from vipd.control.catalog import NOTHING, Unit
 from vipd.control.registrations import Registrar
 from vipd.declaration.problems import Declaration, Problem, listed
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model import limits
 from vipd.model.service import Backend, Protocol, Registered, Service, ServicePort
 from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value

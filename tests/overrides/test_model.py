@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.overrides.world import REFUSALS, Json, World
 from tests.samples import service
-from vipd.control.operations import RefusedError
+from vipd.declaration.operations import RefusedError
 from vipd.model.override import Subject
 from vipd.model.service import Backend, Service
 from vipd.sources.store import StoreError

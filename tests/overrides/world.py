@@ -20,9 +20,9 @@ from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Peer, Permission
 from vipd.control.backend_status_tracker import Checking, Fitness
 from vipd.control.fleet_member import Fleet
-from vipd.control.operations import RefusedError
 from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
+from vipd.declaration.operations import RefusedError
 from vipd.host import durable
 from vipd.model.backend_status import Standings
 from vipd.model.service import Service

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vipd.api.endpoint_views import forwarding_view
 from vipd.control.selection import Host, SelectionPolicy, choose
 from vipd.dataplane.base import Dataplane
 from vipd.dataplane.iptables.names import Names
@@ -16,6 +15,7 @@ from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Endpoint, Family, Forwarding, Service
+from vipd.observe.endpoint_views import forwarding_view
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import InUse

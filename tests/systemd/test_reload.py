@@ -11,9 +11,9 @@ from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, looping
 from tests.samples import block, broken, declared, service
 from tests.systemd.manager import unit
-from vipd.control.catalog import Unit
 from vipd.control.reload import Reloaded, reload
 from vipd.control.service_status import RefusedUnit, what_serves
+from vipd.declaration.unit import Unit
 from vipd.model.service import Service
 
 

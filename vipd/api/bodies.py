@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from vipd.control.operations import RefusedError
+from vipd.declaration.operations import RefusedError
 from vipd.host.gc_control import loading
 
 Json = dict[str, object]

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from vipd.control import operations
 from vipd.control.admission import AddressPolicy, admit_service, questions
-from vipd.control.operations import Outcome, Services, invalid
-from vipd.control.registrations import declared
+from vipd.declaration import operations
+from vipd.declaration.operations import Outcome, Services, declared, invalid
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS
 from vipd.host.gc_control import loading

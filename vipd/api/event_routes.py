@@ -13,7 +13,7 @@ from aiohttp import web
 
 from vipd.api.messages import answer, flag_of
 from vipd.api.turns import Turns
-from vipd.control.operations import RefusedError, Services, find
+from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.service import Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.occurrence import Occurrence, encode

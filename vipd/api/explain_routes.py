@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import Json, encoded_answer
+from vipd.api.messages import encoded_answer
 from vipd.api.turns import Turns
-from vipd.control.operations import Kind, RefusedError
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import Kind, RefusedError
 from vipd.model.service import Family, Forwarding
 from vipd.observe.explain.explanation import Compiled, explain
 from vipd.observe.explain.explanation_text import Options

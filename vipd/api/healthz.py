@@ -10,11 +10,11 @@ from datetime import datetime
 
 from aiohttp import web
 
-from vipd.api.messages import Json
-from vipd.api.views import time_text
 from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
+from vipd.declaration.bounded_json import Json
 from vipd.observe.listeners import Listeners, Place
+from vipd.observe.views import time_text
 
 PATHS = ("/healthz", "/livez")
 

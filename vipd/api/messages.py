@@ -8,13 +8,12 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from vipd.control.operations import RefusedError
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import NotationError, parse_frontend
 from vipd.host.batches import in_parts
 
 T = TypeVar("T")
-
-Json = dict[str, object]
 
 API_VERSION = "vipd/v1"
 SESSION_HEADER = "Vipd-Session"

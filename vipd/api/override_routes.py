@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from vipd.api.bodies import body_of
-from vipd.api.messages import Json, answer, flag_of
+from vipd.api.messages import answer, flag_of
 from vipd.api.order_books import Book, FleetBook, HostBook
 from vipd.api.peers import Peer, Permission
 from vipd.api.stores import without_etcd
-from vipd.control.operations import RefusedError
 from vipd.control.override_requests import Ordered, cleared, order, subject_of
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import RefusedError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import Override, Overrides, Subject, describe, joined, to_json
 from vipd.model.service import Backend, Service

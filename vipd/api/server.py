@@ -21,20 +21,19 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
-from vipd.api.messages import Json, answer, flag_of, long_answer, session_of
+from vipd.api.messages import answer, flag_of, long_answer, session_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
-from vipd.api.views import service_view, status_view
-from vipd.control import operations
 from vipd.control.admission import AddressPolicy
-from vipd.control.operations import Outcome, RefusedError
 from vipd.control.reconciler import Reconciler
-from vipd.control.registrations import declared
 from vipd.control.reload import reload
 from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import ApplyError, Dataplane
+from vipd.declaration import operations
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import Outcome, RefusedError, declared
 from vipd.host.containment import Containment
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.check import Check
@@ -43,6 +42,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
+from vipd.observe.views import service_view, status_view
 from vipd.sources.base import Source
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource

@@ -10,12 +10,13 @@ from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import Json, answer, flag_of
+from vipd.api.messages import answer, flag_of
 from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
 from vipd.api.turns import Turns
-from vipd.control.operations import RefusedError, find
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import RefusedError, find
 from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
 from vipd.model.service import Forwarding, Service
 from vipd.observe.flow_stats.collector import Numbers

@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vipd.api.messages import Json
 from vipd.dataplane.conntrack.entries import Entry, Traffic
 from vipd.dataplane.counting import Place
+from vipd.declaration.bounded_json import Json
 from vipd.model.service import Forwarding, Frontend, Protocol, socket_text
 from vipd.observe.flow_stats.ledger import Ledger
 from vipd.observe.flow_stats.traffic import Flow, Sum

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from vipd.control.operations import CLI, Outcome, RefusedError
+from vipd.declaration.operations import CLI, Outcome, RefusedError
 from vipd.model.service import Service
 from vipd.sources.store import UNIT, StoreSource
 

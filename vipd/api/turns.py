@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from vipd.api.peers import credentials_of
-from vipd.control.operations import RefusedError
+from vipd.declaration.operations import RefusedError
 
 
 class Turns:

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.changes import service_change_options, tell
 from vipd.cli.completion import BACKEND, OWN_TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.words import backend_names, backend_specs
 from vipd.model.service import socket_text
+from vipd.observe.api_client import Json
 
 
 @click.command("add-backend")

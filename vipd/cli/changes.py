@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.errors import OK, CliError
 from vipd.cli.output import document, output_option, prose, screen, socket_option, store_option
+from vipd.observe.api_client import Json
 
 ACTIONS = ("created", "changed", "removed", "unchanged")
 

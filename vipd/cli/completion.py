@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
 from vipd.model.service import socket_text
 from vipd.model.text import one_line
+from vipd.observe.api_client import Json
 
 PATIENCE = 2.0
 """Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services

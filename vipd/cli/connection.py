@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import click
 
-from vipd.api.client import (
+from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
+from vipd.cli.session import session_address
+from vipd.observe.api_client import (
     DEFAULT_SOCKET,
     DEFAULT_TIMEOUT,
     BadAnswerError,
@@ -19,8 +21,6 @@ from vipd.api.client import (
     UnreachableError,
     url_path,
 )
-from vipd.cli.errors import FAILED, NOT_FOUND, UNREACHABLE, CliError
-from vipd.cli.session import session_address
 
 EXACT = "vipd.exact"
 """Key in a click context's `meta`: what the daemon says is printed as a document, which keeps every text as

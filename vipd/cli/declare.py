@@ -7,7 +7,6 @@ from difflib import ndiff
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.changes import service_change_options, summary, tell_all
 from vipd.cli.completion import FILE
 from vipd.cli.connection import Daemon, connect
@@ -17,6 +16,7 @@ from vipd.cli.output import Screen, document, output_option, screen, socket_opti
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.service import Origin, Service
+from vipd.observe.api_client import Json
 
 DIFFERS = 1
 TROUBLE = 2

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
@@ -24,6 +23,7 @@ from vipd.cli.output import (
     table,
 )
 from vipd.cli.show import STATE_COLOURS, fallback, places
+from vipd.observe.api_client import Json
 
 _LABEL = 13
 _MESSAGE, _IGNORED = "  Message", "  Ignored"

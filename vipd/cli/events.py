@@ -11,13 +11,13 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Screen, beginning, document, duration, output_option, screen, socket_option
 from vipd.cli.words import seconds
 from vipd.model.text import width as width_of
+from vipd.observe.api_client import Json
 
 SHOWN = 50
 SHOWN_BEFORE_FOLLOWING = 10

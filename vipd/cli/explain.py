@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json, RefusedError, url_path
 from vipd.cli.completion import FILE, SETTING, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
@@ -24,6 +23,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
+from vipd.observe.api_client import Json, RefusedError, url_path
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))

@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.changes import change_options
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, CliError
@@ -21,6 +20,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
+from vipd.observe.api_client import Json
 
 COLUMNS = (
     Column("HOST", least=12),

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.completion import BACKEND, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK
 from vipd.cli.output import Column, document, duration, output_option, screen, socket_option, table
 from vipd.cli.stats import size
+from vipd.observe.api_client import Json
 
 STATES = ("ESTABLISHED", "SYN_SENT", "TIME_WAIT", "REPLIED", "UNREPLIED")
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vipd.api.client import Json
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
 from vipd.control.admission import AddressPolicy, admit_service
@@ -27,6 +26,7 @@ from vipd.host.settings.settings import (
     parse_assignments,
 )
 from vipd.model.service import Family, Forwarding, Service
+from vipd.observe.api_client import Json
 from vipd.observe.explain.explanation import explain
 from vipd.observe.explain.query import QueryError, ask
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TextIO
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.connection import EXACT
 from vipd.cli.terminal import control
 from vipd.model.text import json_text, one_line
 from vipd.model.text import width as width_of
+from vipd.observe.api_client import Json
 
 API_VERSION = "vipd/v1"
 

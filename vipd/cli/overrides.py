@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.changes import change_options
 from vipd.cli.completion import PLACE
 from vipd.cli.connection import Daemon, connect
@@ -18,6 +17,7 @@ from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table
 from vipd.cli.waiting import Subject, wait_for_end
 from vipd.cli.words import backend_names, seconds, split_backend
+from vipd.observe.api_client import Json
 
 COLUMNS = (
     Column("BACKEND", least=24),

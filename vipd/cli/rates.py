@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from vipd.api.client import Json
+from vipd.observe.api_client import Json
 
 TRAFFIC = ("packets_in", "bytes_in", "packets_out", "bytes_out")
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import click
 
-from vipd.api.client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.cli.completion import TARGET
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import (
@@ -28,6 +27,7 @@ from vipd.cli.output import (
 from vipd.cli.stats import size
 from vipd.dataplane.base import ApplyError
 from vipd.host.process import run as run_program
+from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.observe.rule_tree.dot import dot
 from vipd.observe.rule_tree.graph import graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, draw

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.changes import merged, service_change_options, tell
 from vipd.cli.completion import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.connection import connect
@@ -22,6 +21,7 @@ from vipd.cli.words import (
     split_backend,
 )
 from vipd.model.service import Balance
+from vipd.observe.api_client import Json
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
 

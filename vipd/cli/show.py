@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
@@ -22,6 +21,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
+from vipd.observe.api_client import Json
 
 STATE_COLOURS = {
     "ok": "green",

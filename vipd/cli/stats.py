@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.completion import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.output import Column, counted, document, output_option, screen, socket_option, table
 from vipd.cli.rates import TRAFFIC, Key, Rates, key_of, rows_of
 from vipd.cli.words import seconds
+from vipd.observe.api_client import Json
 
 ASK_AGAIN_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 120.0

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import click
 
 from vipd import __version__
-from vipd.api.client import Json
 from vipd.cli.changes import summary
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
@@ -24,6 +23,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
+from vipd.observe.api_client import Json
 
 IN_SYNC = "in-sync"
 

@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from vipd.cli.output import socket_option
 from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
 from vipd.cli.words import seconds
 from vipd.model.text import one_line
+from vipd.observe.api_client import Json
 
 REFRESH_SECONDS = 1.0
 SHARE_OF_TIME = 4

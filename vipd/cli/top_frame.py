@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vipd.api.client import Json
 from vipd.cli.output import counted, shortened
 from vipd.cli.rates import Key, Rates, key_of
 from vipd.cli.stats import per_second, size
+from vipd.observe.api_client import Json
 
 PLAIN, BOLD, TITLES, CHOSEN = "", "bold", "titles", "chosen"
 

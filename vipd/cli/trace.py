@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.api.client import Json, RefusedError
 from vipd.cli.completion import TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
@@ -24,6 +23,7 @@ from vipd.cli.words import seconds
 from vipd.declaration.syntax import NotationError, parse_frontend
 from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
+from vipd.observe.api_client import Json, RefusedError
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import chains_of, matched_rules
 from vipd.observe.live_trace.outcome import compare, outcome_of

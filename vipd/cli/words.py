@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from vipd.api.client import Json
 from vipd.cli.errors import USAGE, CliError
 from vipd.declaration.syntax import (
     NotationError,
@@ -18,6 +17,7 @@ from vipd.declaration.syntax import (
     parse_frontend,
 )
 from vipd.model.service import Backend
+from vipd.observe.api_client import Json
 
 T = TypeVar("T")
 

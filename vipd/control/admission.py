@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
-from vipd.control.catalog import Unit
 from vipd.control.endpoint_budget import EndpointBudget
 from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
+from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, asks_host
 from vipd.model.claim_limits import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
-from vipd.health.targets import Target, targets_of, without_port
 from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
 from vipd.model.backend_status import GOOD, Admin, Standing, Standings
+from vipd.model.check_target import Target, targets_of, without_port
 from vipd.model.override import Orders, Override, Overrides, Subject, orders_about
 from vipd.model.service import Backend, Service
 

@@ -13,20 +13,8 @@ from dataclasses import dataclass, replace
 from vipd.control.claim_conflicts import Conflict, Contest, claims_of, conflicts_between, first_choice
 from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
 from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.service import Service
-
-NOTHING = Declaration()
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One file, or the store: what it says now and what was last accepted of it."""
-
-    candidate: Declaration
-    accepted: Declaration = NOTHING
-    rank: int = 0
-    """Of two newcomers that have one the lower one wins: so that hosts of a fleet that see both at once
-    decide as those that saw one after the other. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from vipd.declaration.problems import Declaration, Problem
 from vipd.model.service import Service
 
 if TYPE_CHECKING:
-    from vipd.control.catalog import Unit
+    from vipd.declaration.unit import Unit
 
 
 def first_choice(unit: Unit) -> Declaration:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vipd.control.admission import refused
-from vipd.control.catalog import NOTHING, Catalog, Merged, Unit, merge
+from vipd.control.catalog import Catalog, Merged, merge
+from vipd.declaration.unit import NOTHING, Unit
 
 Units = Mapping[str, Unit]
 

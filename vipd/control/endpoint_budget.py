@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.problems import Declaration, Problem
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model import limits
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from vipd.control.operations import RefusedError, Services, find
+from vipd.declaration.operations import RefusedError, Services, find
 from vipd.declaration.syntax import NotationError, parse_address, parse_backend
 from vipd.model.backend_status import Admin
 from vipd.model.override import Override, Subject

@@ -27,13 +27,6 @@ class _Joined(NamedTuple):
     made: Service
 
 
-def declared(service: Service) -> Service:
-    """The service without the backends that registered themselves."""
-    if not any(backend.registered for backend in service.backends):
-        return service
-    return replace(service, backends=tuple(b for b in service.backends if not b.registered))
-
-
 class Registrar:
     """Adds registered backends; a service for which nothing has changed stays the same object. Which of them
     take part is for the service, and for what this host's settings let etcd say."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.problems import Problem
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.backend_status import Admin, Standing, Standings
 from vipd.model.service import BackendState, Forwarding, Frontend, Refusal, Service
 

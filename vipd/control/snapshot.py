@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import replace
 
 from vipd.control.admission import AddressPolicy, Admission
-from vipd.control.catalog import Merged, Unit
+from vipd.control.catalog import Merged
 from vipd.control.contained_catalog import ContainedCatalog
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem
+from vipd.declaration.unit import Unit
 from vipd.host.containment import Containment
 from vipd.host.gc_control import loading
 from vipd.model.check import Check

@@ -21,7 +21,6 @@ from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving
-from vipd.api.views import time_text
 from vipd.control.admission import admit_unit
 from vipd.control.backend_status_tracker import Fitness
 from vipd.control.background_tasks import (
@@ -58,7 +57,6 @@ from vipd.dataplane.registry import (
 )
 from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.health.checker import Health
-from vipd.health.targets import Target
 from vipd.host.changes import HostRecord
 from vipd.host.gc_control import leave_out
 from vipd.host.preflight import StartError, require_privileges, state_faults, state_lock
@@ -67,6 +65,7 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
+from vipd.model.check_target import Target
 from vipd.model.override import Subject
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
@@ -74,6 +73,7 @@ from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.observers import Observed, Observers
+from vipd.observe.views import time_text
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore

@@ -7,6 +7,9 @@ from typing import Any
 
 from vipd.model.limits import JSON_DEPTH, JSON_DIGITS
 
+Json = dict[str, object]
+"""A JSON object."""
+
 _STRUCTURE = b'"[]{}'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")

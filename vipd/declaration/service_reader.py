@@ -46,9 +46,9 @@ from vipd.declaration.service_rules import (
 )
 from vipd.declaration.service_size import few_at_each_address, fits, networks_of
 from vipd.declaration.syntax import MAX_PORT, parse_address, shown
-from vipd.health.targets import without_port
 from vipd.model import limits
 from vipd.model.check import UNCHECKED
+from vipd.model.check_target import without_port
 from vipd.model.service import (
     Backend,
     ExternalAddress,

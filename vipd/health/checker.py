@@ -25,10 +25,10 @@ from vipd.health.result import Result, SaidWeight
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import Slots
 from vipd.health.state import Record, State, begin_anew, observe
-from vipd.health.targets import Target
 from vipd.health.verdict_log import VerdictLog
 from vipd.host.accounts import CheckUsers
 from vipd.host.descriptors import make_room
+from vipd.model.check_target import Target
 from vipd.model.durations import CHECK_BOUNDS, Durations
 
 SAVE_SECONDS = 5.0

@@ -12,8 +12,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 from vipd.model.check import Probe, Timing
+from vipd.model.check_target import Target
 from vipd.model.service import Protocol
 
 TRUSTED_SECONDS = 600.0

@@ -19,7 +19,7 @@ from vipd.health.faults import log_once
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result
 from vipd.health.slots import Slots
-from vipd.health.targets import Target
+from vipd.model.check_target import Target
 
 TOGETHER_SECONDS = 0.005
 MOST_STARTS_AT_ONCE = 64

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from vipd.health.state import Record, State
-from vipd.health.targets import Target
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.check_target import Target
 from vipd.model.service import socket_text
 
 log = logging.getLogger(__name__)

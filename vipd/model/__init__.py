@@ -1,1 +1,4 @@
-"""model"""
+"""Values that all parts of vipd share: services, backends, checks, forwardings, overrides. Pure.
+
+Imports nothing else of vipd; everything may import it.
+"""

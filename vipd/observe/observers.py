@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from socket import gethostname
 
 from vipd import __version__
-from vipd.api.views import time_text
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.host.settings.settings import Settings
@@ -21,6 +20,7 @@ from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.metrics.tally import Tally
 from vipd.observe.page.board import Board, Facts
 from vipd.observe.page.server import StatusPage
+from vipd.observe.views import time_text
 from vipd.sources.base import Source
 
 

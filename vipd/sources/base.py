@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from vipd.control.catalog import Unit
 from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
 
 
 class Source(Protocol):

@@ -19,7 +19,6 @@ from urllib.parse import quote, unquote
 
 import watchfiles
 
-from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.incremental import parse_again
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.pieces import Utf8, find, first_no_utf8, joined
@@ -31,6 +30,7 @@ from vipd.declaration.problems import (
     printable,
     unreadable,
 )
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.host.durable import make_directory, names_in, open_own, read_large, remove_own, why, write_durably
 from vipd.host.followed_links import read_followed
 from vipd.host.gc_control import loading

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vipd.control.catalog import Unit
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
+from vipd.declaration.unit import Unit
 from vipd.host.durable import make_directory, read_own, why, write_aside, write_durably
 from vipd.model import limits
 from vipd.model.service import Service

@@ -54,7 +54,7 @@ def main() -> int:
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_text(text, encoding="utf-8")
     except (OSError, ValueError, LookupError) as error:
-        print(f"vipd.cli.manual: {error}", file=sys.stderr)  # noqa: T201 (a program for packagers)
+        print(f"vipd.cli.manual: {error}", file=sys.stderr)
         return 1
     return 0
 

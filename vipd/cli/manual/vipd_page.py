@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from vipd.__main__ import EXIT_CONFIGURATION, _parser
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, entry
 from vipd.host.preflight import EXIT_FAILED, EXIT_NOT_PERMITTED
+from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
 
 EXIT_CODES = {
     0: "Stopped as it was told to; `--once` and `--check`: all is well.",
@@ -43,7 +43,7 @@ def vipd_page() -> Page:
 
 
 def _actions() -> list[argparse.Action]:
-    return [action for action in _parser()._actions if action.help != argparse.SUPPRESS]
+    return [action for action in argument_parser()._actions if action.help != argparse.SUPPRESS]
 
 
 def _value(action: argparse.Action) -> str:

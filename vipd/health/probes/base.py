@@ -13,7 +13,7 @@ from vipd.declaration.problems import PLEASE_REPORT
 from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.result import Result
-from vipd.health.targets import Target
+from vipd.model.check_target import Target
 
 Done = Callable[[Result], None]
 """Called once with what was found, unless the attempt was cancelled; maybe before `start` returns."""

@@ -23,9 +23,9 @@ from typing import Any, cast
 from vipd.health.probes import program_runner as keeper
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result, one_line
-from vipd.health.targets import Target
 from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.model.check import ExecProbe
+from vipd.model.check_target import Target
 
 PROGRAMS_AT_ONCE = 32
 PATIENCE_SECONDS = 2 * keeper.KILLED_SECONDS

@@ -23,9 +23,9 @@ from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import Result, SaidWeight, one_line, parse_weight
-from vipd.health.targets import Target
 from vipd.host.file_calls import file_calls
 from vipd.model.check import WEIGHT_HEADER, HttpProbe
+from vipd.model.check_target import Target
 from vipd.model.service import socket_text
 
 MOST_BODY = 64 * 1024

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import Attempt, Deadline, Done, failure, unexpected
 from vipd.health.result import Result
-from vipd.health.targets import Target
+from vipd.model.check_target import Target
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: close sends a reset."""

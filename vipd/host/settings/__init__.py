@@ -1,1 +1,1 @@
-"""settings"""
+"""The daemon's settings: what they are, where they come from, and their problems."""

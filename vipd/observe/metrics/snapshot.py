@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as Shape
 
-from vipd.api.endpoint_views import standings_by_place
 from vipd.control.progress import healthy
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
@@ -21,6 +20,7 @@ from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.model.backend_status import GOOD, Admin, Standing
 from vipd.model.service import Endpoint, Forwarding, Protocol, Service
+from vipd.observe.endpoint_views import standings_by_place
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.flow_stats.volume import NOTHING, added
 from vipd.observe.metrics.flows import Reading

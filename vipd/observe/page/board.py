@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
-from vipd.api.messages import Json
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.model.service import Forwarding, Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.recorder import Recorder

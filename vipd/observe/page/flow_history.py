@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from vipd.api.messages import Json
 from vipd.dataplane.counting import Place
+from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
 from vipd.observe.flow_stats.ledger import Ledger
 from vipd.observe.flow_stats.volume import NOTHING

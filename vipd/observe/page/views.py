@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
-from vipd.api.messages import Json
-from vipd.api.views import time_text
 from vipd.control.progress import healthy
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import state_of
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
 from vipd.model.backend_status import GOOD, Admin, Standing, Standings
 from vipd.model.service import Forwarding, Service
+from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.observe.metrics.snapshot import Connected
+from vipd.observe.views import time_text
 from vipd.sources.base import Source
 
 MOST_PROBLEMS = 20

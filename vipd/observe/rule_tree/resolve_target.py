@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vipd.api.client import Client, ClientError, RefusedError, url_path
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.removal import find_leftovers
 from vipd.dataplane.iptables.names import hashed
@@ -16,6 +15,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.syntax import NotationError, parse_frontend
 from vipd.host.process import Runner
 from vipd.model.service import Family
+from vipd.observe.api_client import Client, ClientError, RefusedError, url_path
 from vipd.observe.doctor.looking.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
-from vipd.control.operations import spec_of
-from vipd.control.registrations import declared
 from vipd.declaration.bounded_json import read_json
+from vipd.declaration.operations import declared, spec_of
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.backend_status import Admin

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from vipd.control.catalog import NOTHING, Unit
 from vipd.declaration.problems import Declaration, internal_problem, more_problems
+from vipd.declaration.unit import NOTHING, Unit
 from vipd.model import limits
 from vipd.model.service import Backend, Registered
 from vipd.sources.etcd.snapshot_file import Kept, Record, State, accepted_record, change_record

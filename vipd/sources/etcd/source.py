@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from vipd.control.catalog import Unit
 from vipd.declaration.problems import Declaration, printable
+from vipd.declaration.unit import Unit
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Loop, Work
 from vipd.model.service import Registered

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from vipd.control.operations import Outcome, RefusedError
+from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
 from vipd.model.override import Key, Override, Subject, joined
 from vipd.model.service import Service

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vipd import __version__
-from vipd.api.client import Client, ClientError, url_path
 from vipd.host.preflight import RUNTIME_DIR, held_files, namespace_locks
+from vipd.observe.api_client import Client, ClientError, url_path
 from vipd.observe.doctor.facts import Daemon
 
 PATIENCE = 10.0

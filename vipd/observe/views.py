@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 
-from vipd.api.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
-from vipd.api.messages import Json
-from vipd.control.catalog import Unit
-from vipd.control.operations import spec_of
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import in_panic, refused_units, serving_by_owner, state_of
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, listed
+from vipd.declaration.unit import Unit
 from vipd.model.backend_status import Standings
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Forwarding, Service
+from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20

@@ -51,6 +51,13 @@ class Outcome:
         return any(action != "unchanged" for action in self.results.values())
 
 
+def declared(service: Service) -> Service:
+    """The service without the backends that registered themselves."""
+    if not any(backend.registered for backend in service.backends):
+        return service
+    return replace(service, backends=tuple(b for b in service.backends if not b.registered))
+
+
 def spec_of(service: Service) -> dict[str, object]:
     """A service as one item of a declaration, its name included."""
     return {"name": service.name, **service_to_spec(service)}

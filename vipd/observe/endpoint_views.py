@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from vipd.api.messages import Json
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.model.backend_status import GOOD, Standing, Standings
 from vipd.model.service import Backend, Endpoint, Forwarding, Frontend, Policy, Refusal, Service, port_names
 

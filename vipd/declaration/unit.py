@@ -1,0 +1,20 @@
+"""What is accepted or refused as a whole: a file, the store, or a key of etcd. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vipd.declaration.problems import Declaration
+
+NOTHING = Declaration()
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One file, or the store: what it says now and what was last accepted of it."""
+
+    candidate: Declaration
+    accepted: Declaration = NOTHING
+    rank: int = 0
+    """Of two newcomers that have one the lower one wins: so that hosts of a fleet that see both at once
+    decide as those that saw one after the other. 0: none."""
