@@ -10,7 +10,8 @@ from vipd.control.admission import AddressPolicy
 from vipd.control.selection import SelectionPolicy
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.model.check import Check
-from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey, Masquerade
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Family, Masquerade
 
 Rules = dict[ForwardingKey, Forwarding]
 

@@ -16,16 +16,8 @@ from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket, Subnet
 from vipd.host.local_sockets import LocalSockets
-from vipd.model.service import (
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Origin,
-    Protocol,
-    Service,
-    ServicePort,
-)
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Masquerade, Origin, Protocol, Service, ServicePort
 
 SUBNET = Subnet(4, 10 << 16 | 1, 24, "10.0.1.0/24 on eth0")
 LIVE = "02:00:00:00:00:01 on eth0"

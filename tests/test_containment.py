@@ -25,7 +25,8 @@ from vipd.declaration.conflicts import Claim
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
-from vipd.model.service import Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Service
 from vipd.sources.etcd.keys import read_value
 from vipd.sources.etcd.values import Layout
 from vipd.sources.files import FileSource

@@ -18,7 +18,8 @@ from vipd.dataplane.iptables.names import Names
 from vipd.host.process import Finished
 from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey, Masquerade, Protocol
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Family, Masquerade, Protocol
 
 SAVED = """*nat
 :PREROUTING ACCEPT [0:0]

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vipd.host.requirements import HostNeeds
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Protocol,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol
 
 VIP = "10.96.0.1"
 

@@ -10,7 +10,8 @@ from vipd.control.host import FORWARDING, LIBERAL, HostNet, restore_sysctls
 from vipd.control.host_checks import HostChecks
 from vipd.host.changes import FILE_NAME, HostRecord
 from vipd.host.settings.settings import Settings, load_settings
-from vipd.model.service import Family, Forwarding, ForwardingKey, Masquerade, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Masquerade, Protocol
 
 SETTINGS: Settings = load_settings(flags={"vip_device": ""})
 IPV4, IPV6 = FORWARDING[Family.IPV4], FORWARDING[Family.IPV6]

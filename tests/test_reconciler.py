@@ -15,7 +15,8 @@ from vipd.control import reconciler as room
 from vipd.control.selection import choose
 from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
 from vipd.host.batches import AT_ONCE
-from vipd.model.service import Family, Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Service
 
 
 def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.samples import service
 from vipd.control import registrations
 from vipd.control.admission import AddressPolicy, admit_registered, admit_service
-from vipd.control.registrations import Registrar, declared
+from vipd.control.registrations import Registrar
+from vipd.declaration.operations import declared
 from vipd.declaration.problems import Problem
 from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe
 from vipd.model.service import Backend, Origin, Registered, Service

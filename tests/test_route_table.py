@@ -9,15 +9,8 @@ import pytest
 from vipd.host import rtnetlink
 from vipd.host.requirements import HostNeeds
 from vipd.host.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Protocol,
-    family_of,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Masquerade, Protocol, family_of
 
 
 class Message(dict[str, Any]):

@@ -6,12 +6,11 @@ from hypothesis import given
 
 from tests.declaration.strategies import PATIENT, services
 from vipd.control.selection import SelectionPolicy, choose
+from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
     Backend,
-    Endpoint,
     Family,
-    Forwarding,
     Masquerade,
     Protocol,
     Refusal,

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.model.backend_status import Admin, Standing, Standings
+from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,
-    Endpoint,
     Family,
-    Forwarding,
     Masquerade,
     Protocol,
     Service,

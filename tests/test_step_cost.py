@@ -35,7 +35,8 @@ from vipd.declaration.unit import NOTHING, Unit
 from vipd.health.checker import Health
 from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Backend, Family, Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Backend, Family, Service
 from vipd.observe.bench.declared import declaration as many_services
 from vipd.observe.health_ports import HealthPorts
 

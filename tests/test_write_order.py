@@ -12,17 +12,8 @@ from tests.reconciling import World, lived
 from tests.samples import declared, service
 from vipd.control.write_order import LARGE, MOST_AT_ONCE, WriteOrder
 from vipd.dataplane.base import ApplyError
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Protocol,
-    Service,
-    ServicePort,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, Service, ServicePort
 
 SMALL = service("small", "10.96.0.10")
 

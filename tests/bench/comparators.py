@@ -17,7 +17,8 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Service
 from vipd.observe.bench.subjects import Subject, count_iptables, count_nft
 from vipd.observe.bench.usage import Meter
 from vipd.observe.bench.worker import main

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Protocol,
-    family_of,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Masquerade, Protocol, family_of
 
 
 def forwarding(

@@ -21,7 +21,8 @@ from vipd.dataplane.conntrack.netlink import Conntrack
 from vipd.dataplane.conntrack.stale import TargetOf, default_target
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 Spec = dict[str, object]
 """One service as the declaration has it."""

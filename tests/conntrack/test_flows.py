@@ -14,7 +14,8 @@ from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.stale import Reason, Target, default_target
-from vipd.model.service import Forwarding, Frontend, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Frontend, Protocol
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("empty_table")]
 

@@ -18,7 +18,8 @@ from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.keeper import REMEMBERED_SECONDS, ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted, default_target, wanted_from
-from vipd.model.service import Family, Forwarding, ForwardingKey, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Protocol
 
 CLIENT, DNS, OTHER = ("10.10.0.2", 40000), ("10.96.0.10", 53), ("10.96.0.11", 53)
 B1, B2, B3 = ("10.244.0.1", 53), ("10.244.0.2", 53), ("10.244.0.3", 53)

@@ -14,7 +14,8 @@ from vipd.dataplane.conntrack import keeper as keeping
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.keeper import RESET_SECONDS
 from vipd.dataplane.conntrack.stale import Destination
-from vipd.model.service import Family, Forwarding, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol
 
 B1 = ("10.244.0.1", 8080)
 WEB = Destination(Family.IPV4, Protocol.TCP, "10.96.0.20", 80)

@@ -21,7 +21,8 @@ from vipd.dataplane.conntrack.stale import (
     judge,
     wanted_from,
 )
-from vipd.model.service import Family, Forwarding, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol
 
 CLIENT = ("10.10.0.2", 40000)
 CLIENT6 = ("fd00:10::2", 40000)

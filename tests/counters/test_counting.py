@@ -30,7 +30,8 @@ from vipd.dataplane.iptables.counters.tally import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
-from vipd.model.service import Family, Forwarding, ForwardingKey, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import book
 from vipd.observe.flow_stats.collector import Counting
 from vipd.observe.flow_stats.ledger import KEPT_SECONDS, Ledger

@@ -20,7 +20,8 @@ from vipd.dataplane.conntrack.entries import Entry, MalformedEntryError, Traffic
 from vipd.dataplane.conntrack.listener import EndedFlows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
-from vipd.model.service import Family, Forwarding, ForwardingKey, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import owners
 from vipd.observe.flow_stats.ledger import KEPT_SECONDS, Ledger
 from vipd.observe.flow_stats.traffic import FlowTable, Table

@@ -11,16 +11,8 @@ from vipd.dataplane.iptables.driver import IptablesDataplane, IptablesPlan
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.model.service import (
-    Affinity,
-    Backend,
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Protocol,
-    Service,
-    ServicePort,
-)
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Affinity, Backend, Family, Protocol, Service, ServicePort
 
 HTTP = ServicePort(80, Protocol.TCP, "http", 8080)
 DNS = ServicePort(53, Protocol.UDP, "dns")

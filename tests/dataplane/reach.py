@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.model.service import Family, Forwarding, Frontend, Refusal, Service, family_of
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Frontend, Refusal, Service, family_of
 from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_ruleset, trace
 
 SOURCES = {

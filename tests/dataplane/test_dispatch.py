@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.model.service import Family, ForwardingKey, Protocol
+from vipd.model.forwarding import ForwardingKey
+from vipd.model.service import Family, Protocol
 
 CHAIN = ChainId("nat", "VIPD-SERVICES")
 # Near each other, far from each other, and at the ends of groups.

@@ -21,16 +21,8 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.dataplane.slots import slot_counts
 from vipd.host.settings.settings import Settings
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Policy,
-    Protocol,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Family, Masquerade, Policy, Protocol
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 NETWORKS = tuple(f"10.{n // 256}.{n % 256}.0/24" for n in range(1000))

@@ -14,7 +14,8 @@ from vipd.dataplane.iptables.names import (
     Names,
     hashed,
 )
-from vipd.model.service import Endpoint, Family, ForwardingKey, Protocol
+from vipd.model.forwarding import Endpoint, ForwardingKey
+from vipd.model.service import Family, Protocol
 
 KUBE = Names("KUBE")
 LONGEST = Names("ABCDEFG")

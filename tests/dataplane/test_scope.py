@@ -15,7 +15,8 @@ from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.restore_text import LEGACY_BATCHES, NFT_BATCHES
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Endpoint, Family, ForwardingKey, Protocol, Service, ServicePort
+from vipd.model.forwarding import Endpoint, ForwardingKey
+from vipd.model.service import Family, Protocol, Service, ServicePort
 
 NAMES = Names("VIPD")
 TWO = ("10.244.0.1", "10.244.0.2")

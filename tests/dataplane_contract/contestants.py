@@ -21,7 +21,8 @@ from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.host.changes import HostRecord
 from vipd.host.process import Finished
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Service
 
 REFUSAL = "is refused by the test"
 HOLDING = "cannot be written now"

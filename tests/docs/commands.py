@@ -12,9 +12,9 @@ import click
 
 from tests.docs.markdown import Block
 from tests.docs.transcript import steps_of
-from vipd.__main__ import _parser as vipd_parser
 from vipd.cli.errors import CliError
 from vipd.cli.main import cli
+from vipd.host.settings.command_line import argument_parser as vipd_parser
 
 PROGRAMS = ("vipctl", "vipd")
 _PREFIXES = ("sudo", "exec", "do", "until", "while", "if", "!")

@@ -24,7 +24,8 @@ from vipd.cli.offline import Compilation
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Balance, Family, Forwarding, Policy, Service, family_of
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Balance, Family, Policy, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Arrival, Host, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace

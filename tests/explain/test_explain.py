@@ -7,17 +7,8 @@ import pytest
 
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
-from vipd.model.service import (
-    Endpoint,
-    ExternalAddress,
-    Family,
-    Forwarding,
-    ForwardingKey,
-    Masquerade,
-    Policy,
-    Protocol,
-    Refusal,
-)
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Family, Masquerade, Policy, Protocol, Refusal
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import QueryError, ask, parse_source
 from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace

@@ -12,16 +12,8 @@ from tests.explain.test_explain import told as told_by_rules
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
-from vipd.model.service import (
-    Balance,
-    Endpoint,
-    ExternalAddress,
-    Family,
-    Forwarding,
-    Masquerade,
-    Policy,
-    Refusal,
-)
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Balance, ExternalAddress, Family, Masquerade, Policy, Refusal
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Host, parse_tables, trace

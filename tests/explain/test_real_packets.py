@@ -29,7 +29,8 @@ from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.switching import DATAPLANES, DataplaneName
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Affinity, Balance, Family, Forwarding, Frontend, Masquerade, Service, family_of
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Affinity, Balance, Family, Frontend, Masquerade, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Verdict

@@ -318,7 +318,7 @@ NO_SEAM = {
     "vipd.daemon.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
-    "vipd.health.probes.program_runner": "a program of its own, whose failures are those of the check's program",
+    "vipd.health.probes.program_runner": "its failures are those of the check's program",
     "vipd.health.checker": "its clock is the loop's",
     "vipd.observe.flow_stats.ledger": "its `open` is of a flow",
     "vipd.observe.flow_stats.volume": "its `open` is of a flow",

@@ -16,7 +16,6 @@ from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
 from tests.manual.conftest import NEW_YEAR, ROOT
 from vipd import __version__
-from vipd.__main__ import EXIT_CONFIGURATION, _parser
 from vipd.cli import errors
 from vipd.cli.main import HIDDEN, VERBS, cli
 from vipd.cli.manual.__main__ import day_of, files, main, pages
@@ -27,6 +26,7 @@ from vipd.cli.manual.vipd_page import EXIT_CODES as VIPD_CODES
 from vipd.declaration.key_docs import GROUPS
 from vipd.declaration.native import parse_declaration
 from vipd.host import preflight as start
+from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
 from vipd.host.settings.settings import ENVIRONMENT_PREFIX, Settings, load_settings, read_settings_text
 
 PAGES = {page.file: page for page in pages()}
@@ -129,7 +129,7 @@ def test_a_verb_has_its_options_and_arguments(texts: dict[str, str], verb: str) 
 
 @needs("groff", "groff-base")
 def test_every_option_of_the_daemon_is_told(texts: dict[str, str]) -> None:
-    for action in _parser()._actions:
+    for action in argument_parser()._actions:
         assert action.help, action.option_strings
         assert f"\n {', '.join(action.option_strings)}" in texts["vipd.8"]
 

@@ -15,7 +15,8 @@ from vipd.dataplane.nftables.reading import open_netlink
 from vipd.host.changes import HostRecord
 from vipd.host.process import Finished, Runner, run
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Service
 
 
 class Inside:

@@ -15,14 +15,12 @@ from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
 from vipd.dataplane.nftables.table import Step, WantedTable
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Affinity,
     Balance,
-    Endpoint,
     ExternalAddress,
     Family,
-    Forwarding,
-    ForwardingKey,
     Masquerade,
     Policy,
     Protocol,

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.model.service import Family, ForwardingKey, Protocol
+from vipd.model.forwarding import ForwardingKey
+from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.ledger import Ledger
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.flows import Reading

@@ -14,7 +14,8 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Endpoint, Family, Forwarding, Service
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Family, Service
 from vipd.observe.endpoint_views import forwarding_view
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules

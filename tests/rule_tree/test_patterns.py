@@ -15,7 +15,8 @@ from tests.rule_tree.made import forwardings, in_use, read, saved, table
 from tests.simulator.cases import CASES, family_of_case, rules_text
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.model.service import Backend, Balance, Family, Forwarding, Protocol, Service, ServicePort
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Backend, Balance, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.expected import MOST_OFF
 from vipd.observe.rule_tree.iptables_shared import shared_tree
 from vipd.observe.rule_tree.iptables_tree import IptablesRules

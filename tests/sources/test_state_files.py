@@ -27,8 +27,9 @@ from vipd.health.remembered import Remembered
 from vipd.health.state import Record, State
 from vipd.host.durable import MOST_ASIDE
 from vipd.model.backend_status import Admin
+from vipd.model.forwarding import ForwardingKey
 from vipd.model.override import Override, Subject
-from vipd.model.service import Family, ForwardingKey
+from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
 from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder

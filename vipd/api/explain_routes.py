@@ -16,7 +16,8 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Kind, RefusedError
-from vipd.model.service import Family, Forwarding
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family
 from vipd.observe.explain.explanation import Compiled, explain
 from vipd.observe.explain.explanation_text import Options
 from vipd.observe.explain.query import QueryError, ask

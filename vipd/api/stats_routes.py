@@ -18,7 +18,8 @@ from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
 from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
-from vipd.model.service import Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Service
 from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.flow_stats.traffic import Flow, FlowTable, Sums
 from vipd.observe.flow_stats.traffic_counting import Uncounted

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from vipd.dataplane.conntrack.entries import Entry, Traffic
 from vipd.dataplane.counting import Place
 from vipd.declaration.bounded_json import Json
-from vipd.model.service import Forwarding, Frontend, Protocol, socket_text
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Frontend, Protocol, socket_text
 from vipd.observe.flow_stats.ledger import Ledger
 from vipd.observe.flow_stats.traffic import Flow, Sum
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from vipd.cli.argument_types import BACKEND, OWN_TARGET
 from vipd.cli.changes import service_change_options, tell
-from vipd.cli.completion import BACKEND, OWN_TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.words import backend_names, backend_specs

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from vipd.cli.completion import DIRECTORY, FILE
+from vipd.cli.argument_types import DIRECTORY, FILE
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from vipd.cli.completion import DIRECTORY
+from vipd.cli.argument_types import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.control.host import restore_sysctls
 from vipd.dataplane.base import ApplyError

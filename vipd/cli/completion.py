@@ -1,8 +1,4 @@
-"""What a shell may offer for a word: said of each argument, and answered by the hidden verb `complete`.
-
-`python -m vipd.cli.manual` makes the shells' scripts of this; they ask `complete` only for names that the daemon
-knows. Every verb imports this module, so it must stay small.
-"""
+"""Completion in shells: the verb that prints a script, and the hidden verb that scripts ask for names."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from typing import Any
 
 import click
 
+from vipd.cli.argument_types import BACKEND, OWN_PLACE, OWN_TARGET, PLACE, TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
 from vipd.model.service import socket_text
@@ -22,39 +19,8 @@ PATIENCE = 2.0
 """Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services
 take half of one."""
 
-FILES = "files"
-DIRECTORIES = "directories"
-WORDS = "words"
-SETTINGS = "settings"
-"""Words that end in =, a value following."""
-
 Suggestion = tuple[str, str]
 """A word, and what to say of it in a list."""
-
-
-class Word(click.types.StringParamType):
-    """Text that is taken as it is. A shell offers what `source` names for it: one of the words above, which
-    the scripts know themselves, or one of `ASKED`. `words` are those of `WORDS`; others are taken too.
-    """
-
-    def __init__(self, source: str, words: Sequence[str] = ()) -> None:
-        self.source = source
-        self.words = tuple(words)
-
-
-FILE = Word(FILES)
-DIRECTORY = Word(DIRECTORIES)
-SETTING = Word(SETTINGS)
-TARGET = Word("targets")
-"""Any service, by name or frontend."""
-OWN_TARGET = Word("own-targets")
-"""A service that vipctl may change."""
-PLACE = Word("places")
-"""A backend of any service, after the service and a slash."""
-OWN_PLACE = Word("own-places")
-"""Such a service, or a backend of any service after a slash."""
-BACKEND = Word("backends")
-"""A backend of the service that the first argument names."""
 
 
 @click.command(hidden=True, add_help_option=False)
@@ -65,7 +31,7 @@ def complete(source: str, words: tuple[str, ...]) -> int:
 
     Silent when there is nothing to offer, also because no daemon answers.
     """
-    suggest = ASKED.get(source)
+    suggest = _SUGGESTIONS.get(source)
     if suggest is None or not words:
         return OK
     try:
@@ -163,12 +129,12 @@ def _backends_of(view: Json, word: str, before: str = "") -> Iterator[Suggestion
             yield name, f"weight {fields.get('weight', 1)}"
 
 
-ASKED: dict[str, Callable[..., Iterator[Suggestion]]] = {
+_SUGGESTIONS: dict[str, Callable[..., Iterator[Suggestion]]] = {
     TARGET.source: _targets,
     OWN_TARGET.source: _own_targets,
     PLACE.source: _places,
     OWN_PLACE.source: _own_places,
     BACKEND.source: _backends,
 }
-"""What the daemon is asked for. Each takes the daemon and the words: the target, if one matters, and the
-beginning of the word itself."""
+"""What the daemon is asked for: each of `ASKED`. Each takes the daemon and the words: the target, if one
+matters, and the beginning of the word itself."""

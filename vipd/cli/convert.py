@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from vipd.cli.completion import FILE
+from vipd.cli.argument_types import FILE
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option

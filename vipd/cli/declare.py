@@ -7,8 +7,8 @@ from difflib import ndiff
 
 import click
 
+from vipd.cli.argument_types import FILE
 from vipd.cli.changes import service_change_options, summary, tell_all
-from vipd.cli.completion import FILE
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
 from vipd.cli.settings_options import settings_options

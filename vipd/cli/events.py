@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Screen, beginning, document, duration, output_option, screen, socket_option

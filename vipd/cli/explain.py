@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.cli.completion import FILE, SETTING, TARGET, WORDS, Word
+from vipd.cli.argument_types import FILE, SETTING, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.output import (

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.cli.completion import BACKEND, TARGET, WORDS, Word
+from vipd.cli.argument_types import BACKEND, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK
 from vipd.cli.output import Column, document, duration, output_option, screen, socket_option, table

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import click
 
-from vipd.cli.completion import FILE
+from vipd.cli.argument_types import FILE
 from vipd.cli.connection import choose_socket, choose_store
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, USAGE, CliError
 from vipd.cli.output import STORES

@@ -25,7 +25,8 @@ from vipd.host.settings.settings import (
     load_settings,
     parse_assignments,
 )
-from vipd.model.service import Family, Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Service
 from vipd.observe.api_client import Json
 from vipd.observe.explain.explanation import explain
 from vipd.observe.explain.query import QueryError, ask

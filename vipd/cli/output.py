@@ -195,7 +195,7 @@ def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., i
 
 def socket_option(command: Callable[..., int]) -> Callable[..., int]:
     """Let `--socket` stand after the verb, too."""
-    from vipd.cli.completion import FILE
+    from vipd.cli.argument_types import FILE
     from vipd.cli.connection import choose_socket
 
     def remember(ctx: click.Context, _: click.Parameter, path: str | None) -> None:

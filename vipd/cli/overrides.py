@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from vipd.cli.argument_types import PLACE
 from vipd.cli.changes import change_options
-from vipd.cli.completion import PLACE
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table

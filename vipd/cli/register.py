@@ -11,7 +11,7 @@ from random import Random
 
 import click
 
-from vipd.cli.completion import FILE, TARGET
+from vipd.cli.argument_types import FILE, TARGET
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.words import seconds
 from vipd.declaration.syntax import NotationError, parse_backend

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from vipd.cli.completion import FILE
+from vipd.cli.argument_types import FILE
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings

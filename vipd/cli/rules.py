@@ -10,7 +10,7 @@ from functools import partial
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import (
     Cell,

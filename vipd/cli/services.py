@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from vipd.cli.argument_types import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.changes import merged, service_change_options, tell
-from vipd.cli.completion import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.output import counted

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vipd.cli.completion import FILE, SETTING
+from vipd.cli.argument_types import FILE, SETTING
 
 Command = Callable[..., Any]
 

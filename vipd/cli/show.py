@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
 from vipd.cli.output import (

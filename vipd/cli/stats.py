@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.cli.completion import TARGET
+from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.output import Column, counted, document, output_option, screen, socket_option, table

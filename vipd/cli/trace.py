@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import click
 
-from vipd.cli.completion import TARGET, WORDS, Word
+from vipd.cli.argument_types import TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table

@@ -1,7 +1,7 @@
 """What goes on beside the reconciler: looking for changes and cleaning after them.
 
-Each is one round of a loop, or a loop of its own; `vipd.host.supervisor` runs it again, and deals with what it
-raises."""
+Each is one round of a loop, or a loop of its own; `vipd.host.supervisor` runs it again, and deals with what
+it raises."""
 
 from __future__ import annotations
 

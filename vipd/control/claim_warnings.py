@@ -9,7 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from vipd.host.facts import HostFacts, LocalSocket, Subnet
-from vipd.model.service import Family, Forwarding, Protocol, Service, family_of, socket_text
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 MOST_LINES = 10
 NAMED = 3

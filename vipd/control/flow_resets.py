@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from vipd.dataplane.conntrack.stale import Destination
-from vipd.model.service import Forwarding, ForwardingKey, Frontend, Masquerade
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Frontend, Masquerade
 
 
 class FlowResets:

@@ -23,7 +23,8 @@ from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import Settings, balances_of
 from vipd.host.vip_routes import VipRoutes
 from vipd.model.check import Check
-from vipd.model.service import Family, Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Service
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from vipd.dataplane.nftables.surroundings import dropping_chains
 from vipd.host.process import Runner, run
 from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

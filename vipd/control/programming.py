@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError, Dataplane
-from vipd.model.service import Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
 
 log = logging.getLogger(__name__)
 

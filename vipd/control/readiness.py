@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vipd.model.service import Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Service
 
 
 def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:

@@ -45,8 +45,9 @@ from vipd.host.containment import Containment
 from vipd.host.gc_control import loading
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.backend_status import Standings
+from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.limits import size_of
-from vipd.model.service import Forwarding, ForwardingKey, Service
+from vipd.model.service import Service
 from vipd.sources.base import Source
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from vipd.control.admission import AddressPolicy
 from vipd.control.selection import SelectionPolicy
 from vipd.model.backend_status import Standings
 from vipd.model.check import Check
-from vipd.model.service import Forwarding, ForwardingKey, Service
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Service
 
 
 class Surroundings(Protocol):

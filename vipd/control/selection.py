@@ -14,14 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from vipd.model.backend_status import GOOD, Admin, Standings
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Backend,
     BackendState,
-    Endpoint,
     ExternalAddress,
     Family,
-    Forwarding,
-    ForwardingKey,
     Masquerade,
     Policy,
     Service,

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.backend_status import Admin, Standing, Standings
-from vipd.model.service import BackendState, Forwarding, Frontend, Refusal, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import BackendState, Frontend, Refusal, Service
 
 
 class ServiceState(NamedTuple):

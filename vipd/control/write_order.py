@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from vipd.model.service import Forwarding, ForwardingKey, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Protocol
 
 LARGE = 1000
 """Work of a forwarding (`Forwarding.work`) above which it is large: iptables-nft-restore is quadratic in the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from vipd.model.service import Endpoint, Forwarding, ForwardingKey
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 
 
 class ApplyError(RuntimeError):

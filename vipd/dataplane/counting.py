@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from vipd.model.service import Family, ForwardingKey
+from vipd.model.forwarding import ForwardingKey
+from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
 
 

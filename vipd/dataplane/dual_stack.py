@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 P = TypeVar("P", bound=DataplanePlan)
 

@@ -25,7 +25,8 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.host.batches import in_parts
 from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
-from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

@@ -50,8 +50,8 @@ def parse_declaration(
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
     text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
-    What is beyond `vipd.model.limits` is never read. Problems repeat nothing of a file that does not say by its
-    `apiVersion` that it is meant for vipd.
+    What is beyond `vipd.model.limits` is never read. Problems repeat nothing of a file that does not say by
+    its `apiVersion` that it is meant for vipd.
     """
     report = Report(path, accepted)
     services: list[Service] = []

@@ -1,7 +1,7 @@
 """The short forms of addresses, ports, backends, frontends and durations, in files and on the command line.
 
-Imports the standard library and `vipd.model.service` only, so that a command line starts fast. Pure. Every function
-takes text, returns a canonical value and raises `NotationError` with the fault and the way out.
+Imports the standard library and `vipd.model.service` only, so that a command line starts fast. Pure. Every
+function takes text, returns a canonical value and raises `NotationError` with the fault and the way out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.backend_status import GOOD, Standing, Standings
-from vipd.model.service import Backend, Endpoint, Forwarding, Frontend, Policy, Refusal, Service, port_names
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Backend, Frontend, Policy, Refusal, Service, port_names
 
 Place = tuple[str, int]
 """A backend's address and port."""

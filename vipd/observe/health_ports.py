@@ -14,7 +14,8 @@ from aiohttp import web
 
 from vipd.control.progress import healthy
 from vipd.control.reconciler import Reconciler
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 from vipd.observe.listeners import Listeners, Place, supported
 
 EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)

@@ -15,8 +15,9 @@ from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, listed
 from vipd.declaration.unit import Unit
 from vipd.model.backend_status import Standings
+from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
-from vipd.model.service import Forwarding, Service
+from vipd.model.service import Service
 from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.sources.base import Source
 

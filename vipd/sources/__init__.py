@@ -1,1 +1,1 @@
-"""Where declarations come from. Each source offers units (see `vipd.control.catalog`) and tells when they change."""
+"""Where declarations come from. Each offers units (`vipd.declaration.unit`) and says when they change."""

@@ -15,7 +15,8 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import Settings, load_settings
-from vipd.model.service import Family, Forwarding
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family
 
 VIPS = "10.96.0.0/15"
 BACKENDS = tuple(f"10.244.0.{n}" for n in range(11, 16))

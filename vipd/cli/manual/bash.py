@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from vipd.cli.completion import ASKED, DIRECTORIES, FILES, SETTINGS, WORDS
+from vipd.cli.argument_types import ASKED, DIRECTORIES, FILES, SETTINGS, WORDS
 from vipd.cli.manual.verbs import Offer, Option, Verb
 
 _HEAD = r"""# Completion of vipctl for bash. Made by python -m vipd.cli.manual of the program itself.

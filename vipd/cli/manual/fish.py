@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vipd.cli.completion import DIRECTORIES, FILES, SETTINGS, WORDS
+from vipd.cli.argument_types import DIRECTORIES, FILES, SETTINGS, WORDS
 from vipd.cli.manual.verbs import Offer, Option, Verb
 
 _HEAD = r"""# Completion of vipctl for fish. Made by python -m vipd.cli.manual of the program itself.

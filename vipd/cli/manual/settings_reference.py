@@ -1,4 +1,4 @@
-"""The daemon's settings as the manual tells them: what `vipd.host.settings.settings` says of its own fields."""
+"""The daemon's settings in the manual: what `vipd.host.settings.settings` says of its own fields."""
 
 from __future__ import annotations
 

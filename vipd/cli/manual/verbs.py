@@ -8,13 +8,13 @@ from inspect import cleandoc
 
 import click
 
-from vipd.cli.completion import WORDS, Word
+from vipd.cli.argument_types import WORDS, Word
 from vipd.cli.main import FAMILIES, cli
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a shell offers for a word: `source` as in `vipd.cli.completion`, "" for nothing."""
+    """What a shell offers for a word: `source` as in `vipd.cli.argument_types`, "" for nothing."""
 
     source: str = ""
     words: tuple[str, ...] = ()

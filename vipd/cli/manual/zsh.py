@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vipd.cli.completion import DIRECTORIES, FILES, SETTINGS, WORDS
+from vipd.cli.argument_types import DIRECTORIES, FILES, SETTINGS, WORDS
 from vipd.cli.manual.verbs import Offer, Option, Verb
 
 _HEAD = r"""#compdef vipctl

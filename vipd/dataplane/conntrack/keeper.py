@@ -21,7 +21,8 @@ from vipd.dataplane.conntrack.stale import (
     destinations,
     kind_of,
 )
-from vipd.model.service import Forwarding, ForwardingKey, Protocol
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""

@@ -10,7 +10,7 @@ from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_TIME_WAIT, Entry, So
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
 from vipd.dataplane.conntrack.stale import wanted_from
-from vipd.model.service import Forwarding
+from vipd.model.forwarding import Forwarding
 
 ENDED = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
 """TCP states of connections that both sides have closed: nothing depends on the backend any more."""

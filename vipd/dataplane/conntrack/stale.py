@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import Query
-from vipd.model.service import Family, Forwarding, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol
 
 
 class Reason(StrEnum):

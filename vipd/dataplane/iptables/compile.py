@@ -21,7 +21,8 @@ from vipd.dataplane.iptables.spelling import (
     to_address,
     to_port,
 )
-from vipd.model.service import ExternalAddress, Family, Forwarding, Policy, Protocol, Refusal
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import ExternalAddress, Family, Policy, Protocol, Refusal
 
 _RESET = "-j REJECT --reject-with tcp-reset"
 _UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
-from vipd.model.service import Family, ForwardingKey
+from vipd.model.forwarding import ForwardingKey
+from vipd.model.service import Family
 
 LEVEL_BITS = 4
 LEAF_ADDRESSES = 16

@@ -19,7 +19,8 @@ from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Endpoint, Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 IptablesPlan: TypeAlias = FamilyPlans[Plan]
 

@@ -12,7 +12,8 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.spelling import comment, joined, source, to_address
 from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
-from vipd.model.service import Balance, Endpoint, Family, Forwarding, Masquerade, Policy
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Balance, Family, Masquerade, Policy
 
 LOCAL_SOURCE = "-m addrtype --src-type LOCAL"
 

@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from vipd.model.service import Endpoint, ForwardingKey
+from vipd.model.forwarding import Endpoint, ForwardingKey
 
 NAME_LIMIT = 28
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
-from vipd.model.service import Forwarding
+from vipd.model.forwarding import Forwarding
 
 TABLES = ("filter", "nat")
 

@@ -13,7 +13,7 @@ from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.fixed import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.model.service import Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
 
 KUBE_PROXY_TERSE_ABOVE = 1000
 """Above this number of endpoints kube-proxy leaves out comments (contract 1.5)."""

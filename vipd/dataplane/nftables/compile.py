@@ -26,16 +26,8 @@ from vipd.dataplane.nftables.layout import (
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.slots import interleaved, slot_counts, slots
-from vipd.model.service import (
-    Balance,
-    Endpoint,
-    ExternalAddress,
-    Forwarding,
-    Masquerade,
-    Policy,
-    Refusal,
-    socket_text,
-)
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Balance, ExternalAddress, Masquerade, Policy, Refusal, socket_text
 
 Network = IPv4Network | IPv6Network
 

@@ -19,7 +19,8 @@ from vipd.dataplane.programs import Programs
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Balance, Endpoint, Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Balance, Family
 
 NftablesPlan: TypeAlias = FamilyPlans[Plan]
 

@@ -35,7 +35,8 @@ from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

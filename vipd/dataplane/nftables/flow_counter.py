@@ -10,7 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from vipd.dataplane.counting import Place
-from vipd.model.service import Family, Forwarding, ForwardingKey, family_of
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, family_of
 
 Element = tuple[str, ...]
 """Address, protocol and port as clients name them; address and port of the endpoint."""

@@ -10,7 +10,7 @@ from vipd.dataplane.nftables.layout import HANDLERS, Holder, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import TABLE_COMMENT
 from vipd.dataplane.nftables.table import WantedTable
-from vipd.model.service import Forwarding
+from vipd.model.forwarding import Forwarding
 
 
 def render(forwardings: Iterable[Forwarding], options: TableOptions) -> str:

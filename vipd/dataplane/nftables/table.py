@@ -27,7 +27,8 @@ from vipd.dataplane.nftables.layout import (
     number_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 Elements = Mapping[Slot, str]
 

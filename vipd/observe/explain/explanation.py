@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.model.service import Family, Forwarding, socket_text
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, socket_text
 from vipd.observe.explain.explanation_text import (
     Options,
     OutcomeText,

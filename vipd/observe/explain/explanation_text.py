@@ -14,7 +14,8 @@ from vipd.dataplane.nftables.layout import UNUSED
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
 from vipd.declaration.syntax import duration_text
-from vipd.model.service import Balance, Forwarding, Frontend, Protocol, socket_text
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Balance, Frontend, Protocol, socket_text
 from vipd.observe.explain.query import Query
 from vipd.observe.explain.rule_words import in_table
 from vipd.observe.simulator import Outcome, Packet, Step, Verdict

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from vipd.declaration.syntax import NotationError, parse_address, parse_backend, parse_frontend
-from vipd.model.service import Family, Forwarding, Frontend, family_of, socket_text
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.simulator import Arrival, Packet
 
 LOCAL = "local"

@@ -15,7 +15,7 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import FlowCounter, Place
 from vipd.host.durable import keep_aside, why
-from vipd.model.service import Forwarding
+from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats import book
 from vipd.observe.flow_stats.ledger import Ledger
 from vipd.observe.flow_stats.traffic import FlowTable

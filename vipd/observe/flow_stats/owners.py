@@ -11,7 +11,8 @@ from vipd.dataplane.conntrack.ended import Way
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import Destination, destinations
 from vipd.dataplane.counting import Place
-from vipd.model.service import Family, Forwarding, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol
 
 MOST_FORMER = 10_000
 """Destinations that are gone and still known, besides about as many as there are."""

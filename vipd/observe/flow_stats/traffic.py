@@ -20,7 +20,7 @@ from vipd.dataplane.conntrack.listener import EndedFlows
 from vipd.dataplane.conntrack.live import ENDED
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.dataplane.counting import Place
-from vipd.model.service import Forwarding
+from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats.owners import Owners
 from vipd.observe.flow_stats.volume import NOTHING, added
 

@@ -19,7 +19,8 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.model.backend_status import GOOD, Admin, Standing
-from vipd.model.service import Endpoint, Forwarding, Protocol, Service
+from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.service import Protocol, Service
 from vipd.observe.endpoint_views import standings_by_place
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.flow_stats.volume import NOTHING, added

@@ -18,7 +18,8 @@ from time import monotonic, perf_counter
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
-from vipd.model.service import Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Service
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.metrics.flows import ReadFlows

@@ -16,7 +16,8 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
 from vipd.model.backend_status import GOOD, Admin, Standing, Standings
-from vipd.model.service import Forwarding, Service
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Service
 from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
 from vipd.observe.metrics.snapshot import Connected
 from vipd.observe.views import time_text
@@ -38,7 +39,8 @@ def service_view(
 ) -> Json:
     """One service. `quarantine`: why the kernel does not take a part of it; None when it does.
 
-    `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state says that.
+    `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
+    says that.
     """
     state, message = state_of(service, forwardings, standings, quarantine)
     places = [_forwarding_view(service, f, standings, dataplane) for f in forwardings]

@@ -13,7 +13,8 @@ from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_cou
 from vipd.dataplane.iptables.counters.tally import ChainName, Tally
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
-from vipd.model.service import Family, Forwarding, ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 

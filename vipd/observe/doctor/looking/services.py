@@ -13,7 +13,8 @@ from vipd.control.selection import choose
 from vipd.declaration.syntax import NotationError, parse_frontend
 from vipd.host.changes import HostRecord
 from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Forwarding, Protocol
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.facts import ServedPort
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource

@@ -1,0 +1,45 @@
+"""Types of arguments: what a shell may offer for a word.
+
+`python -m vipd.cli.manual` makes the shells' scripts of this. Every verb imports this module, so it must stay
+small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+FILES = "files"
+DIRECTORIES = "directories"
+WORDS = "words"
+SETTINGS = "settings"
+"""Words that end in =, a value following."""
+
+
+class Word(click.types.StringParamType):
+    """Text that is taken as it is. A shell offers what `source` names for it: one of the words above, which
+    the scripts know themselves, or one of `ASKED`. `words` are those of `WORDS`; others are taken too.
+    """
+
+    def __init__(self, source: str, words: Sequence[str] = ()) -> None:
+        self.source = source
+        self.words = tuple(words)
+
+
+FILE = Word(FILES)
+DIRECTORY = Word(DIRECTORIES)
+SETTING = Word(SETTINGS)
+TARGET = Word("targets")
+"""Any service, by name or frontend."""
+OWN_TARGET = Word("own-targets")
+"""A service that vipctl may change."""
+PLACE = Word("places")
+"""A backend of any service, after the service and a slash."""
+OWN_PLACE = Word("own-places")
+"""Such a service, or a backend of any service after a slash."""
+BACKEND = Word("backends")
+"""A backend of the service that the first argument names."""
+
+ASKED = tuple(kind.source for kind in (TARGET, OWN_TARGET, PLACE, OWN_PLACE, BACKEND))
+"""Sources for which a shell asks `vipctl complete`, which asks the daemon."""

@@ -1,0 +1,128 @@
+"""What a dataplane is asked to forward, as frozen values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
+
+from vipd.model.service import (
+    Balance,
+    ExternalAddress,
+    Family,
+    Masquerade,
+    Policy,
+    Protocol,
+    Refusal,
+    socket_text,
+)
+
+
+class ForwardingKey(NamedTuple):
+    """What one forwarding is known by: a service's port and protocol in one address family."""
+
+    service: str
+    port_name: str
+    """Empty for the only unnamed port of its protocol."""
+    protocol: Protocol
+    family: Family
+
+    @property
+    def service_port(self) -> str:
+        """`namespace/name` plus `:port` when the port is named (contract 1.1)."""
+        return f"{self.service}:{self.port_name}" if self.port_name else self.service
+
+
+class Endpoint(NamedTuple):
+    """A backend as one forwarding reaches it."""
+
+    address: str
+    port: int
+    weight: int = 1
+
+    def __str__(self) -> str:
+        return socket_text(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """What a dataplane is asked to do for one service port in one family: the seam of the program.
+
+    A dataplane knows nothing of sources, health or the reason for a weight; all that is decided before.
+    Endpoints take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5).
+    `endpoints` are those for traffic under the cluster policy, `local_endpoints` those under the local one;
+    each is empty when no traffic can use it. `resting` are known backends that take no new flow now.
+    """
+
+    key: ForwardingKey
+    addresses: tuple[str, ...]
+    port: int
+    endpoints: tuple[Endpoint, ...]
+    masquerade: Masquerade
+    affinity_timeout: int | None = None
+    refusal: Refusal = Refusal.REJECT
+    resting: tuple[Endpoint, ...] = ()
+    local_endpoints: tuple[Endpoint, ...] = ()
+    down: tuple[Endpoint, ...] = ()
+    """Known backends whose flows should end: declared down."""
+    ends_flows: bool = False
+    answers_ping: bool = True
+    served: bool = True
+    """Some endpoint could serve somewhere, here or on another host: decides between refusing and dropping."""
+    internal_policy: Policy = Policy.CLUSTER
+    external_policy: Policy = Policy.CLUSTER
+    external_addresses: tuple[ExternalAddress, ...] = ()
+    """Each with the networks that may use it (never None here)."""
+    allow_host: bool = False
+    """An address of this host lies in the networks that external addresses are limited to."""
+    node_port: int | None = None
+    health_port: int | None = None
+    ready_local: tuple[str, ...] = ()
+    """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
+    balance: Balance = Balance.RANDOM
+    pinned: tuple[Endpoint, ...] = ()
+    """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
+    there are endpoints for other clients."""
+    ended: bool = False
+    """No frontend any more: packets of TCP flows that began before get a reset, all others pass as if there
+    were no such forwarding."""
+
+    @property
+    def resets_flows(self) -> bool:
+        """Clients of established flows that end get a TCP reset."""
+        return self.ends_flows and self.key.protocol is Protocol.TCP
+
+    @property
+    def externally_accessible(self) -> bool:
+        """Whether anything but the service's own addresses leads here."""
+        return bool(self.node_port or self.external_addresses)
+
+    def endpoints_under(self, policy: Policy) -> tuple[Endpoint, ...]:
+        """The endpoints for traffic under a policy."""
+        return self.local_endpoints if policy is Policy.LOCAL else self.endpoints
+
+    def reachable(self) -> tuple[Endpoint, ...]:
+        """Every endpoint that some new flow can get to from this host, in order, each once."""
+        if not self.local_endpoints:
+            return self.endpoints
+        return tuple(sorted({*self.endpoints, *self.local_endpoints}, key=str))
+
+    def known(self) -> int:
+        """How many endpoints are known at all, ready or not."""
+        known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
+        return len({endpoint[:2] for endpoint in known})
+
+    def work(self) -> int:
+        """How much there is to compile: the endpoints known at each address, and what else takes a rule."""
+        frontends = max(1, len(self.addresses) + len(self.external_addresses))
+        networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
+        slots, weights = self.known(), [endpoint.weight for endpoint in self.endpoints]
+        if len({*weights}) > 1:  # up to 1,024 slots, or four for each
+            slots = max(slots, min(sum(weights) // gcd(*weights), max(1024, 4 * len(weights))))
+        return slots * frontends + frontends - 1 + networks
+
+    def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
+        """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""
+        endpoints = self.endpoints_under(policy or self.internal_policy)
+        total = sum(e.weight for e in endpoints)
+        return {e: e.weight / total for e in endpoints}
