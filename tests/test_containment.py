@@ -18,7 +18,7 @@ from vipd.control import admission, catalog, reconciler
 from vipd.control import claim_conflicts as contest
 from vipd.control.claim_conflicts import Contest
 from vipd.control.contained_catalog import ContainedCatalog
-from vipd.control.reconciler_partners import Undisputed
+from vipd.control.reconciler_partners import AllServing
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
 from vipd.declaration.conflicts import Claim
@@ -204,7 +204,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Bomb:
                 raise UnexpectedError("boom")
             return None
 
-    return Following(monkeypatch, Undisputed, "follow")
+    return Following(monkeypatch, AllServing, "follow")
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Bomb:

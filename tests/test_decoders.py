@@ -40,8 +40,8 @@ from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, _split
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
 from vipd.dataplane.iptables.counters.reading import read_kernel
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Scope
-from vipd.dataplane.iptables.watch.gathering import Gathering
+from vipd.dataplane.iptables.watch.debouncer import Debouncer
+from vipd.dataplane.iptables.watch.external_change import Scope
 from vipd.dataplane.iptables.watch.messages import (
     KINDS_WITH_SETS,
     Change,
@@ -102,7 +102,7 @@ def changes() -> list[bytes]:
 def watched(datagram: bytes) -> None:
     """All that a watch of rules does with a datagram."""
     opening(datagram)
-    gathering = Gathering(Scope(NAMES, frozenset(Family)))
+    gathering = Debouncer(Scope(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):
             gathering.end(message, None, lambda pid, port: False, 0.0)  # type: ignore[arg-type]

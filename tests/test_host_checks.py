@@ -206,7 +206,7 @@ def test_own_rules_in_the_other_variant_ask_for_a_step_and_are_left_alone(machin
     machine.has("proc/net/ip_tables_names", "nat\n")
     machine.outputs["iptables-legacy-save"] = SAVED
     checks, found = machine.checks(), list[str]()
-    checks.tell_own(lambda: found.append("own"))
+    checks.log_own_rules(lambda: found.append("own"))
     assert told(machine, checks, pinned("web", None)) == (True, "")
     assert found == ["own"]
     assert not [argv for argv in machine.ran if "restore" in argv]

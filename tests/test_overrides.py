@@ -28,7 +28,7 @@ from vipd.model.override import (
     in_parts,
     joined,
     lapsed,
-    orders_about,
+    overrides_of,
     to_document,
     to_json,
 )
@@ -96,18 +96,18 @@ def test_orders_that_would_read_back_as_others_are_not_stored(tmp_path: Path) ->
 
 def test_the_severest_order_and_the_nearest_weight_win() -> None:
     everywhere = Override(Subject("", "10.244.0.5"), "uid 0", NOW, Admin.DISABLED, 7)
-    found = orders_about(DNS, FIRST, [DRAIN, everywhere])
+    found = overrides_of(DNS, FIRST, [DRAIN, everywhere])
     assert (found.admin, found.weight) == (Admin.DISABLED, 7)
     weighted = replace(DRAIN, weight=2)
-    assert orders_about(DNS, FIRST, [weighted, everywhere]).weight == 2
-    assert orders_about(WEB, FIRST, [weighted]).admin is Admin.ACTIVE
-    assert orders_about(DNS, Backend("10.244.0.6"), [weighted, everywhere]).sources == ()
+    assert overrides_of(DNS, FIRST, [weighted, everywhere]).weight == 2
+    assert overrides_of(WEB, FIRST, [weighted]).admin is Admin.ACTIVE
+    assert overrides_of(DNS, Backend("10.244.0.6"), [weighted, everywhere]).sources == ()
 
 
 def test_pins_last_as_long_as_every_drain_lets_them() -> None:
     pins = replace(DRAIN, pins_until=NOW + timedelta(minutes=1))
-    assert orders_about(DNS, FIRST, [pins]).pinned
-    assert not orders_about(DNS, FIRST, [pins, replace(DRAIN, subject=Subject("", "10.244.0.5"))]).pinned
+    assert overrides_of(DNS, FIRST, [pins]).pinned
+    assert not overrides_of(DNS, FIRST, [pins, replace(DRAIN, subject=Subject("", "10.244.0.5"))]).pinned
 
 
 def test_time_ends_orders_and_pins() -> None:

@@ -33,7 +33,7 @@ from vipd.host.durable import (
 )
 from vipd.host.preflight import StartError, state_lock
 from vipd.host.settings.settings import Settings
-from vipd.observe.events.ring import Ring
+from vipd.observe.events.event_log import Ring
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
 
@@ -197,7 +197,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "services.yaml": lambda state: StoreSource(state / "services.yaml").load(),
     "dataplane": lambda state: ChosenDataplane(state).read(),
     "flow-targets.json": lambda state: Checkpoint(state).read(),
-    "events.jsonl": lambda state: Ring(state).mend(),
+    "events.jsonl": lambda state: Ring(state).repair(),
 }
 
 
@@ -246,7 +246,7 @@ def test_files_are_written_and_removed_in_one_place_alone() -> None:
         used = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
         if used & {*WRITES, "O_CREAT"}:
             found.add(".".join(path.relative_to(root).with_suffix("").parts))
-    assert found - NOT_OF_THE_STATE.keys() <= {"vipd.host.preflight", "vipd.observe.events.ring"}, (
+    assert found - NOT_OF_THE_STATE.keys() <= {"vipd.host.preflight", "vipd.observe.events.event_log"}, (
         "both by open_own"
     )
 

@@ -12,7 +12,7 @@ from vipd.cli.output import Cell
 from vipd.cli.show import _row
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.control.service_status import state_of
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.service import Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.observe.page.views import service_view as page_view
 from vipd.observe.views import service_view as api_view
@@ -35,9 +35,9 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
             said = {}
             for service in world.reconciler.services.values():
                 forwardings = world.reconciler.forwardings[service.name]
-                standings = world.reconciler.standings(service)
+                backend_statuses = world.reconciler.backend_statuses(service)
                 quarantine = world.reconciler.progress.quarantined.get(service.name)
-                page = page_view(service, forwardings, standings, world.dataplane, quarantine)
+                page = page_view(service, forwardings, backend_statuses, world.dataplane, quarantine)
                 api = api_view(service, world.reconciler, world.dataplane)
                 status = api["status"]
                 assert isinstance(status, dict)
@@ -58,7 +58,7 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standings", "state", "message"),
+    ("backend_statuses", "state", "message"),
     [
         ({}, "ok", ""),
         (
@@ -70,9 +70,11 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
         ({"10.244.0.5": DRAINED}, "ok", "1 draining"),
     ],
 )
-def test_the_words_of_a_service_in_two_families(standings: Standings, state: str, message: str) -> None:
-    forwardings = choose(DUAL, SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED)), standings)
-    assert state_of(DUAL, forwardings, standings) == (state, message)
+def test_the_words_of_a_service_in_two_families(
+    backend_statuses: BackendStatuses, state: str, message: str
+) -> None:
+    forwardings = choose(DUAL, SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED)), backend_statuses)
+    assert state_of(DUAL, forwardings, backend_statuses) == (state, message)
 
 
 def test_a_key_of_etcd_is_shown_by_its_whole_name() -> None:

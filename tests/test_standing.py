@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.model.backend_status import Admin, Standing, Standings
+from vipd.model.backend_status import Admin, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
@@ -25,15 +25,15 @@ POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 A, B, C = Backend("10.0.0.1"), Backend("10.0.0.2"), Backend("10.0.0.3", backup=True)
 WEB = Service("web", ("10.96.0.10",), (ServicePort(80, Protocol.TCP),), (A, B, C))
 SICK, DRAINED, OUT = (
-    Standing(healthy=False),
-    Standing(admin=Admin.DRAINING),
-    Standing(admin=Admin.DISABLED),
+    BackendStatus(healthy=False),
+    BackendStatus(admin=Admin.DRAINING),
+    BackendStatus(admin=Admin.DISABLED),
 )
 
 
-def chosen(service: Service = WEB, **standings: Standing) -> Forwarding:
+def chosen(service: Service = WEB, **backend_statuses: BackendStatus) -> Forwarding:
     """The one forwarding; standings by the last letter of the backend: `a=SICK`."""
-    named = {f"10.0.0.{'abc'.index(letter) + 1}": standing for letter, standing in standings.items()}
+    named = {f"10.0.0.{'abc'.index(letter) + 1}": standing for letter, standing in backend_statuses.items()}
     (forwarding,) = choose(service, POLICY, named)
     return forwarding
 
@@ -79,7 +79,7 @@ def test_the_fallback_serves_when_all_are_unhealthy() -> None:
 
 
 def test_a_weight_that_was_ordered_or_said_wins() -> None:
-    forwarding = chosen(a=Standing(weight=3), b=Standing(weight=0))
+    forwarding = chosen(a=BackendStatus(weight=3), b=BackendStatus(weight=0))
     assert forwarding.endpoints == (Endpoint("10.0.0.1", 80, 3),)
     assert hosts(forwarding.resting) == "bc"
 
@@ -94,7 +94,7 @@ def test_pins_are_kept_while_draining_and_only_with_affinity() -> None:
 
 
 STANDINGS = st.builds(
-    Standing,
+    BackendStatus,
     healthy=st.booleans(),
     admin=st.sampled_from(Admin),
     weight=st.none() | st.integers(0, 3),
@@ -104,13 +104,13 @@ STANDINGS = st.builds(
 
 @given(st.dictionaries(st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"]), STANDINGS), st.booleans())
 def test_every_backend_is_in_one_place_and_none_serves_against_an_order(
-    standings: Standings, keeps: bool
+    backend_statuses: BackendStatuses, keeps: bool
 ) -> None:
-    (forwarding,) = choose(replace(WEB, keeps_unhealthy=keeps), POLICY, standings)
+    (forwarding,) = choose(replace(WEB, keeps_unhealthy=keeps), POLICY, backend_statuses)
     places = [*forwarding.endpoints, *forwarding.resting, *forwarding.down]
     assert sorted(e.address for e in places) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     for endpoint in forwarding.endpoints:
-        standing = standings.get(endpoint.address, Standing())
+        standing = backend_statuses.get(endpoint.address, BackendStatus())
         assert standing.admin is Admin.ACTIVE
         assert endpoint.weight > 0
         assert standing.healthy or keeps

@@ -17,10 +17,10 @@ from types import FrameType
 import pytest
 
 from tests.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
-from vipd.control.backend_status_tracker import Fitness
+from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Reconciler
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.conntrack.keeper import ConntrackKeeper
+from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables import plan as iptables_plan
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
@@ -28,7 +28,7 @@ from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import plan as nftables_plan
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
-from vipd.declaration.incremental import parse_again
+from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import NOTHING, Unit
@@ -137,7 +137,7 @@ class Told(FakeDataplane):
         return FakePlan({}, {})
 
 
-class Orders:
+class ActiveOverrides:
     """No orders."""
 
     overrides: Mapping[object, object] = {}
@@ -173,10 +173,10 @@ async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     """The calls of a step after one change, and the services that the dataplane was told of."""
     held, plane = case.make(count), Told()
     health = Health()
-    fitness = Fitness((Orders(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
+    fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
     reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), fitness)
     ports = HealthPorts(reconciler, lambda family, addresses: None)
-    reconciler.followers += [ConntrackKeeper(time.monotonic), ports]
+    reconciler.followers += [ConntrackScheduler(time.monotonic), ports]
     reconciler.after_step.append(ports.follow)
     for _ in range(2):  # what was accepted is known from the second one on
         assert await reconciler.step()
@@ -275,7 +275,7 @@ def test_reading_a_file_in_which_one_service_differs_costs_the_same_however_many
         text = many_services(count)
         known = parse_declaration(text, PATH)
         new = text.replace("10.128.0.11,", "10.250.0.1,")
-        counts.append(calls(partial(parse_again, new, PATH, text, known)))
+        counts.append(calls(partial(parse_incrementally, new, PATH, text, known)))
     few, many = counts
     assert many <= 1.1 * few, f"{few} calls with {FEW} services, {many} with {MANY}"
 
@@ -296,7 +296,7 @@ def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
         "nftables": calls(lambda: told(table, found)),
         "iptables": calls(lambda: told(ruleset, found)),
         "host needs": calls(lambda: HostNeeds(found.values())),
-        "flows": calls(lambda: ConntrackKeeper(time.monotonic).update(found)),
+        "flows": calls(lambda: ConntrackScheduler(time.monotonic).update(found)),
     }
     assert {name: number // FEW for name, number in counted.items() if number // FEW > LIMITS[name]} == {}
     # Far below, the limits would tell nothing any more: lower them.

@@ -21,7 +21,7 @@ from tests.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving
-from vipd.control.backend_status_tracker import Fitness
+from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Reconciler
 from vipd.health.checker import Health
 from vipd.sources.files import FileSource
@@ -96,8 +96,8 @@ class Api:
         sources = (self.files, self.store)
         self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC))
         self.overrides.load()
-        fitness = Fitness((self.overrides,), Health(), time.monotonic)
-        self.overrides.changed = fitness.orders_changed
+        fitness = BackendStatusTracker((self.overrides,), Health(), time.monotonic)
+        self.overrides.changed = fitness.overrides_changed
         self.reconciler = Reconciler(
             sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), fitness
         )

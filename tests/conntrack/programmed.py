@@ -15,9 +15,9 @@ from vipd.cli.main import cli
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.conntrack.entries import Entry
-from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
+from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.conntrack.stale import TargetOf, default_target
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import Settings
@@ -41,7 +41,7 @@ class ProgrammedHost:
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         addresses = [lab.host.ipv4, lab.host.ipv6]
         self._policy = SelectionPolicy.of(Settings(), addresses)
-        self.keeper = ConntrackKeeper(time.monotonic, connect=self._connect, target_of=target_of)
+        self.keeper = ConntrackScheduler(time.monotonic, connect=self._connect, target_of=target_of)
         self.keeper.host_changed(addresses)
         for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
             lab.host.sysctl(name, 1)

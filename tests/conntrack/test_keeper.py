@@ -11,12 +11,12 @@ import pytest
 from tests.conntrack.fake_table import FakeTable, Fault
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.kernel import made
-from vipd.dataplane.conntrack import keeper as keeping
+from vipd.dataplane.conntrack import scheduler as keeping
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean, flows_to
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
-from vipd.dataplane.conntrack.keeper import REMEMBERED_SECONDS, ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.conntrack.scheduler import REMEMBERED_SECONDS, ConntrackScheduler
 from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted, default_target, wanted_from
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
@@ -36,7 +36,9 @@ class Bench:
     def __init__(self, *entries: Entry, checkpoint: Checkpoint | None = None) -> None:
         self.now = 1000.0
         self.table = FakeTable(entries)
-        self.keeper = ConntrackKeeper(lambda: self.now, INTERVAL, self.table.connect, checkpoint=checkpoint)
+        self.keeper = ConntrackScheduler(
+            lambda: self.now, INTERVAL, self.table.connect, checkpoint=checkpoint
+        )
 
     def become(self, *changes: Forwarding | ForwardingKey) -> None:
         """Tell what is new or gone, and that the rules are so."""
@@ -173,7 +175,7 @@ def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
         seen.append(keeper.wanted.targets.get(Destination(Family.IPV4, Protocol.UDP, *DNS)))
         return default_target(each)
 
-    keeper = ConntrackKeeper(lambda: 0.0, INTERVAL, FakeTable().connect, look)
+    keeper = ConntrackScheduler(lambda: 0.0, INTERVAL, FakeTable().connect, look)
     for change in (forwarding(*DNS, B1), forwarding(*DNS, B2)):
         keeper.update({change.key: change})
     assert seen == [None, default_target(forwarding(*DNS, B1))]
@@ -188,7 +190,7 @@ def test_a_cancelled_run_is_due_again() -> None:
         released.wait(60)
         return connect()
 
-    keeper = ConntrackKeeper(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
+    keeper = ConntrackScheduler(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
     keeper.update({(f := forwarding(*DNS, B2)).key: f})
     keeper.applied()
 
@@ -320,7 +322,7 @@ def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPat
     async def bounded(wanted: Wanted, connect: Connect) -> Cleaned:
         return await clean(wanted, connect, most_deletions=2)
 
-    monkeypatch.setattr("vipd.dataplane.conntrack.keeper.clean", bounded)
+    monkeypatch.setattr("vipd.dataplane.conntrack.scheduler.clean", bounded)
     gone = forwarding(*DNS, B1)
     bench = Bench(*(flow(DNS, B1, 1000 + n) for n in range(5)))
     bench.become(gone)

@@ -10,9 +10,9 @@ import pytest
 from tests.conntrack.forwardings import forwarding
 from tests.conntrack.test_keeper import Bench
 from vipd.control.flow_resets import FlowResets
-from vipd.dataplane.conntrack import keeper as keeping
+from vipd.dataplane.conntrack import scheduler as keeping
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
-from vipd.dataplane.conntrack.keeper import RESET_SECONDS
+from vipd.dataplane.conntrack.scheduler import RESET_SECONDS
 from vipd.dataplane.conntrack.stale import Destination
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol

@@ -15,7 +15,8 @@ from tests.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.cli.stats import per_second, size
 from vipd.dataplane.counting import Place
-from vipd.dataplane.iptables.counters import tally as tallying
+from vipd.dataplane.iptables.counters import counter_deltas as tallying
+from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -26,7 +27,6 @@ from vipd.dataplane.iptables.counters.messages import (
     attribute,
 )
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
-from vipd.dataplane.iptables.counters.tally import KEPT_ROUNDS, Tally
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
@@ -34,7 +34,7 @@ from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import book
 from vipd.observe.flow_stats.collector import Counting
-from vipd.observe.flow_stats.ledger import KEPT_SECONDS, Ledger
+from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
 
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
 NAMES = Names("VIPD")
@@ -282,7 +282,7 @@ def test_a_node_port_counts_at_any_address() -> None:
 
 
 def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.add({ONE: 5, TWO: 6})
     ledger.age({ONE}, 0.0)
     ledger.age({ONE}, KEPT_SECONDS)
@@ -297,7 +297,7 @@ def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:
 
 
 def test_a_backend_that_comes_back_in_time_goes_on() -> None:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.add({ONE: 5})
     ledger.age(set(), 0.0)
     ledger.age({ONE}, KEPT_SECONDS)
@@ -310,7 +310,7 @@ def test_the_book_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, boot = tmp_path / "counters.json", tmp_path / "boot"
     boot.write_text("one")
     assert book.read(path, boot).ledger.of_service("web") == 0
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.add({ONE: 5, TWO: 6})
     ledger.age({TWO}, 3.0)
     book.write(path, book.value_of(book.Page(ledger, [1, 2]), boot))
@@ -441,7 +441,7 @@ def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_is_forgotten_although_the_clock_was_set_back() -> None:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.add({ONE: 1})
     ledger.age((), 1e9)
     ledger.age((), 1000.0)

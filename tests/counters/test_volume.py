@@ -23,7 +23,7 @@ from vipd.dataplane.counting import Place
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import owners
-from vipd.observe.flow_stats.ledger import KEPT_SECONDS, Ledger
+from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable, Table
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
 from vipd.observe.flow_stats.volume import NOTHING, Volume
@@ -66,24 +66,24 @@ def test_a_volume_never_falls_and_never_exceeds_what_has_passed(
 
 
 def test_a_ledger_keeps_traffic_over_a_restart_and_a_reboot() -> None:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.read({ONE: traffic(5), TWO: traffic(1)})
     ledger.end({ONE: traffic(7)})
     ledger.lose(3)
     assert ledger.traffic_of_backend(ONE) == traffic(7)
     assert ledger.traffic_of_service("web") == traffic(8)
-    again = Ledger.from_json(ledger.to_json())
+    again = FlowTotals.from_json(ledger.to_json())
     assert (again.to_json(), again.lost) == (ledger.to_json(), 3)
     again.read({TWO: traffic(4)})
     assert again.traffic_of_service("web") == traffic(7 + 4)
-    rebooted = Ledger.from_json(ledger.to_json())
+    rebooted = FlowTotals.from_json(ledger.to_json())
     rebooted.forget_open_flows()
     rebooted.read({TWO: traffic(4)})
     assert rebooted.traffic_of_service("web") == traffic(7 + 1 + 4)
 
 
 def test_a_backend_with_open_flows_is_not_forgotten_and_a_forgotten_one_leaves_its_traffic() -> None:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.read({ONE: traffic(5), TWO: traffic(1)})
     ledger.age({ONE}, 0.0)
     ledger.age({ONE}, KEPT_SECONDS + 1)
@@ -159,7 +159,7 @@ class Story:
     """One service of which flows are open, and what is told of ends at each reading of the socket."""
 
     def __init__(self, open_flows: list[Entry], *told: list[Ended] | ConntrackError) -> None:
-        self.kernel, self.heard, self.ledger = FakeTable(open_flows), Played(*told), Ledger()
+        self.kernel, self.heard, self.ledger = FakeTable(open_flows), Played(*told), FlowTotals()
         made_of = forwarding("10.96.0.10", 80, ("10.0.0.1", 8080), name="web")
         services = {"web": (made_of,)}
         self.place = Place(made_of.key, "10.0.0.1", 8080)
@@ -264,7 +264,7 @@ def test_losses_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> N
 
 def test_why_traffic_is_not_counted_is_said() -> None:
     def why(table: Table, *, wanted: bool = True) -> str:
-        uncounted = TrafficCounting(Story([]).table, Ledger(), wanted=wanted).uncounted(table)
+        uncounted = TrafficCounting(Story([]).table, FlowTotals(), wanted=wanted).uncounted(table)
         return uncounted.hint if uncounted else ""
 
     assert why(Table(1, 2, accounting=True)) == ""

@@ -75,10 +75,10 @@ def test_forward_of_a_table_that_vipd_does_not_write_is_told_where_it_surely_dro
     found = found_in_other_table(MANGLE, lines)
     plan, problems = make_plan([found], frozenset(Family))
     assert not plan
-    mend = "iptables-nft -t mangle -I FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
+    repair = "iptables-nft -t mangle -I FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
     told = f"chain FORWARD of -t mangle, iptables-nft drops flows that vipd translated: {found.obstacle}"
     assert problems == ((told,) if drops else ())
-    assert found.obstacle.endswith(f"hint: {mend}")
+    assert found.obstacle.endswith(f"hint: {repair}")
 
 
 def rule(*statements: Any, comment: str = "", chain: str = "forward") -> dict[str, Any]:

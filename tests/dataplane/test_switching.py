@@ -15,7 +15,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.switching import DataplaneName, Doubted, Ready, SwitchableDataplane, at_once
+from vipd.dataplane.switching import DataplaneName, InvalidatedDataplane, Ready, SwitchableDataplane, at_once
 from vipd.host.changes import HostRecord
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
@@ -46,11 +46,11 @@ class Opening:
         self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
         self.remove_failures: list[Exception] = []
 
-    async def open(self, name: DataplaneName) -> Doubted:
+    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
         """That of the name."""
         return self.dataplanes[name]
 
-    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions:
+    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions:
         """Not asked for."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vipd.declaration import incremental as again
-from vipd.declaration.incremental import parse_again
+from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 
@@ -74,7 +74,7 @@ def test_whatever_is_edited_it_reads_like_the_whole(base: str, edits: list[tuple
     earlier, known = base, parse_declaration(base, PATH)
     for at, length, piece in edits:
         text = earlier[:at] + piece + earlier[at + length :]
-        found, expected = parse_again(text, PATH, earlier, known), parse_declaration(text, PATH)
+        found, expected = parse_incrementally(text, PATH, earlier, known), parse_declaration(text, PATH)
         assert found == expected
         assert origins(found) == origins(expected)
         earlier, known = text, found
@@ -91,7 +91,7 @@ def read_in_part(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Declaratio
 
     known = parse_declaration(TEXT, PATH)
     monkeypatch.setattr(again, "parse_declaration", noted)
-    return parse_again(text, PATH, TEXT, known), read
+    return parse_incrementally(text, PATH, TEXT, known), read
 
 
 def test_only_the_service_that_differs_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +124,6 @@ def test_a_claim_of_a_service_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch
 def test_a_backend_at_the_address_of_a_service_elsewhere_is_found(change: tuple[str, str]) -> None:
     text = TEXT.replace(*change)
     assert text != TEXT
-    found = parse_again(text, PATH, TEXT, parse_declaration(TEXT, PATH))
+    found = parse_incrementally(text, PATH, TEXT, parse_declaration(TEXT, PATH))
     assert found == parse_declaration(text, PATH)
     assert len(found.problems) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT
 from vipd.declaration.syntax import (
-    NotationError,
+    InvalidTextError,
     duration_text,
     parse_address,
     parse_backend,
@@ -113,7 +113,7 @@ REFUSED: list[tuple[Callable[[str], object], str, str, str]] = [
 
 @pytest.mark.parametrize(("parse", "text", "what", "hint"), REFUSED)
 def test_refusals_say_what_and_hint(parse: Callable[[str], object], text: str, what: str, hint: str) -> None:
-    with pytest.raises(NotationError) as refusal:
+    with pytest.raises(InvalidTextError) as refusal:
         parse(text)
     assert what in refusal.value.what
     assert hint in refusal.value.hint
@@ -131,7 +131,7 @@ def told(parse: Callable[[str], object], text: str) -> str:
     """What a refusal says, or the value as text; any other error passes through."""
     try:
         return str(parse(text))
-    except NotationError as refusal:
+    except InvalidTextError as refusal:
         return str(refusal)
 
 

@@ -94,7 +94,7 @@ class Patient:
         """What is not in order."""
         return self.doctor.faults(*words, target=target)
 
-    def mend(self, finding: dict[str, Any]) -> None:
+    def repair(self, finding: dict[str, Any]) -> None:
         """Run what a finding says."""
         assert finding["mend"], f"{finding['id']} names no command"
         self.shell(*finding["mend"])

@@ -17,11 +17,11 @@ from vipd.host.process import Finished, ProgramTimeoutError
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family
 from vipd.observe.doctor import diagnosis
+from vipd.observe.doctor.collect import firewall_rules, host, kernel
+from vipd.observe.doctor.collect.host import Question, look
 from vipd.observe.doctor.diagnosis import CHECKS, Diagnosis, diagnose
 from vipd.observe.doctor.facts import Kernel, Network
 from vipd.observe.doctor.finding import Severity
-from vipd.observe.doctor.looking import firewall_rules, host, kernel
-from vipd.observe.doctor.looking.host import Question, look
 
 VIEW: dict[str, Any] = {
     "name": "web",
@@ -325,7 +325,7 @@ def test_without_the_kernels_lists_nothing_is_said_of_daemons(
 
 LOOKS = (
     "read_kernel",
-    "read_again",
+    "reread",
     "_declared",
     "read_rulesets",
     "read_nft",

@@ -20,7 +20,7 @@ from tests.lab.flow import finish
 from tests.lab.topology import Lab
 from vipd.host.preflight import RUNTIME_DIR
 from vipd.host.settings.settings import load_settings
-from vipd.observe.doctor.looking.services import from_daemon, from_files
+from vipd.observe.doctor.collect.services import from_daemon, from_files
 
 pytestmark = pytest.mark.root
 
@@ -149,7 +149,7 @@ def test_what_harms_the_host_is_found_and_mended(patient: Patient, harm: Harm) -
         if harm.people:
             assert found[name]["hint"] or found[name]["mend"] == ["systemctl restart vipd"]
         else:
-            patient.mend(found[name])
+            patient.repair(found[name])
     patient.shell(*harm.people)
     assert patient.faults() == {}
     if harm.traffic:
@@ -172,7 +172,7 @@ def test_a_forward_policy_of_the_other_variant(bound: Patient) -> None:
     found = patient.faults()
     assert found.keys() == {"forward-policy", "mixed-variants"}
     patient.lab.client.send(VIP, 80, timeout=0.3).all_failed("timeout")
-    patient.mend(found["forward-policy"])
+    patient.repair(found["forward-policy"])
     patient.lab.client.send(VIP, 80).all_answered()
     found = patient.faults()
     assert found.keys() == {"mixed-variants"}
@@ -192,7 +192,7 @@ def test_a_backend_that_cannot_reach_its_own_address(patient: Patient) -> None:
     found = patient.faults()
     assert found.keys() == {"bridge-hairpin"}
     backend.send("10.96.0.11", 80, timeout=0.3).all_failed("timeout")
-    patient.mend(found["bridge-hairpin"])
+    patient.repair(found["bridge-hairpin"])
     assert patient.faults() == {}
     backend.send("10.96.0.11", 80).all_answered()
     patient.shell("sysctl -w net.bridge.bridge-nf-call-iptables=0")
@@ -231,7 +231,7 @@ def test_a_virtual_ip_in_the_network_of_clients(patient: Patient) -> None:
         found = patient.faults()
         assert severities(found) == {"vip-in-subnet": "warning"}
         assert not any(patient.lab.client.send(vip, 80, timeout=0.3).answers for vip in vips)
-        patient.mend(found["vip-in-subnet"])
+        patient.repair(found["vip-in-subnet"])
         assert patient.faults() == {}
         patient.lab.client.run("ip", "neighbour", "flush", "dev", "eth0")
         for vip in vips:
@@ -280,7 +280,7 @@ def test_a_device_that_is_down(patient: Patient) -> None:
     found = patient.faults()
     assert found.keys() == {"backend-route"}
     assert found["backend-route"]["mend"] == ["ip link set cluster up"]
-    patient.mend(found["backend-route"])
+    patient.repair(found["backend-route"])
     assert patient.faults() == {}
 
 
@@ -343,7 +343,7 @@ def test_rules_that_the_kernel_does_not_take(patient: Patient) -> None:
         found = patient.faults()
     assert found.keys() == {"quarantined"}
     assert "odd" in found["quarantined"]["title"]
-    patient.mend(found["quarantined"])
+    patient.repair(found["quarantined"])
     assert patient.faults() == {}
     (patient.daemon.services_dir / "odd.yaml").unlink()
     patient.reload()
@@ -358,7 +358,7 @@ def test_a_daemon_that_cannot_write(patient: Patient) -> None:
     assert {"daemon-state", "kernel-features"} == found.keys()
     assert found["daemon-state"]["severity"] == "problem"
     (patient.daemon.services_dir / "empty.yaml").unlink()
-    patient.mend(found["daemon-state"])
+    patient.repair(found["daemon-state"])
     patient.daemon.wait_in_sync()
 
 
@@ -378,14 +378,14 @@ def test_the_socket(patient: Patient, harm: str) -> None:
     patient.shell(harm.format(patient.daemon.socket))
     found = patient.faults()
     assert found.keys() == {"socket-permissions"}
-    patient.mend(found["socket-permissions"])
+    patient.repair(found["socket-permissions"])
 
 
 def test_the_state_directory(patient: Patient) -> None:
     patient.shell(f"chmod 0777 {patient.daemon.state_dir}")
     found = patient.faults()
     assert found.keys() == {"state-dir"}
-    patient.mend(found["state-dir"])
+    patient.repair(found["state-dir"])
 
 
 def test_a_store_that_somebody_broke(patient: Patient) -> None:
@@ -396,7 +396,7 @@ def test_a_store_that_somebody_broke(patient: Patient) -> None:
     # The daemon reads it when it starts; the doctor reads it itself.
     found = patient.faults()
     assert found.keys() == {"store"}
-    patient.mend(found["store"])
+    patient.repair(found["store"])
     assert patient.faults() == {}
     assert patient.doctor.run("remove", added)[0] == 0
 
@@ -454,7 +454,7 @@ def test_without_a_daemon(patient: Patient) -> None:
     patient.shell("ip route del default")
     found = patient.faults(*settings)
     assert found.keys() == {"daemon-running", "vip-route"}
-    patient.mend(found["vip-route"])
+    patient.repair(found["vip-route"])
     assert patient.faults(*settings).keys() == {"daemon-running"}
     patient.host.send(VIP, 80).all_answered()
     assert patient.doctor.run("cleanup", "--state-dir", str(daemon.state_dir))[0] == 0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, judged, well
 from vipd import __version__
-from vipd.dataplane.forward_accept.fates import Fate, NftForward
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family, Protocol
 from vipd.observe import doctor
@@ -43,7 +43,7 @@ ALLOWED = {
     "re",
     "textwrap",
     "typing",
-    "vipd.dataplane.forward_accept.fates",
+    "vipd.dataplane.forward_accept.chain_verdicts",
     "vipd.model.service",
     "vipd.model.text",
     "vipd.dataplane.iptables.words",  # pure as well; a test of its own says so
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "no iptables": (
         well(
             programs=replace(
-                PROGRAMS, iptables=(Program(Family.IPV4, "", fault="no such program", mend="apt"),)
+                PROGRAMS, iptables=(Program(Family.IPV4, "", fault="no such program", repair="apt"),)
             )
         ),
         {"iptables": "problem"},
@@ -375,7 +375,7 @@ def test_what_facts_mean(facts: Facts, found: dict[str, str]) -> None:
 
 def test_a_bridge_port_of_hardware_is_left_alone() -> None:
     findings = diagnose(CASES["a bridge without hairpin"][0]).findings
-    commands = [command for finding in findings for command in finding.judgement.mend]
+    commands = [command for finding in findings for command in finding.judgement.repair]
     assert commands == ["ip link set p1 type bridge_slave hairpin on"]
 
 
@@ -399,24 +399,27 @@ def test_problems_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "fate"),
+    ("rules", "forward_verdict"),
     [
-        ("-A FORWARD -j VIPD-FORWARD\n-A FORWARD -j DROP", Fate.PASSES),
-        ("-A FORWARD -j DROP\n-A FORWARD -j VIPD-FORWARD", Fate.BLOCKED),
-        ('-A FORWARD -m comment --comment "no -j ACCEPT here" -j REJECT --reject-with x', Fate.BLOCKED),
-        ("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", Fate.BLOCKED),
-        ("-A FORWARD -i eth0 -j ACCEPT", Fate.MAYBE),
-        ("-A FORWARD -i eth0 -j ACCEPT\n-A FORWARD -j DROP", Fate.MAYBE),
-        ("-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", Fate.PASSES),
-        ("-A FORWARD -j ACCEPT", Fate.PASSES),
-        ("-A FORWARD -i eth0 -j DROP", Fate.BLOCKED),
-        ("-A FORWARD -i eth0 -j DROP\n-A FORWARD -j VIPD-FORWARD", Fate.PASSES),
+        ("-A FORWARD -j VIPD-FORWARD\n-A FORWARD -j DROP", ForwardVerdict.PASSES),
+        ("-A FORWARD -j DROP\n-A FORWARD -j VIPD-FORWARD", ForwardVerdict.BLOCKED),
+        (
+            '-A FORWARD -m comment --comment "no -j ACCEPT here" -j REJECT --reject-with x',
+            ForwardVerdict.BLOCKED,
+        ),
+        ("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", ForwardVerdict.BLOCKED),
+        ("-A FORWARD -i eth0 -j ACCEPT", ForwardVerdict.MAYBE),
+        ("-A FORWARD -i eth0 -j ACCEPT\n-A FORWARD -j DROP", ForwardVerdict.MAYBE),
+        ("-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", ForwardVerdict.PASSES),
+        ("-A FORWARD -j ACCEPT", ForwardVerdict.PASSES),
+        ("-A FORWARD -i eth0 -j DROP", ForwardVerdict.BLOCKED),
+        ("-A FORWARD -i eth0 -j DROP\n-A FORWARD -j VIPD-FORWARD", ForwardVerdict.PASSES),
     ],
 )
-def test_the_fate_of_a_flow_in_forward(rules: str, fate: Fate) -> None:
+def test_the_fate_of_a_flow_in_forward(rules: str, forward_verdict: ForwardVerdict) -> None:
     own = ":VIPD-FORWARD - [0:0]\n-A VIPD-FORWARD -m connmark --mark 0x2000/0x2000 -j ACCEPT"
     saved = f"*filter\n:FORWARD DROP [0:0]\n{own}\n{rules}\nCOMMIT\n"
-    assert Ruleset.of(Family.IPV4, "nft", saved).forward_fate("VIPD") is fate
+    assert Ruleset.of(Family.IPV4, "nft", saved).forward_chain_verdict("VIPD") is forward_verdict
 
 
 DNAT = {"match": {"op": "in", "left": {"ct": {"key": "status"}}, "right": "dnat"}}
@@ -431,31 +434,34 @@ INTO, OVER = {"jump": {"target": "more"}}, {"goto": {"target": "more"}}
 
 
 @pytest.mark.parametrize(
-    ("policy", "rules", "more", "fate"),
+    ("policy", "rules", "more", "forward_verdict"),
     [
-        ("drop", [], [], Fate.BLOCKED),
-        ("accept", [], [], Fate.PASSES),
-        ("drop", [[DNAT, COUNT, ACCEPT]], [], Fate.PASSES),
-        ("drop", [[OURS, ACCEPT]], [], Fate.PASSES),
-        ("drop", [[KNOWN, ACCEPT], [LOOPBACK, ACCEPT]], [], Fate.BLOCKED),
-        ("drop", [[ETH0, ACCEPT]], [], Fate.MAYBE),
-        ("accept", [[KNOWN, ACCEPT], [DNAT, ACCEPT], [REJECT]], [], Fate.PASSES),
-        ("accept", [[KNOWN, ACCEPT], [REJECT]], [], Fate.BLOCKED),
-        ("accept", [[COUNT, DROP], [DNAT, ACCEPT]], [], Fate.BLOCKED),
-        ("accept", [[ETH0, DROP]], [], Fate.PASSES),
-        ("drop", [[INTO]], [[DNAT, ACCEPT]], Fate.PASSES),
-        ("drop", [[INTO], [DNAT, ACCEPT]], [[ETH0, DROP]], Fate.PASSES),
-        ("drop", [[ETH0, INTO]], [[ACCEPT]], Fate.MAYBE),
-        ("accept", [[OVER], [ACCEPT]], [[DROP]], Fate.BLOCKED),
-        ("drop", [[OVER], [ACCEPT]], [], Fate.BLOCKED),
-        ("drop", [[INTO]], [[INTO]], Fate.BLOCKED),
+        ("drop", [], [], ForwardVerdict.BLOCKED),
+        ("accept", [], [], ForwardVerdict.PASSES),
+        ("drop", [[DNAT, COUNT, ACCEPT]], [], ForwardVerdict.PASSES),
+        ("drop", [[OURS, ACCEPT]], [], ForwardVerdict.PASSES),
+        ("drop", [[KNOWN, ACCEPT], [LOOPBACK, ACCEPT]], [], ForwardVerdict.BLOCKED),
+        ("drop", [[ETH0, ACCEPT]], [], ForwardVerdict.MAYBE),
+        ("accept", [[KNOWN, ACCEPT], [DNAT, ACCEPT], [REJECT]], [], ForwardVerdict.PASSES),
+        ("accept", [[KNOWN, ACCEPT], [REJECT]], [], ForwardVerdict.BLOCKED),
+        ("accept", [[COUNT, DROP], [DNAT, ACCEPT]], [], ForwardVerdict.BLOCKED),
+        ("accept", [[ETH0, DROP]], [], ForwardVerdict.PASSES),
+        ("drop", [[INTO]], [[DNAT, ACCEPT]], ForwardVerdict.PASSES),
+        ("drop", [[INTO], [DNAT, ACCEPT]], [[ETH0, DROP]], ForwardVerdict.PASSES),
+        ("drop", [[ETH0, INTO]], [[ACCEPT]], ForwardVerdict.MAYBE),
+        ("accept", [[OVER], [ACCEPT]], [[DROP]], ForwardVerdict.BLOCKED),
+        ("drop", [[OVER], [ACCEPT]], [], ForwardVerdict.BLOCKED),
+        ("drop", [[INTO]], [[INTO]], ForwardVerdict.BLOCKED),
     ],
 )
 def test_the_fate_of_a_flow_in_an_nft_chain(
-    policy: str, rules: list[list[dict[str, Any]]], more: list[list[dict[str, Any]]], fate: Fate
+    policy: str,
+    rules: list[list[dict[str, Any]]],
+    more: list[list[dict[str, Any]]],
+    forward_verdict: ForwardVerdict,
 ) -> None:
     chains = {"forward": tuple(rules), "more": tuple(more)}
-    assert NftForward("inet", "filter", "forward", policy, chains).fate(0x2000) is fate
+    assert NftForward("inet", "filter", "forward", policy, chains).forward_verdict(0x2000) is forward_verdict
 
 
 def test_a_password_that_goes_unencrypted_is_told_with_and_without_a_daemon() -> None:

@@ -18,12 +18,12 @@ from vipd.host.process import Finished
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family, Protocol
+from vipd.observe.doctor.collect.daemon import held_prefixes
+from vipd.observe.doctor.collect.kernel import read_kernel, reread
+from vipd.observe.doctor.collect.network import listeners
+from vipd.observe.doctor.collect.programs import find_programs
+from vipd.observe.doctor.collect.state import read_state_dir
 from vipd.observe.doctor.diagnosis import diagnose
-from vipd.observe.doctor.looking.daemon import held_prefixes
-from vipd.observe.doctor.looking.kernel import read_again, read_kernel
-from vipd.observe.doctor.looking.network import listeners
-from vipd.observe.doctor.looking.programs import find_programs
-from vipd.observe.doctor.looking.state import read_state_dir
 
 COUNTERS = """entries  clashres found insert_failed drop early_drop
 00000002  00000000 00000000 0000000a 00000001 00000000
@@ -52,12 +52,12 @@ def test_the_kernels_files(tmp_path: Path) -> None:
         },
     )
     before = read_kernel(tmp_path, netlink=False, clock=False)
-    assert judged(well(kernel=read_again(tmp_path, before, 1.0))).keys() == {
+    assert judged(well(kernel=reread(tmp_path, before, 1.0))).keys() == {
         "conntrack-room",
         "affinity-limit",
     }
     put(tmp_path, {"proc/net/stat/nf_conntrack": COUNTERS.replace(" 00000001", " 00000004")})
-    found = read_again(tmp_path, before, 1.0)
+    found = reread(tmp_path, before, 1.0)
     assert {name: new for name, new in found.conntrack_new.items() if new} == {"drop": 3}
     assert found.number("net/ipv4/ip_forward") == 1
     assert found.number("net/ipv4/conf/eth0.5/rp_filter") == 1
@@ -74,7 +74,7 @@ def test_the_kernels_files(tmp_path: Path) -> None:
 def test_a_host_that_tells_nothing(tmp_path: Path) -> None:
     found = read_kernel(tmp_path, netlink=False, clock=False)
     assert (found.settings, found.conntrack, found.affinity_limit) == ({}, {}, None)
-    assert (found.reverse_path_drops, read_again(tmp_path, found, 1.0)) == (
+    assert (found.reverse_path_drops, reread(tmp_path, found, 1.0)) == (
         None,
         replace(found, watched_seconds=1.0),
     )
@@ -128,13 +128,13 @@ def test_processes_by_name_and_their_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fault", "mend"),
+    ("version", "fault", "repair"),
     [
         ("", "there is no such program", "apt install iptables"),
         ("iptables v1.8.2 (nf_tables)", "it duplicates rules", "apt install iptables"),
     ],
 )
-def test_programs_that_cannot_be_used(version: str, fault: str, mend: str) -> None:
+def test_programs_that_cannot_be_used(version: str, fault: str, repair: str) -> None:
     async def run(argv: Sequence[str], stdin: str) -> Finished:
         if argv[0] == "nft" or not version:
             raise FileNotFoundError(argv[0])
@@ -143,7 +143,7 @@ def test_programs_that_cannot_be_used(version: str, fault: str, mend: str) -> No
     found = asyncio.run(find_programs(Settings(), [Family.IPV4], False, run))
     assert found.nft == ""
     assert [program.fault.endswith(fault) for program in found.iptables] == [True, True]
-    assert found.iptables[0].mend == mend
+    assert found.iptables[0].repair == repair
     assert judged(well(programs=found))["iptables"] == "problem"
 
 

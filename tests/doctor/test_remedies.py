@@ -10,7 +10,7 @@ import pytest
 
 from tests.doctor.facts import KERNEL, NETWORK, PROGRAMS, SAVED, STATUS, WEB, well
 from tests.doctor.test_judgement import CASES
-from vipd.dataplane.forward_accept.fates import NftForward
+from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor import checks
@@ -145,7 +145,7 @@ WORSE: dict[str, Facts] = {
         programs=replace(
             PROGRAMS,
             nft="",
-            iptables=(Program(Family.IPV4, "", fault="gone", mend="apt install iptables"),),
+            iptables=(Program(Family.IPV4, "", fault="gone", repair="apt install iptables"),),
             lacks=tuple(Feature(Family.IPV4, name, False) for name in ("affinity", "ping", "new_thing")),
         )
     ),
@@ -155,7 +155,7 @@ EVERY = {**{name: facts for name, (facts, _) in CASES.items()}, **WORSE}
 
 @pytest.mark.parametrize("facts", EVERY.values(), ids=EVERY)
 def test_no_command_harms(facts: Facts) -> None:
-    commands = [command for finding in diagnose(facts).findings for command in finding.judgement.mend]
+    commands = [command for finding in diagnose(facts).findings for command in finding.judgement.repair]
     assert [command for command in commands if HARMFUL.search(command)] == []
 
 
@@ -167,13 +167,13 @@ def test_no_command_takes_another_hosts_address(name: str) -> None:
     assert "give the service another address" in foreign.judgement.hint
     taken = set(OTHERS) if name == "addresses of others" else {"10.96.0.50"}
     for finding in findings:
-        words = {word for c in finding.judgement.mend for word in re.split(r"[\s/]", c)}
+        words = {word for c in finding.judgement.repair for word in re.split(r"[\s/]", c)}
         assert not taken & words, finding
 
 
 def test_who_holds_a_port_is_named_and_left_alone() -> None:
     taken = [f.judgement for f in diagnose(WORSE["a port of somebody"]).findings if f.id == "node-port-taken"]
-    assert [judgement.mend for judgement in taken] == [(), ()]
+    assert [judgement.repair for judgement in taken] == [(), ()]
     assert "sshd (pid 7)" in taken[0].cause
     assert "another node port, or stop ssh.service if nobody needs it" in taken[0].hint
     assert taken[1].hint.endswith("another node port")
@@ -185,7 +185,7 @@ def test_forwarding_of_ipv6_keeps_router_advertisements() -> None:
         for f in diagnose(WORSE["kernel settings"]).findings
         if f.id == "ip-forward" and "ipv6" in f.judgement.title.lower()
     ]
-    assert forward.mend == (
+    assert forward.repair == (
         "sysctl -w net/ipv6/conf/eth1/accept_ra=2",
         "sysctl -w net/ipv6/conf/all/forwarding=1",
     )
@@ -194,7 +194,7 @@ def test_forwarding_of_ipv6_keeps_router_advertisements() -> None:
 def test_every_check_that_can_mend_was_asked() -> None:
     """A remedy that no case brings about would be judged by nobody."""
     findings = [finding for facts in EVERY.values() for finding in diagnose(facts).findings]
-    mended = {finding.id for finding in findings if finding.judgement.mend}
+    mended = {finding.id for finding in findings if finding.judgement.repair}
     spoken = {finding.id for finding in findings if str(finding.severity) in ("problem", "warning")}
     assert {"settings", "daemon-running", "store", "vip-in-subnet", "vip-route", "rules-twice"} <= mended
     assert {"ip-forward", "ipv6-disabled"} <= mended

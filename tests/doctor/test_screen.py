@@ -108,4 +108,4 @@ def test_the_view_holds_what_the_screen_shows() -> None:
         "unchecked": 1,
         "ok": len(view["findings"]) - 4,  # type: ignore[arg-type]  # a list, as JSON
     }
-    assert problem("x", "y", "a", "b").mend == ("a", "b")
+    assert problem("x", "y", "a", "b").repair == ("a", "b")

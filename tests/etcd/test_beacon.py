@@ -18,7 +18,7 @@ from vipd.host.supervisor import Loop, Supervisor
 from vipd.sources.etcd import heartbeat as beacon
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
 from vipd.sources.etcd.messages import KeyRange, KeyValue
 
 KEY = b"/vipd/v1/hosts/n1"
@@ -43,7 +43,7 @@ class Host:
     def __init__(self, etcd: Cluster) -> None:
         self.client = EtcdClient(EtcdSettings(etcd.urls, timeout=30.0), Random(1))
         self.report = REPORT
-        self.beacon = HostBeacon(
+        self.beacon = HostHeartbeat(
             self.client,
             "/vipd/v1/",
             lambda: self.report,

@@ -170,12 +170,12 @@ def test_what_ended_in_an_internal_error_is_read_again(name: str, monkeypatch: p
         for reading in ("read_service_value", "read_registration"):
             broken.setattr(etcd_keys, reading, lambda *_: [][1])
         keys.apply(Change("c", 1, (Written(name, text, 1, read_value(LAYOUT, name, text)),)), 0.0)
-        assert not keys.read_again(), "it is broken still"
+        assert not keys.reread(), "it is broken still"
     assert not keys.units[f"etcd:{name}"].candidate.ok
-    assert keys.read_again()
+    assert keys.reread()
     assert bool(keys.registrations) == (name in REGISTRATIONS)
     assert all(unit.candidate.ok for unit in keys.units.values())
-    assert not keys.read_again(), "once is enough"
+    assert not keys.reread(), "once is enough"
 
 
 def claiming(name: str, address: str, mod_revision: int, create_revision: int) -> Written:

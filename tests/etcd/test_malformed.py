@@ -24,7 +24,7 @@ from vipd.sources.etcd import client as client_module
 from vipd.sources.etcd import connection, lines, replies, watch
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
-from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
 from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
 
 ALL = KeyRange.prefix(b"/t/")
@@ -303,7 +303,7 @@ def test_the_report_of_a_host_goes_on_after_a_broken_answer(etcd: Cluster, body:
             there.says["/v3/lease/grant"] = body
             client = EtcdClient(EtcdSettings((there.url,), timeout=30.0), Random(1))
             report = HostReport("n1", 7, 0, "0.1.0")
-            beacon = HostBeacon(
+            beacon = HostHeartbeat(
                 client, PREFIX, lambda: report, lambda: datetime(2030, 1, 2, tzinfo=UTC), 6, 0.05
             )
             loop = Loop(beacon.run, beacon.task)

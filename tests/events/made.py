@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from vipd.observe.events.occurrence import Occurrence
+from vipd.observe.events.event import EventRecord
+from vipd.observe.events.event_log import Ring
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.events.ring import Ring
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -24,9 +24,9 @@ class Clock:
         return self.now
 
 
-def occurrence(number: float = 0, event: str = "backend-health", **more: Any) -> Occurrence:
+def occurrence(number: float = 0, event: str = "backend-health", **more: Any) -> EventRecord:
     """An event so many seconds after the start of the test's time."""
-    return Occurrence(id=0, at=START + timedelta(seconds=number), event=event, **more)
+    return EventRecord(id=0, at=START + timedelta(seconds=number), event=event, **more)
 
 
 def recorder(directory: Path, clock: Clock | None = None, segment_bytes: int = 1 << 20) -> Recorder:

@@ -13,10 +13,10 @@ import pytest
 
 from tests.events.made import Clock, occurrence, recorder
 from vipd.host.systemd.fields import Event, fields
-from vipd.observe.events.folding import LONGEST, TOLD_APART, WINDOW, Folds
+from vipd.observe.events.dedup import LONGEST, TOLD_APART, WINDOW, Folds
+from vipd.observe.events.event import LONGEST_TEXT, EventRecord, decode, encode
 from vipd.observe.events.follower import Follower
 from vipd.observe.events.log_handler import recording
-from vipd.observe.events.occurrence import LONGEST_TEXT, Occurrence, decode, encode
 from vipd.observe.events.recorder import Recorder
 
 log = logging.getLogger("vipd.test_recorder")
@@ -75,7 +75,7 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(t
                 clock.now += 0.001
                 made.record(occurrence(number / 1000, REPAIRED, services=("web",), **flap(1)))
             clock.now += 5
-            told: list[Occurrence] = []
+            told: list[EventRecord] = []
             while not told or told[-1].count < 1000:
                 found = await follower.next(60)
                 assert found is not None
@@ -122,7 +122,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path) -> None:
                     clock.now += 1
                     made.record(occurrence(back + number, REPAIRED, reason="the same"))
             clock.now += 5
-            told: list[Occurrence] = []
+            told: list[EventRecord] = []
             while not told or told[-1].at < occurrence(-86400 + 99).at or told[-1].count < 100:
                 found = await follower.next(60)
                 assert found is not None

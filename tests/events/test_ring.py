@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.events.made import Clock, occurrence, recorder
-from vipd.observe.events.occurrence import Occurrence
-from vipd.observe.events.ring import CURRENT, OLDER, Ring
+from vipd.observe.events.event import EventRecord
+from vipd.observe.events.event_log import CURRENT, OLDER, Ring
 
 SEGMENT = 64 << 10
 
 
-def kept(directory: Path) -> list[Occurrence]:
+def kept(directory: Path) -> list[EventRecord]:
     """What a daemon that starts now finds there."""
 
-    async def read() -> list[Occurrence]:
+    async def read() -> list[EventRecord]:
         found = recorder(directory)
         try:
             return found.read()
@@ -28,7 +28,7 @@ def kept(directory: Path) -> list[Occurrence]:
     return asyncio.run(read())
 
 
-def record(directory: Path, *occurrences: Occurrence, clock: Clock | None = None) -> None:
+def record(directory: Path, *occurrences: EventRecord, clock: Clock | None = None) -> None:
     """Record as one life of a daemon."""
 
     async def live() -> None:
@@ -40,7 +40,7 @@ def record(directory: Path, *occurrences: Occurrence, clock: Clock | None = None
     asyncio.run(live())
 
 
-def numbered(number: int) -> Occurrence:
+def numbered(number: int) -> EventRecord:
     return occurrence(number, services=(f"s{number}",), reason=f"number {number}")
 
 

@@ -18,8 +18,8 @@ from vipd.api import event_routes
 from vipd.api.event_routes import EventRoutes
 from vipd.api.server import _errors
 from vipd.host.containment import Containment
+from vipd.observe.events.event import EventRecord
 from vipd.observe.events.follower import MOST_WAITING
-from vipd.observe.events.occurrence import Occurrence
 from vipd.observe.events.recorder import Recorder
 
 PATIENCE_SECONDS = 60.0
@@ -144,7 +144,7 @@ def test_what_happens_while_the_ring_is_read_is_told_once(
     async def story(room: Room) -> None:
         read = room.recorder.read
 
-        def read_late() -> list[Occurrence]:
+        def read_late() -> list[EventRecord]:
             room.record(1)  # its follower is there already
             return read()
 

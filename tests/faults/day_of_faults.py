@@ -392,7 +392,7 @@ def _warnings(parts: Any, listeners: Any, recorder: Any) -> list[str]:
         *(warning for each in listeners for warning in each.warnings),
         *parts.health.warnings(),
         *recorder.warnings,
-        *parts.surroundings.faults(),
+        *parts.foreign_chains.faults(),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.reconciler.progress.warnings,

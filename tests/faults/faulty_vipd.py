@@ -21,7 +21,7 @@ import vipd
 from tests.faults.seams import SEAMS, Seam
 from vipd.__main__ import main
 from vipd.control import reconciler
-from vipd.dataplane.iptables.watch import peace
+from vipd.dataplane.iptables.watch import repair_backoff as peace
 from vipd.host.supervisor import Pace
 from vipd.sources.etcd import source as etcd
 from vipd.sources.etcd.follower import Times

@@ -104,7 +104,7 @@ BESIDE = (
         (
             "vipd.dataplane.multicast",
             "vipd.dataplane.forward_accept.watch",
-            "vipd.dataplane.iptables.watch.door",
+            "vipd.dataplane.iptables.watch.watcher",
             "vipd.dataplane.iptables.watch.events",
             "vipd.dataplane.iptables.watch.actors",
             "vipd.dataplane.iptables.watch.legacy_tables",
@@ -154,8 +154,8 @@ BESIDE = (
     ),
     Seam(
         "events on disk",
-        "vipd.observe.events.ring:Ring.append",
-        ("vipd.observe.events.ring", "vipd.observe.events.recorder"),
+        "vipd.observe.events.event_log:Ring.append",
+        ("vipd.observe.events.event_log", "vipd.observe.events.recorder"),
         "events cannot be kept",
         quiet=RETURNS,
     ),
@@ -306,7 +306,7 @@ ELSEWHERE = {
     "tests/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
     "tests/metrics/test_scrape.py": ("vipd.observe.browsers",),
     "tests/health/test_healthz.py": ("vipd.api.healthz",),
-    "tests/page/test_server.py": ("vipd.observe.page.board", "vipd.observe.page.server"),
+    "tests/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
     "tests/systemd/test_journal.py": ("vipd.host.systemd.journal",),
 }
 """Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the
@@ -320,7 +320,7 @@ NO_SEAM = {
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
     "vipd.health.probes.program_runner": "its failures are those of the check's program",
     "vipd.health.checker": "its clock is the loop's",
-    "vipd.observe.flow_stats.ledger": "its `open` is of a flow",
+    "vipd.observe.flow_stats.totals": "its `open` is of a flow",
     "vipd.observe.flow_stats.volume": "its `open` is of a flow",
     "vipd.observe.observers": "asks for this host's name, once at the start",
     "vipd.control.shared_run": "shares a future",

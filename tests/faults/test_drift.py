@@ -12,7 +12,7 @@ from tests.faults.equipment import difference
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
 from tests.lab.topology import Lab, Wiring
-from vipd.dataplane.iptables.watch.peace import REPAIRS_AT_ONCE
+from vipd.dataplane.iptables.watch.repair_backoff import REPAIRS_AT_ONCE
 
 pytestmark = pytest.mark.root
 
@@ -62,9 +62,9 @@ def test_it_is_undone(world: World) -> None:
     while left:
         with Daemon(lab.host, SERVICES, **equipment.settings):
             wanted = rules(world)
-            for deed in left[:IN_PEACE]:
-                lab.host.run("bash", "-c", equipment.deeds[deed])
-                print(f"{equipment}, {deed}: repaired after {seconds_until(world, wanted):.2f} s")
+            for kind_of_change in left[:IN_PEACE]:
+                lab.host.run("bash", "-c", equipment.deeds[kind_of_change])
+                print(f"{equipment}, {kind_of_change}: repaired after {seconds_until(world, wanted):.2f} s")
                 lab.client.send("10.96.0.1", 80, count=3).all_answered()
         del left[:IN_PEACE]
 

@@ -276,8 +276,8 @@ def test_what_fails_beside_holds_up_nobody_and_is_named(
     daemon.fail(mode, *BESIDE)
     daemon.touch(number)
     yardstick(daemon.adds(number), daemon.adds, mode)
-    deed = equipment.deeds[TOUCHING[equipment.dataplane]]
-    named = ended(lambda: touched_and_told(daemon, deed, BESIDE, mode), RECOVERY_SECONDS)
+    kind_of_change = equipment.deeds[TOUCHING[equipment.dataplane]]
+    named = ended(lambda: touched_and_told(daemon, kind_of_change, BESIDE, mode), RECOVERY_SECONDS)
     assert named, daemon.silent(BESIDE, mode)
     # Only now: no seam is passed for what stands in a file that cannot be read.
     daemon.fail(mode, *seams)
@@ -376,9 +376,9 @@ def test_a_reload_in_the_middle_of_a_step_holds_up_no_end(daemon: FaultyDaemon) 
     daemon.start()
 
 
-def touched_and_told(daemon: FaultyDaemon, deed: str, seams: tuple[Seam, ...], mode: str) -> bool:
+def touched_and_told(daemon: FaultyDaemon, kind_of_change: str, seams: tuple[Seam, ...], mode: str) -> bool:
     """Whether status names every culprit, soon after somebody has touched vipd's rules: else nobody reads."""
-    daemon.host.run("sh", "-c", deed)
+    daemon.host.run("sh", "-c", kind_of_change)
     return ended(lambda: not daemon.silent(seams, mode), 5.0)
 
 

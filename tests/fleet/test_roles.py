@@ -24,7 +24,7 @@ from vipd.model.backend_status import Admin
 from vipd.model.override import Override, Subject
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, PermissionDeniedError
-from vipd.sources.etcd.heartbeat import HostBeacon, HostReport
+from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
 from vipd.sources.etcd.messages import KeyRange
 from vipd.sources.etcd.registration import Registration
 from vipd.sources.etcd.store import EtcdStore
@@ -194,7 +194,7 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
             await host.until(lambda: not host.source.registrations, "the registration's end")
             assert [what for _, what in told] == ["registered", "taken back"]
             report = HostReport("n1", 1, 0, "0", 1)
-            beacon = HostBeacon(reporting, "/vipd/v1/", lambda: report, lambda: now, gather=0.05)
+            beacon = HostHeartbeat(reporting, "/vipd/v1/", lambda: report, lambda: now, gather=0.05)
             beating = asyncio.create_task(beacon.run())
             hosts = KeyRange.prefix(b"/vipd/v1/hosts/n1")
             while not (found := (await reporting.range(hosts)).kvs):

@@ -18,11 +18,11 @@ from vipd.sources.etcd.fleet_keys import (
     keys_about,
     order_key,
     order_value,
-    read_orders,
+    read_overrides,
     registration,
     service_value,
 )
-from vipd.sources.etcd.fleet_overrides import FleetOrders
+from vipd.sources.etcd.fleet_overrides import FleetOverrides
 from vipd.sources.etcd.heartbeat import read_report
 from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 
@@ -83,7 +83,7 @@ def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> No
         "broken": "{",
         "odd": json.dumps({"x": 1}),
     }
-    orders, faults = read_orders(values)
+    orders, faults = read_overrides(values)
     assert orders == DRAIN.parts()
     assert [fault.partition(" in etcd")[0] for fault in faults] == ["order broken", "order odd"]
     assert keys_about(LAYOUT, values, {DRAIN.subject}) == [f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)]
@@ -91,7 +91,7 @@ def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> No
 
 def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
     now, values = NOW, {"x": order_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
-    orders = FleetOrders(lambda: values, lambda: now)
+    orders = FleetOverrides(lambda: values, lambda: now)
     told: list[frozenset[Subject]] = []
     orders.changed = told.append
     orders.refresh()
@@ -118,14 +118,14 @@ def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> N
     }
     evil = to_json(replace(DRAIN, reason="\x1b[2J\n\u202e", by="x" * 5000))
     bad["f"] = json.dumps({**evil, "reason": "\ud800"})
-    orders, faults = read_orders({**bad, "e": json.dumps(evil)})
+    orders, faults = read_overrides({**bad, "e": json.dumps(evil)})
     ((key, order),) = orders.items()
     assert key.subject == DRAIN.subject
     assert order.reason == r"\x1b[2J\n\u202e"
     assert len(order.by) == 1000
     assert len(faults) == 5
     assert all(fault.isprintable() for fault in faults)
-    _, many = read_orders({str(number): "x" for number in range(1000)})
+    _, many = read_overrides({str(number): "x" for number in range(1000)})
     assert len(many) == 11
     assert "990 more" in many[-1]
 

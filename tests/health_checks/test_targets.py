@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.control.backend_status_tracker import Fitness
+from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.declaration.native import parse_declaration
 from vipd.health.checker import Health
 from vipd.health.state import Record, State
@@ -93,7 +93,7 @@ services:
 
 def test_one_that_registers_itself_unasked_is_a_warning() -> None:
     """What it registers is not known when the service is declared."""
-    fitness = Fitness((), Health(), lambda: 0.0)
+    fitness = BackendStatusTracker((), Health(), lambda: 0.0)
     odd = tuple(replace(Backend(f"10.0.0.{n}", ports=(("dns", 53),)), registered=True) for n in range(2, 7))
     other = replace(service(Backend("10.0.0.1")), name="t")
     fitness.follow({"s": service(Backend("10.0.0.1"), *odd), "t": other})
@@ -136,11 +136,11 @@ def test_a_dead_last_resort_does_not_serve() -> None:
     found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(Backend("10.0.0.8"),))
     (target,) = targets_of(found).values()
     health = Health()
-    fitness = Fitness((), health, lambda: 0.0)
+    fitness = BackendStatusTracker((), health, lambda: 0.0)
     fitness.follow({"s": found})
-    assert fitness.standings(found)["10.0.0.8"].health == "unknown"
+    assert fitness.backend_statuses(found)["10.0.0.8"].health == "unknown"
     health._records[target] = Record(0.0, State.UNHEALTHY)
-    assert not fitness.standings(found)["10.0.0.8"].healthy
+    assert not fitness.backend_statuses(found)["10.0.0.8"].healthy
 
 
 def test_services_share_equal_targets() -> None:

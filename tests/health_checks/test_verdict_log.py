@@ -53,10 +53,10 @@ def test_late_checks_are_told_once_until_they_were_in_time_for_a_while(
     log = VerdictLog()
     with caplog.at_level(logging.INFO):
         for now in (0.0, 5.0, 10.0):
-            log.tell_late(["32 exec checks at once are all there is room for"], now)
-        log.tell_late([], 15.0)
-        log.tell_late(["32 exec checks at once are all there is room for"], 20.0)
+            log.log_late(["32 exec checks at once are all there is room for"], now)
+        log.log_late([], 15.0)
+        log.log_late(["32 exec checks at once are all there is room for"], 20.0)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        log.tell_late([], 20.0 + CALM_SECONDS)
-        log.tell_late([], 90.0 + CALM_SECONDS)
+        log.log_late([], 20.0 + CALM_SECONDS)
+        log.log_late([], 90.0 + CALM_SECONDS)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.fake_dataplane import FakeDataplane
 from tests.samples import service
-from vipd.control.backend_status_tracker import Fitness, Verdict
+from vipd.control.backend_status_tracker import BackendStatusTracker, Verdict
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.health.result import SaidWeight, parse_weight
 from vipd.health.weights import STEPS, Claim, effective_weight, ramp, weights
 from vipd.model.check import Check, TcpProbe
 from vipd.model.check_target import Target
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
-from vipd.observe.endpoint_views import forwarding_view, standings_by_place
+from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view
 
 TCP = Protocol.TCP
 
@@ -143,11 +143,13 @@ def shown(
     made = service("web", "10.96.0.1")
     made = replace(made, ports=(ServicePort(80, TCP),), backends=backends, check=Check(TcpProbe()))
     made = replace(made, slow_start=60, weight_from_check=bool(says))
-    fitness = Fitness((), checking, lambda: 106.0)
+    fitness = BackendStatusTracker((), checking, lambda: 106.0)
     fitness.follow({"web": made})
-    standings = fitness.standings(made)
-    (forwarding,) = choose(made, SelectionPolicy({Family.IPV4: Masquerade.ALWAYS}), standings)
-    view = forwarding_view(forwarding, FakeDataplane(), standings_by_place(made, forwarding, standings))
+    backend_statuses = fitness.backend_statuses(made)
+    (forwarding,) = choose(made, SelectionPolicy({Family.IPV4: Masquerade.ALWAYS}), backend_statuses)
+    view = forwarding_view(
+        forwarding, FakeDataplane(), backend_status_by_place(made, forwarding, backend_statuses)
+    )
     endpoints = cast("list[dict[str, object]]", view["endpoints"])
     return {
         str(e["address"]): (e["weight"], round(100 * cast("float", e["share"])), e["reason"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vipd.declaration.incremental import parse_again
+from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration, parse_service
 from vipd.declaration.problems import Declaration, ProblemList
 from vipd.declaration.yaml_tree import read_tree
@@ -184,7 +184,7 @@ def test_a_file_that_grows_past_a_limit_is_not_read_in_part(monkeypatch: pytest.
     known = parse(before)
     assert known.ok
     after = before.replace("[172.16.0.0]", "[172.16.0.0, 172.16.0.1]", 1)
-    assert parse_again(after, "a.yaml", before, known).problems == parse(after).problems != ()
+    assert parse_incrementally(after, "a.yaml", before, known).problems == parse(after).problems != ()
 
 
 def test_values_of_a_file_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

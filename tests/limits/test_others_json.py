@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vipd.declaration.bounded_json import BeyondLimitsError, read_json
 from vipd.model.limits import ETCD_NOTE_BYTES, JSON_DEPTH, JSON_DIGITS
 from vipd.observe.api_client import BadAnswerError, Client
-from vipd.sources.etcd.fleet_keys import read_orders
+from vipd.sources.etcd.fleet_keys import read_overrides
 from vipd.sources.etcd.heartbeat import read_report
 from vipd.sources.etcd.replies import read_object
 
@@ -64,7 +64,7 @@ def test_what_others_write_to_etcd_breaks_nobody(text: str) -> None:
     report, fault = read_report(text.encode())
     assert fault.startswith("its report cannot be read: ")
     assert report["revision"] == 0
-    orders, faults = read_orders({"addresses/10.0.0.1": text})
+    orders, faults = read_overrides({"addresses/10.0.0.1": text})
     assert not orders
     assert len(faults) == 1
 

@@ -16,19 +16,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.page.examples import DRAINED, UNHEALTHY, mixed
-from tests.page.watched import Judges, Watched, watched
+from tests.page.watched import BackendStatusSource, Watched, watched
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.host.supervisor import Task
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.durations import CHECK_BOUNDS, Durations
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 from vipd.observe.flow_stats.traffic import Sum, Table
 from vipd.observe.metrics.catalogue import FAMILIES
+from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.exposition import render
 from vipd.observe.metrics.flows import Reading, by_service
 from vipd.observe.metrics.snapshot import Snapshot, take
-from vipd.observe.metrics.tally import Tally
 
 PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
 NO_PROMTOOL = "no promtool here; hint: bash tests/metrics/prepare.sh"
@@ -239,13 +239,13 @@ def test_the_loop_has_its_turns_while_much_is_gathered(monkeypatch: pytest.Monke
             turns += 1
             await asyncio.sleep(0)
 
-    def slow(_: Judges, __: Service) -> Standings:
+    def slow(_: BackendStatusSource, __: Service) -> BackendStatuses:
         time.sleep(0.02)
         return {}
 
     async def story() -> Snapshot:
         async with watched(mixed()) as world:
-            monkeypatch.setattr(Judges, "standings", slow)
+            monkeypatch.setattr(BackendStatusSource, "backend_statuses", slow)
             counting = asyncio.create_task(count())
             await asyncio.sleep(0)
             snapshot = await take(world.reconciler, (), None)

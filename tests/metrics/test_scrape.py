@@ -9,8 +9,8 @@ from aiohttp import ClientSession
 
 from tests.page.examples import mixed
 from tests.page.watched import Watched, free_place, until, watched
+from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.metrics.tally import Tally
 
 Story = Callable[[ClientSession, str], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from tests.samples import broken
 from vipd.dataplane.base import ApplyError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.durations import WRITE_BOUNDS, Durations
-from vipd.observe.metrics.tally import EventCounts, Tally
+from vipd.observe.metrics.event_counts import EventCounts, Tally
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:

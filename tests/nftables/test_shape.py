@@ -97,7 +97,7 @@ def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_
     assert {line.split()[4] for line in led.splitlines() if line.startswith("delete element")} == {
         "frontends"
     }
-    (gone,) = plan.partings()
+    (gone,) = plan.deferred_deletes()
     assert gone.startswith("delete element ip vipd endpoints { ")
     assert gone.count("10.96.0.7 . tcp . 80 . ") == 2
     assert str(plan).count("-endpoints ") == 2
@@ -107,7 +107,7 @@ def test_another_number_of_backends_is_no_other_kind() -> None:
     web, other = numbered(7, "10.244.0.1", "10.244.0.2"), numbered(8, "10.244.0.1")
     plan = changed(table(web, other), replace(web, backends=web.backends[:1]))
     assert len(list(plan.transactions())) == 1
-    assert list(plan.partings()) == []
+    assert list(plan.deferred_deletes()) == []
 
 
 def test_a_service_that_ends_ends_in_one_transaction() -> None:
@@ -119,7 +119,7 @@ def test_a_service_that_ends_ends_in_one_transaction() -> None:
     made.update(forwarding.key, None)
     plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
     assert len(list(plan.transactions())) == 1
-    assert list(plan.partings()) == []
+    assert list(plan.deferred_deletes()) == []
 
 
 def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:

@@ -14,15 +14,15 @@ from tests.nftables.declared import numbered
 from tests.nftables.programmed import Inside, Programmed
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Disturbance
 from vipd.dataplane.iptables.watch.events import open_socket
+from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.nftables.family import FamilyTable
+from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.reading import open_netlink
 from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.nftables.render import render
-from vipd.dataplane.nftables.surroundings import dropping_chains, warnings
 from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
@@ -63,23 +63,25 @@ DISTURBANCES = [
 ]
 
 
-@pytest.mark.parametrize("deed", DISTURBANCES)
-def test_what_others_do_is_undone(programmed: Programmed, deed: str) -> None:
+@pytest.mark.parametrize("kind_of_change", DISTURBANCES)
+def test_what_others_do_is_undone(programmed: Programmed, kind_of_change: str) -> None:
     programmed.become(WEB, PLAIN)
     before = programmed.tables()
-    programmed.inside.nft("-f", "-", text=deed.replace("; ", "\n"))
+    programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
     assert programmed.tables() != before
     programmed.dataplane.forget()
     programmed.step()
     assert programmed.tables() == before
 
 
-@pytest.mark.parametrize("deed", DISTURBANCES[1::2])
-def test_others_are_seen_and_only_what_they_touched_is_read(programmed: Programmed, deed: str) -> None:
+@pytest.mark.parametrize("kind_of_change", DISTURBANCES[1::2])
+def test_others_are_seen_and_only_what_they_touched_is_read(
+    programmed: Programmed, kind_of_change: str
+) -> None:
     programmed.become(WEB, PLAIN)
     before = programmed.tables()
     disturbance = seen(
-        programmed.inside, lambda: programmed.inside.nft("-f", "-", text=deed.replace("; ", "\n"))
+        programmed.inside, lambda: programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
     )
     assert any(actor.name == "nft" for actor in disturbance.actors)
     if disturbance.everything:
@@ -95,9 +97,9 @@ def test_others_are_seen_and_only_what_they_touched_is_read(programmed: Programm
 def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
     own = OwnProcesses(time.monotonic)
 
-    async def watched() -> list[Disturbance]:
+    async def watched() -> list[ExternalChange]:
         programmed.declare([WEB])
-        found: list[Disturbance] = []
+        found: list[ExternalChange] = []
         async with TableWatch(Names("VIPD"), own, lambda: listening) as watch:
             await programmed.dataplane.apply(await programmed.dataplane.plan())
             try:
@@ -281,12 +283,12 @@ def refusing(run: Runner, word: str) -> Runner:
     return refuse
 
 
-def seen(inside: Inside, deed: Callable[[], object]) -> Disturbance:
+def seen(inside: Inside, kind_of_change: Callable[[], object]) -> ExternalChange:
     """What is told of a deed."""
 
-    async def watched() -> Disturbance:
+    async def watched() -> ExternalChange:
         async with TableWatch(Names("VIPD"), OwnProcesses(time.monotonic), lambda: listening) as watch:
-            await asyncio.to_thread(deed)
+            await asyncio.to_thread(kind_of_change)
             return await asyncio.wait_for(anext(watch), 60)
 
     listening = inside.make(open_socket)

@@ -73,7 +73,7 @@ class Said:
     pins_until: datetime | None = None
 
 
-class Orders(RuleBasedStateMachine):
+class ActiveOverrides(RuleBasedStateMachine):
     """Every rule is something that operators, time, or the machine do."""
 
     def __init__(self) -> None:
@@ -214,9 +214,9 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def backends_stand_as_ordered(self) -> None:
         for each in self.world.services.values():
-            standings = self.world.standings(each)
+            backend_statuses = self.world.backend_statuses(each)
             for backend in each.backends:
-                found = standings.get(str(backend))
+                found = backend_statuses.get(str(backend))
                 admin, weights = self.expected(each, backend)
                 assert str(found.admin if found else "active") == admin
                 assert (found.weight if found else None) in (weights or {None})
@@ -305,7 +305,7 @@ def _subject(order: Json) -> Subject:
 
 
 pytestmark = pytest.mark.timeout(300 + 3 * EXAMPLES)
-TestOrders = Orders.TestCase
+TestOrders = ActiveOverrides.TestCase
 TestOrders.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

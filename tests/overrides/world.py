@@ -18,17 +18,17 @@ from aiohttp import web
 
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Peer, Permission
-from vipd.control.backend_status_tracker import Checking, Fitness
+from vipd.control.backend_status_tracker import BackendStatusTracker, Checking
 from vipd.control.fleet_member import Fleet
 from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.operations import RefusedError
 from vipd.host import durable
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import UnreachableError
-from vipd.sources.etcd.fleet_overrides import FleetOrders
+from vipd.sources.etcd.fleet_overrides import FleetOverrides
 from vipd.sources.etcd.messages import Delete, Put, Unchanged
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore
@@ -157,18 +157,20 @@ class World:
         """A daemon starts, on what an earlier one left."""
         self.store = OverrideStore(self.path, lambda: self.now)
         self.store.load()
-        self.orders: FleetOrders | None = None
+        self.orders: FleetOverrides | None = None
         fleet: Fleet | None = None
         if self.configured:
             etcd = cast(EtcdSource, self.etcd)
-            self.orders = FleetOrders(lambda: self.etcd.overrides, lambda: self.now)
+            self.orders = FleetOverrides(lambda: self.etcd.overrides, lambda: self.now)
             stored = EtcdStore(cast(EtcdClient, self.etcd), etcd, PREFIX, lambda: self.now)
             fleet = cast(Fleet, SimpleNamespace(orders=self.orders, store=stored, name="h1"))
             self.orders.refresh()
         books = (self.store, *((self.orders,) if self.orders else ()))
-        self.fitness = Fitness(books, cast(Checking, SimpleNamespace(follow=_ignore)), lambda: 0.0)
+        self.fitness = BackendStatusTracker(
+            books, cast(Checking, SimpleNamespace(follow=_ignore)), lambda: 0.0
+        )
         for book in books:
-            book.changed = self.fitness.orders_changed
+            book.changed = self.fitness.overrides_changed
         reconciler = SimpleNamespace(
             services=self.services, clock=lambda: self.now, progress=Progress(done=1)
         )
@@ -217,9 +219,9 @@ class World:
         """`DELETE /v1/overrides`. Raises as `give` does."""
         return self._answer(self._routes.taken_back, body, {"fleet": "1"} if fleet else {})
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """How its backends stand."""
-        return self.fitness.standings(service)
+        return self.fitness.backend_statuses(service)
 
     def _answer(self, handler: Any, body: Json, query: Mapping[str, str]) -> Json:
         response = self._loop.run_until_complete(handler(cast(web.Request, Request(body, query))))

@@ -217,9 +217,9 @@ DEEDS = {
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("deed", DEEDS)
-def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, deed: str) -> None:
-    shape, script = DEEDS[deed]
+@pytest.mark.parametrize("kind_of_change", DEEDS)
+def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, kind_of_change: str) -> None:
+    shape, script = DEEDS[kind_of_change]
     files = {"own_table": tmp_path / "own.nft", "screen": tmp_path / "screen.nft"}
     files["own_table"].write_text(OWN_TABLE)
     files["screen"].write_text(SCREEN)
@@ -231,9 +231,9 @@ def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, deed: str) -> None
             lab.host.run(*command.split())
         began = time.monotonic()
         daemon.wait_until(lambda: set(lab.client.send(*vip, timeout=0.5).failures), set())
-        print(f"{deed}: passes after {time.monotonic() - began:.2f} s")
+        print(f"{kind_of_change}: passes after {time.monotonic() - began:.2f} s")
         daemon.wait_in_sync()
-        if "docker" in deed:
+        if "docker" in kind_of_change:
             first = '-m comment --comment "vipd translated flows" -j VIPD-FORWARD'
 
             def head() -> str:

@@ -16,7 +16,7 @@ from tests.page.watched import Watched, until, watched
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.events.log_handler import recording
-from vipd.observe.page import board as room
+from vipd.observe.page import page_state as room
 from vipd.observe.page import server
 
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family, Protocol
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.flows import Reading
 from vipd.observe.page.flow_history import AVERAGED_SECONDS, FlowHistory
@@ -19,7 +19,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
-    history, ledger = FlowHistory(), Ledger()
+    history, ledger = FlowHistory(), FlowTotals()
 
     def look(second: int, *, traffic: bool = True) -> list[object]:
         reading = Reading(
@@ -43,7 +43,7 @@ def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
 
 
 def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
-    history, ledger = FlowHistory(), Ledger()
+    history, ledger = FlowHistory(), FlowTotals()
     history.take_in(Reading(START, ledger, Table(1, 2, accounting=True), traffic=True), ["web"])
     ledger.end({PLACE: Traffic(1, 600, 1, 3000)})
     second = START + timedelta(seconds=2)
@@ -52,7 +52,7 @@ def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
 
 
 def test_constant_traffic_is_a_constant_rate_however_seldom_open_flows_are_read() -> None:
-    history, ledger = FlowHistory(), Ledger()
+    history, ledger = FlowHistory(), FlowTotals()
     shown = set()
     for second in range(60):
         read = second - second % 10  # the table is large: its flows are read every ten seconds
@@ -67,7 +67,7 @@ def test_constant_traffic_is_a_constant_rate_however_seldom_open_flows_are_read(
 
 
 def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> None:
-    history, ledger = FlowHistory(), Ledger()
+    history, ledger = FlowHistory(), FlowTotals()
     at = START
     for number in range(40):
         at += timedelta(hours=-5) if number == 20 else timedelta(seconds=1)
@@ -84,7 +84,7 @@ def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> N
 
 def test_many_services_that_go_cost_no_more_each_than_one() -> None:
     """Counted in looks at places, not in time: what is kept of another service is not looked at."""
-    history, ledger = FlowHistory(), Ledger()
+    history, ledger = FlowHistory(), FlowTotals()
     names = [f"s{number}" for number in range(500)]
     places = {name: PLACE._replace(key=PLACE.key._replace(service=name)) for name in names}
     for second in range(2):

@@ -17,11 +17,11 @@ from aiohttp import ClientSession
 from tests.page.examples import DRAINED, UNHEALTHY, mixed, web
 from tests.page.watched import PAGE, PATIENCE_SECONDS, Watched, until, watched
 from vipd.host import supervisor
-from vipd.model.backend_status import Standing
+from vipd.model.backend_status import BackendStatus
 from vipd.model.check import Check, HttpProbe
 from vipd.model.service import Service
 from vipd.observe.browsers import own_name
-from vipd.observe.page import board as room
+from vipd.observe.page import page_state as room
 from vipd.observe.page import server
 from vipd.observe.page.server import content_policy
 
@@ -231,7 +231,7 @@ def test_rates_are_of_the_time_between_readings() -> None:
 def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
     async def story(world: Watched) -> None:
         first = await world.state()
-        told = Standing(health="unknown", answer="connection refused, 1 of 3")
+        told = BackendStatus(health="unknown", answer="connection refused, 1 of 3")
         world.judges.stood["shop/search"] = {"10.244.1.18:9200": told}
         later = await state_after(world, first, lambda state: state["services"])
         (endpoint, *_) = later["services"][0]["forwardings"][0]["endpoints"]

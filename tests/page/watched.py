@@ -19,14 +19,14 @@ from tests.samples import declared
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.counting import Place as BackendPlace
 from vipd.host.supervisor import Supervisor
-from vipd.model.backend_status import Standing, Standings
+from vipd.model.backend_status import BackendStatus, BackendStatuses
 from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.listeners import Place
 from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.board import Board, Facts
+from vipd.observe.page.page_state import Board, Facts
 from vipd.observe.page.server import StatusPage
 
 PATIENCE_SECONDS = 60.0
@@ -35,13 +35,13 @@ ABOUT = {"host": "lb1", "version": "1.2.3", "started": "2026-01-01T00:00:00Z"}
 
 
 @dataclass
-class Judges:
+class BackendStatusSource:
     """Says how backends stand, as a test tells it."""
 
-    stood: dict[str, dict[str, Standing]] = field(default_factory=dict)
+    stood: dict[str, dict[str, BackendStatus]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
 
-    def stand(self, service: str, backend: str, standing: Standing | None) -> None:
+    def stand(self, service: str, backend: str, standing: BackendStatus | None) -> None:
         """From now on a backend stands like this; None: as declared."""
         of_service = self.stood.setdefault(service, {})
         of_service.pop(backend, None)
@@ -56,7 +56,7 @@ class Judges:
         """Those that were told of since the last step."""
         return frozenset(self._moved)
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """As told."""
         return dict(self.stood.get(service.name, {}))
 
@@ -72,13 +72,13 @@ class Watched:
     """A reconciler, and the page over it on a port of loopback."""
 
     def __init__(self, services: Sequence[Service], recorder: Recorder | None = None) -> None:
-        self.dataplane, self.judges = FakeDataplane(), Judges()
+        self.dataplane, self.judges = FakeDataplane(), BackendStatusSource()
         self.source = FakeSource(self.dataplane, *services)
-        surroundings = FakeSurroundings()
+        foreign_chains = FakeSurroundings()
         self.reconciler = Reconciler(
-            (self.source,), self.dataplane, surroundings, lambda: datetime.now(UTC), self.judges
+            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), self.judges
         )
-        self.ledger, self.warnings, self.counted = Ledger(), list[str](), 0
+        self.ledger, self.warnings, self.counted = FlowTotals(), list[str](), 0
         self.table = Table(4200, 262144, accounting=False)
         facts = Facts(
             self.reconciler,

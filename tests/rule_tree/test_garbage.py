@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.rule_tree.made import in_use, read, table
 from tests.rule_tree.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward, read_nft_table
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
@@ -94,7 +94,7 @@ def test_what_iptables_prints_for_the_doctor(seed: int) -> None:
             found = Ruleset.of(Family.IPV4, "nft", text)
         except MalformedRulesError:
             continue
-        assert found.forward_fate("VIPD") in Fate
+        assert found.forward_chain_verdict("VIPD") in ForwardVerdict
         found.foreign_tables("VIPD")
         found.vipd_prefixes()
 
@@ -146,7 +146,7 @@ def test_statements_of_others(expressions: list[object]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""
     rule: dict[str, object] = {"chain": "forward", "expr": expressions}
     chains = read_nft_table([{"chain": {"name": "forward"}}, {"rule": rule}])
-    assert NftForward("inet", "filter", "forward", "drop", chains).fate(0x2000) in Fate
+    assert NftForward("inet", "filter", "forward", "drop", chains).forward_verdict(0x2000) in ForwardVerdict
 
 
 FAULTS = {

@@ -31,11 +31,11 @@ from vipd.model.forwarding import ForwardingKey
 from vipd.model.override import Override, Subject
 from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
-from vipd.observe.events.occurrence import Occurrence
+from vipd.observe.events.event import EventRecord
+from vipd.observe.events.event_log import Ring
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.events.ring import Ring
 from vipd.observe.flow_stats.collector import Counting
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.sources.etcd.keys import EtcdKeys
 from vipd.sources.etcd.snapshot_file import Kept, Snapshot, accepted_record, change_record
 from vipd.sources.etcd.snapshot_file import State as Keys
@@ -51,7 +51,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DRAIN = Override(Subject("web", "10.0.0.1"), "root", NOW, Admin.DRAINING, until=NOW, pins_until=NOW)
 PLACE = Place(ForwardingKey("web", "", Transport.TCP, Family.IPV4), "10.0.0.1", 80)
 SERVICES = HEAD + block("10.96.0.10", "dns", "10.244.0.5")
-EVENT = Occurrence(id=7, at=NOW, event="started", services=("a",), backends=("b",), since=NOW)
+EVENT = EventRecord(id=7, at=NOW, event="started", services=("a",), backends=("b",), since=NOW)
 
 
 class Counter:
@@ -164,14 +164,14 @@ def _lines(*records: object) -> bytes:
 
 
 def _counted() -> bytes:
-    ledger = Ledger()
+    ledger = FlowTotals()
     ledger.add({PLACE: 3})
     ledger.end({PLACE: Traffic(1, 2, 3, 4)})
     return json.dumps({"boot": "", "ledger": ledger.to_json(), "memory": [["x"]]}).encode()
 
 
 def _event() -> bytes:
-    from vipd.observe.events.occurrence import encode as line_of
+    from vipd.observe.events.event import encode as line_of
 
     return line_of(EVENT)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fake_dataplane import broken_tool
 from tests.reconciling import DNS, WEB, World, lived
-from vipd.control.heartbeat import Pulse
+from vipd.control.heartbeat import Heartbeat
 from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
 from vipd.host.systemd.notify import Notifier, one_line
 
@@ -293,7 +293,7 @@ def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
     lived(story, DNS)
 
 
-async def beaten(pulse: Pulse, times: int) -> None:
+async def beaten(pulse: Heartbeat, times: int) -> None:
     """Return after so many more beats."""
     reached = asyncio.Event()
     last = pulse.beats + times
@@ -302,7 +302,7 @@ async def beaten(pulse: Pulse, times: int) -> None:
 
 
 def test_a_pulse_tells_whoever_listens() -> None:
-    pulse, heard = Pulse(), []
+    pulse, heard = Heartbeat(), []
     pulse.listeners.append(lambda: heard.append(pulse.beats))
     pulse.beat()
     pulse.beat()

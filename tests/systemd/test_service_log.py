@@ -9,7 +9,7 @@ import pytest
 
 from tests.reconciling import DNS, WEB, World, lived
 from tests.samples import declared, service
-from vipd.control.service_log import LINES_AT_ONCE, tell_changes
+from vipd.control.service_log import LINES_AT_ONCE, log_changes
 from vipd.host.systemd.fields import ATTRIBUTE
 from vipd.model.service import Affinity, Backend, Service
 
@@ -18,7 +18,7 @@ def told(caplog: pytest.LogCaptureFixture, before: list[Service], after: list[Se
     """The lines for a change from some services to others."""
     caplog.set_level(logging.INFO)
     new = {s.name: s for s in after}
-    tell_changes({s.name: s for s in before}, new, list(new))
+    log_changes({s.name: s for s in before}, new, list(new))
     return caplog.messages
 
 

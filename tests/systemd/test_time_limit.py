@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.systemd.manager import until
-from vipd.control.heartbeat import Pulse
+from vipd.control.heartbeat import Heartbeat
 from vipd.daemon.daemon import wire
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
@@ -138,7 +138,7 @@ def test_what_ends_in_time_is_not_touched() -> None:
 def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last sign of life comes no less than the limit before the end: the watchdog waits longer."""
     monkeypatch.setattr("vipd.daemon.rule_programs.BYTES_A_SECOND", 100)
-    pulse = Pulse(every=0.1)
+    pulse = Heartbeat(every=0.1)
 
     async def needing(seconds: float, text: str) -> list[float]:
         beats, clock = list[float](), asyncio.get_running_loop().time

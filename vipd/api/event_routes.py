@@ -15,8 +15,8 @@ from vipd.api.messages import answer, flag_of
 from vipd.api.turns import Turns
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.service import Service
+from vipd.observe.events.event import EventRecord, encode
 from vipd.observe.events.follower import Follower
-from vipd.observe.events.occurrence import Occurrence, encode
 from vipd.observe.events.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Concerned:
     addresses: frozenset[str] = frozenset()
     """Its backends'."""
 
-    def by(self, occurrence: Occurrence) -> bool:
+    def by(self, occurrence: EventRecord) -> bool:
         """Whether an event names the service, or no service but its file, or an address of its backends."""
         if occurrence.services:
             return self.service in occurrence.services
@@ -60,7 +60,7 @@ class Wanted:
     limit: int | None = None
     """The last ones, so many."""
 
-    def picks(self, occurrence: Occurrence) -> bool:
+    def picks(self, occurrence: EventRecord) -> bool:
         """Whether the event is one of them, apart from the limit."""
         return (
             occurrence.id > self.after
@@ -68,7 +68,7 @@ class Wanted:
             and (self.since is None or occurrence.at >= self.since)
         )
 
-    def of(self, kept: Iterable[Occurrence]) -> Sequence[Occurrence]:
+    def of(self, kept: Iterable[EventRecord]) -> Sequence[EventRecord]:
         """Those among the events kept, the oldest first."""
         found = [occurrence for occurrence in kept if self.picks(occurrence)]
         return found if self.limit is None else found[len(found) - min(self.limit, len(found)) :]
@@ -141,7 +141,7 @@ class _Line:
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
 
-    async def event(self, occurrence: Occurrence) -> None:
+    async def event(self, occurrence: EventRecord) -> None:
         """Send an event."""
         await self._send(b'{"event":' + encode(occurrence).rstrip() + b"}\n")
 

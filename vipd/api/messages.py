@@ -10,7 +10,7 @@ from aiohttp import web
 
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
-from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.batches import in_parts
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def session_of(request: web.Request) -> tuple[str, int] | None:
     said = request.headers.get(SESSION_HEADER)
     try:
         return parse_frontend(said)[:2] if said else None
-    except NotationError as error:
+    except InvalidTextError as error:
         hint = f"{SESSION_HEADER}: 192.0.2.1:22, or leave it out"
         raise RefusedError("malformed", f"{SESSION_HEADER}: {said}", str(error), hint) from None
 

@@ -86,7 +86,7 @@ class OverrideRoutes:
         if not flag_of(request, "dry_run"):
             if changed:
                 message = await book.put(found.override)
-                _tell_given(found, peer)
+                _report_given(found, peer)
             applied, message = await self._settled(changed and message, found.backends)
         return {
             "changed": changed,
@@ -109,7 +109,7 @@ class OverrideRoutes:
         if not flag_of(request, "dry_run"):
             if gone:
                 message = await book.take_back({override.subject for override in gone})
-                _tell_taken_back(gone, backends, self.permission.peer(request.transport))
+                _log_cleared(gone, backends, self.permission.peer(request.transport))
             applied, message = await self._settled(gone and message, backends)
         others = [each for each in books if each.scope != book.scope]
         return answer(
@@ -168,7 +168,7 @@ class OverrideRoutes:
         return answer({"flows": count})
 
 
-def _tell_given(found: Ordered, peer: Peer) -> None:
+def _report_given(found: Ordered, peer: Peer) -> None:
     subject, what = found.override.subject, describe(found.override)
     extra = fields(
         Event.OVERRIDE_GIVEN,
@@ -180,7 +180,7 @@ def _tell_given(found: Ordered, peer: Peer) -> None:
     log.info("%s: %s by %s", subject, what, peer, extra=extra)
 
 
-def _tell_taken_back(gone: Sequence[Override], about: Iterable[tuple[Service, Backend]], peer: Peer) -> None:
+def _log_cleared(gone: Sequence[Override], about: Iterable[tuple[Service, Backend]], peer: Peer) -> None:
     named, more = gone[:NAMES_LOGGED], len(gone) - NAMES_LOGGED
     what = f"was {describe(gone[0])}" if len(gone) == 1 else f"{len(gone)} orders"
     extra = fields(

@@ -295,7 +295,7 @@ class _Routes:
                 saved = await store.save(outcome)
         if not dry_run:
             if outcome.changed:
-                self._tell_stored(outcome, store, request)
+                self._log_stored(outcome, store, request)
             place, message = saved.place, saved.fault
             if not message:
                 applied, message = await self._settle(outcome, saved.units)
@@ -330,7 +330,7 @@ class _Routes:
     def _cause(self, request: web.Request) -> str:
         return f"user {self._permission.peer(request.transport)}"
 
-    def _tell_stored(self, outcome: Outcome, store: Store, request: web.Request) -> None:
+    def _log_stored(self, outcome: Outcome, store: Store, request: web.Request) -> None:
         names = tuple(name for name, action in outcome.results.items() if action != "unchanged")
         cause = self._cause(request)
         extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=store.source, cause=cause)

@@ -17,7 +17,7 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
-from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
 from vipd.observe.flow_stats.collector import Numbers
@@ -146,7 +146,7 @@ def _frontend_test(service: Service, target: str) -> list[Test]:
         return []
     try:
         frontend = parse_frontend(target)
-    except NotationError:
+    except InvalidTextError:
         return []
     place = (frontend.address, frontend.port)
     return [lambda flow: flow.entry.destination == place and flow.entry.protocol == frontend.protocol]
@@ -155,7 +155,7 @@ def _frontend_test(service: Service, target: str) -> list[Test]:
 def _backend_test(word: str) -> list[Test]:
     try:
         backend = parse_backend(word)
-    except NotationError as error:
+    except InvalidTextError as error:
         raise RefusedError("malformed", error.what, "", error.hint) from None
     return [lambda flow: flow.place.address == backend.address and backend.port in (None, flow.place.port)]
 

@@ -11,7 +11,7 @@ from vipd.dataplane.counting import Place
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Protocol, socket_text
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Flow, Sum
 
 TRAFFIC = Traffic._fields
@@ -35,7 +35,7 @@ TCP_STATES = (
 class Counted:
     """All numbers of one moment."""
 
-    ledger: Ledger
+    ledger: FlowTotals
     tracked: Mapping[Place, Sum] | None
     """Of backends that have flows; None: connection tracking does not say."""
     traffic: bool

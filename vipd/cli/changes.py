@@ -45,7 +45,7 @@ def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -
     return OK
 
 
-def tell_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
+def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
     """Print a line for each service and a summary. Raises as `tell` does."""
     unapplied = _unapplied(answer, dry_run)
     if form != "text":

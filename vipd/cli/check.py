@@ -51,7 +51,7 @@ def check(
     own = host_addresses(settings)
     inputs = admitted(read_inputs(files or (services_dir,)), settings, own, host_facts(settings, own))
     if not quiet:
-        inputs.tell_notes()
+        inputs.print_notes()
     if form != "text":
         problems = [_plain(problem) for problem in inputs.problems]
         print(document({"ok": not problems, "services": len(inputs.services), "problems": problems}, form))

@@ -41,7 +41,7 @@ def convert(files: tuple[str, ...], named: tuple[str, ...], form: str, quiet: bo
         raise CliError("no file to convert", hint=hint, code=USAGE)
     inputs = read_inputs(given)
     if not quiet:
-        inputs.tell_notes()
+        inputs.print_notes()
     services = inputs.require_ok()
     if form == "json":
         print(document({"services": [service_to_spec(service) for service in services]}, form))

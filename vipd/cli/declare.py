@@ -8,7 +8,7 @@ from difflib import ndiff
 import click
 
 from vipd.cli.argument_types import FILE
-from vipd.cli.changes import service_change_options, summary, tell_all
+from vipd.cli.changes import print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
@@ -54,10 +54,10 @@ def apply(
         raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
     inputs = read_inputs(given)
     if not quiet:
-        inputs.tell_notes()
+        inputs.print_notes()
     services = inputs.require_ok()
     answer = _apply(connect(), services, prune, dry_run)
-    return tell_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run)
 
 
 @click.command()
@@ -99,7 +99,7 @@ def _diff_kernel(form: str, quiet: bool) -> int:
 def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> int:
     inputs = read_inputs(files)
     if not quiet:
-        inputs.tell_notes()
+        inputs.print_notes()
     services = inputs.require_ok(TROUBLE)
     daemon = connect(exact=True)  # what is compared is what it holds, and not how that is shown
     answer = _apply(daemon, services, prune, dry_run=True)

@@ -164,8 +164,8 @@ def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
     yield on.paint(heading, "bold") + (f"  chain {forwarding['chain']}" if forwarding["chain"] else "")
     endpoints = forwarding["endpoints"]
     if not any(endpoint["ready"] for endpoint in endpoints):
-        fate = "dropped" if forwarding.get("refusal") == "drop" else "refused"
-        yield f"  no backend is ready: new flows are {fate}"
+        verdict = "dropped" if forwarding.get("refusal") == "drop" else "refused"
+        yield f"  no backend is ready: new flows are {verdict}"
     if endpoints:
         checked = any(endpoint.get("health") for endpoint in endpoints)
         columns = [c for c in COLUMNS if checked or c is not HEALTH]

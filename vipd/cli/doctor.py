@@ -17,8 +17,8 @@ from vipd.host.settings.settings import (
     load_settings,
     parse_assignments,
 )
+from vipd.observe.doctor.collect.host import Question, UnknownTargetError, is_root, look
 from vipd.observe.doctor.diagnosis import diagnose
-from vipd.observe.doctor.looking.host import Question, UnknownTargetError, is_root, look
 from vipd.observe.doctor.text import WIDEST, lines_of
 
 

@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
     problems: tuple[Problem, ...]
     notes: tuple[Note, ...] = ()
 
-    def tell_notes(self) -> None:
+    def print_notes(self) -> None:
         """Print what was left out of Kubernetes objects, on stderr."""
         for note in self.notes:
             print(note, file=sys.stderr)

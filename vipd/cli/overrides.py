@@ -141,7 +141,7 @@ def resume(
         answers.append(
             daemon.change("DELETE", "overrides", body=subject, dry_run=telling["dry_run"], fleet=fleet)
         )
-    _tell_resumed(answers, telling)
+    _print_resumed(answers, telling)
     return OK
 
 
@@ -233,7 +233,7 @@ def _give(
         _print_documents(answers, telling["form"])
     elif not telling["quiet"]:
         for answer in answers:
-            _tell_given(answer, dry_run=telling["dry_run"])
+            _report_given(answer, dry_run=telling["dry_run"])
     failures += _unapplied([a for a in answers if not (over_restart and a.get("stopping"))], telling)
     if failures:
         raise together(failures)
@@ -248,7 +248,7 @@ def _print_documents(answers: Sequence[Json], form: str) -> None:
         print(document(answers[0], form))
 
 
-def _tell_given(answer: Json, *, dry_run: bool) -> None:
+def _report_given(answer: Json, *, dry_run: bool) -> None:
     override = answer["override"]
     state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
     about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
@@ -263,7 +263,7 @@ def _end(override: Json) -> str:
     return f"in {_left(override['until'])}"
 
 
-def _tell_resumed(answers: Sequence[Json], telling: Json) -> None:
+def _print_resumed(answers: Sequence[Json], telling: Json) -> None:
     if telling["form"] != "text":
         _print_documents(answers, telling["form"])
     elif not telling["quiet"]:

@@ -14,7 +14,7 @@ import click
 from vipd.cli.argument_types import FILE, TARGET
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.words import seconds
-from vipd.declaration.syntax import NotationError, parse_backend
+from vipd.declaration.syntax import InvalidTextError, parse_backend
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, load_settings, read_settings_file
 from vipd.host.systemd.notify import Notifier, one_line
@@ -62,7 +62,7 @@ def register(
     settings = _settings(config, options)
     try:
         key, value = registration(Layout(settings.prefix), service, parse_backend(backend))
-    except NotationError as error:
+    except InvalidTextError as error:
         raise CliError(error.what, hint=error.hint, code=USAGE) from None
     except UnwritableError as error:
         raise CliError(error.what, code=USAGE, details=tuple(map(str, error.problems))) from None

@@ -113,7 +113,7 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
         f"{status['ready']}/{status['backends']}",
         affinity(view),
         owner if wide else _short(owner, view["name"]),
-        Cell(_standing(status), STATE_COLOURS.get(status["state"], "")),
+        Cell(_backend_status(status), STATE_COLOURS.get(status["state"], "")),
     ]
 
 
@@ -122,7 +122,7 @@ def _short(owner: str, name: str) -> str:
     return f"etcd:{name}" if owner.startswith("etcd:") else owner.rpartition("/")[2]
 
 
-def _standing(status: Json) -> str:
+def _backend_status(status: Json) -> str:
     """The state; of a service that serves also what of it does not serve as declared."""
     told = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
     return f"{status['state']}, {told}" if told else str(status["state"])

@@ -20,7 +20,7 @@ from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USA
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
-from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
 from vipd.observe.api_client import Json, RefusedError
@@ -145,17 +145,17 @@ def _is_local(sender: Source, text: str | None, send: bool) -> bool:
 
 def _frontend(target: str, source: str | None) -> tuple[Frontend, str]:
     """What TARGET means, and why the daemon will not say what to expect, if it will not."""
-    meant: Frontend | NotationError
+    meant: Frontend | InvalidTextError
     try:
         meant = parse_frontend(target)
-    except NotationError as error:
+    except InvalidTextError as error:
         meant = error
     try:
         packet = _explained(source or LOCAL, target)["packet"]
     except CliError as error:
         if isinstance(meant, Frontend) and (error.code in (UNREACHABLE, FAILED) or source is None):
             return meant, _without_hint(error) if error.code in (UNREACHABLE, FAILED) else ""
-        if isinstance(meant, NotationError) and error.code == UNREACHABLE:
+        if isinstance(meant, InvalidTextError) and error.code == UNREACHABLE:
             hint = "ADDR:PORT/PROTOCOL needs no daemon"
             raise CliError(f"cannot look up {target}", _without_hint(error), hint, code=error.code) from None
         raise

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from vipd.cli.errors import USAGE, CliError
 from vipd.declaration.syntax import (
-    NotationError,
+    InvalidTextError,
     duration_text,
     parse_backend,
     parse_duration,
@@ -26,7 +26,7 @@ FALLBACK_WORDS = ("reject", "drop", "keep")
 
 def frontend_spec(word: str, target_port: int | None) -> Json:
     """The `address` and `ports` of a Spec for `10.96.0.10:53/udp`."""
-    frontend = _notation(parse_frontend, word)
+    frontend = _short_form(parse_frontend, word)
     port: str | Json = f"{frontend.port}/{frontend.protocol}"
     if target_port is not None:
         port = {"port": frontend.port, "protocol": str(frontend.protocol), "target": target_port}
@@ -35,7 +35,7 @@ def frontend_spec(word: str, target_port: int | None) -> Json:
 
 def backend_specs(words: Iterable[str]) -> list[str | Json]:
     """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2` and `[fd00::5]:53`."""
-    return [_backend_spec(_notation(parse_backend, word)) for word in words]
+    return [_backend_spec(_short_form(parse_backend, word)) for word in words]
 
 
 def backend_names(words: Iterable[str]) -> list[str]:
@@ -44,7 +44,7 @@ def backend_names(words: Iterable[str]) -> list[str]:
     for word in words:
         if "@" in word:
             raise CliError(f"{word} has a weight", hint=f"write {word.partition('@')[0]}", code=USAGE)
-        names.append(str(_notation(parse_backend, word)))
+        names.append(str(_short_form(parse_backend, word)))
     return names
 
 
@@ -74,12 +74,12 @@ def affinity_spec(word: str) -> str | Json | None:
         return None
     if word == "client-ip":
         return word
-    return {"by": "client-ip", "timeout": duration_text(_notation(parse_duration, word))}
+    return {"by": "client-ip", "timeout": duration_text(_short_form(parse_duration, word))}
 
 
 def seconds(word: str) -> int:
     """Seconds, at least 1, of a duration such as `10m`."""
-    found = _notation(parse_duration, word)
+    found = _short_form(parse_duration, word)
     if not found:
         raise CliError(f"{word} is no time", hint="at least 1s", code=USAGE)
     return found
@@ -108,13 +108,13 @@ def _backend_spec(backend: Backend) -> str | Json:
 def _is_backend(word: str) -> bool:
     try:
         parse_backend(word.partition("@")[0])
-    except NotationError:
+    except InvalidTextError:
         return False
     return True
 
 
-def _notation(parse: Callable[[str], T], word: str) -> T:
+def _short_form(parse: Callable[[str], T], word: str) -> T:
     try:
         return parse(word)
-    except NotationError as err:
+    except InvalidTextError as err:
         raise CliError(err.what, hint=err.hint, code=USAGE) from None

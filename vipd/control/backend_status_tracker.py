@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
 from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
-from vipd.model.backend_status import GOOD, Admin, Standing, Standings
+from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
 from vipd.model.check_target import Target, targets_of, without_port
-from vipd.model.override import Orders, Override, Overrides, Subject, orders_about
+from vipd.model.override import ActiveOverrides, Override, Overrides, Subject, overrides_of
 from vipd.model.service import Backend, Service
 
 
@@ -90,17 +90,17 @@ class _Index:
         """False if there is no order about any backend of a service."""
         return bool(self.by_address) or service.name in self.by_service
 
-    def about(self, service: Service, backend: Backend) -> Orders:
+    def about(self, service: Service, backend: Backend) -> ActiveOverrides:
         """What all orders about a backend come to."""
         named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
-        return orders_about(service, backend, [*(named or ()), *(everywhere or ())])
+        return overrides_of(service, backend, [*(named or ()), *(everywhere or ())])
 
 
 _MOST_NAMED = 3
 """More backends are only counted in warnings."""
 
 
-class Fitness:
+class BackendStatusTracker:
     """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
 
     def __init__(self, books: Sequence[OrderBook], checking: Checking, clock: Callable[[], float]) -> None:
@@ -154,7 +154,7 @@ class Fitness:
         """What had moved of these services has been taken up."""
         self._moved -= services
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """How the service's backends stand now; those that stand as declared are left out."""
         if not service.backends and not service.fallback:
             return {}
@@ -169,7 +169,7 @@ class Fitness:
         stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
         return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
 
-    def orders_changed(self, subjects: Collection[Subject]) -> None:
+    def overrides_changed(self, subjects: Collection[Subject]) -> None:
         """Orders about these are given or taken back."""
         self._index = _Index.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
@@ -217,7 +217,7 @@ class Fitness:
         reasons = [_told(override) for override in orders.sources]
         if verdict is not None and not verdict.fit:
             reasons.append(f"unhealthy: {verdict.reason}")
-        standing = Standing(
+        standing = BackendStatus(
             healthy,
             orders.admin,
             orders.weight,
@@ -259,10 +259,10 @@ class _Weight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Stood:
-    standing: Standing
+    standing: BackendStatus
     verdict: Verdict | None
 
-    def at(self, weight: _Weight | None) -> Standing:
+    def at(self, weight: _Weight | None) -> BackendStatus:
         """The standing with another weight, unless that is None."""
         if weight is None:
             return self.standing
@@ -284,7 +284,7 @@ def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
     )
 
 
-def _says(standing: Standing) -> bool:
+def _says(standing: BackendStatus) -> bool:
     """Whether there is anything to tell of a backend that stands as declared."""
     return bool(standing.reason or standing.health)
 

@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import Protocol
 
 from vipd.control.reconciler import Reconciler
-from vipd.dataplane.conntrack.keeper import ConntrackKeeper
+from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.disturbance import Disturbance, named
-from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.iptables.watch.external_change import ExternalChange, named
+from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import RuleWatch
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Family
@@ -36,14 +36,14 @@ REPAIR_SECONDS = 60.0
 DEEDS_TOLD = 5
 
 
-class Looking(Protocol):
+class ChangePolling(Protocol):
     """Something that may differ from time to time."""
 
     async def look(self) -> bool:
         """Look; whether anything is different. Raises OSError."""
 
 
-class Doubting(Protocol):
+class ChangeInvalidation(Protocol):
     """A dataplane whose rules somebody else may have changed."""
 
     def forget(self) -> None:
@@ -62,7 +62,7 @@ async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
             reconciler.wake()
 
 
-async def look_at_host(host: Looking, reconciler: Reconciler) -> None:
+async def look_at_host(host: ChangePolling, reconciler: Reconciler) -> None:
     """After a pause, wake the reconciler if this host got or lost an address. Raises OSError."""
     await asyncio.sleep(LOOK_AT_HOST_SECONDS)
     if await host.look():
@@ -90,7 +90,7 @@ class Ending(Protocol):
         """Write it. Raises StoreError."""
 
 
-class Growing(Protocol):
+class SlowStart(Protocol):
     """Shares, some of which grow by themselves."""
 
     def due(self) -> float | None:
@@ -124,7 +124,7 @@ async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> Non
     overrides.save_ended()
 
 
-async def grow_shares(shares: Growing, reconciler: Reconciler, changed: asyncio.Event) -> None:
+async def grow_shares(shares: SlowStart, reconciler: Reconciler, changed: asyncio.Event) -> None:
     """Wait until the next share of a slow start grows, and wake the reconciler then."""
     changed.clear()
     at = shares.due()
@@ -157,7 +157,10 @@ async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
 
 
 async def watch_rules(
-    open_watch: Callable[[], RuleWatch], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+    open_watch: Callable[[], RuleWatch],
+    peace: RepairBackoff,
+    dataplane: ChangeInvalidation,
+    reconciler: Reconciler,
 ) -> None:
     """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
     it. Raises OSError and ApplyError when they cannot be watched."""
@@ -169,7 +172,7 @@ async def watch_rules(
             await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
 
 
-async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
+async def _until_due(watch: RuleWatch, peace: RepairBackoff) -> list[ExternalChange]:
     """Wait for a disturbance, and then until its repair is due; what happened until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
@@ -183,7 +186,10 @@ async def _until_due(watch: RuleWatch, peace: Peace) -> list[Disturbance]:
 
 
 async def _repair(
-    seen: Sequence[Disturbance], peace: Peace, dataplane: Doubting, reconciler: Reconciler
+    seen: Sequence[ExternalChange],
+    peace: RepairBackoff,
+    dataplane: ChangeInvalidation,
+    reconciler: Reconciler,
 ) -> None:
     written = reconciler.progress.applies
     if any(disturbance.everything for disturbance in seen):
@@ -195,7 +201,7 @@ async def _repair(
     peace.repaired(repaired, asyncio.get_running_loop().time())
     if repaired:
         actors = named(actor for disturbance in seen for actor in disturbance.actors)
-        done = list(dict.fromkeys(disturbance.deed for disturbance in seen))
+        done = list(dict.fromkeys(disturbance.kind_of_change for disturbance in seen))
         more = f"; and {len(done) - DEEDS_TOLD} more" if len(done) > DEEDS_TOLD else ""
         deeds = "; ".join(done[:DEEDS_TOLD]) + more
         cause = ", ".join(f"process {actor}" for actor in actors)
@@ -204,7 +210,7 @@ async def _repair(
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
-async def save_checkpoint(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+async def save_checkpoint(keeper: ConntrackScheduler, woken: asyncio.Event) -> None:
     """Have on disk what flows are judged by, for the next process: when rules have changed, or after some
     seconds. Raises OSError."""
     await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
@@ -212,7 +218,7 @@ async def save_checkpoint(keeper: ConntrackKeeper, woken: asyncio.Event) -> None
     await keeper.save()
 
 
-async def clean_flows(keeper: ConntrackKeeper, woken: asyncio.Event) -> None:
+async def clean_flows(keeper: ConntrackScheduler, woken: asyncio.Event) -> None:
     """End the flows that must end: when rules have changed, and from time to time. Holds up nothing. Raises
     ConntrackError; it is due again then."""
     if not keeper.due:

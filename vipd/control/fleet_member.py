@@ -18,8 +18,8 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Work
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.fleet_overrides import FleetOrders
-from vipd.sources.etcd.heartbeat import HostBeacon, HostReport, read_report
+from vipd.sources.etcd.fleet_overrides import FleetOverrides
+from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport, read_report
 from vipd.sources.etcd.messages import KeyRange, KeyValue
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore, refusal
@@ -46,8 +46,8 @@ class Fleet:
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
         self.store = EtcdStore(self._client, self.source, options.prefix, clock)
-        self.orders = FleetOrders(lambda: self.source.overrides, clock)
-        self._beacon: HostBeacon | None = None
+        self.orders = FleetOverrides(lambda: self.source.overrides, clock)
+        self._beacon: HostHeartbeat | None = None
         self._known: Mapping[str, object] = {}
         self._applied = 0
 
@@ -70,7 +70,7 @@ class Fleet:
 
     def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
         """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
-        self._beacon = HostBeacon(
+        self._beacon = HostHeartbeat(
             self._client,
             self._options.prefix,
             lambda: self._report(reconciler),

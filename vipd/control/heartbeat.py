@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vipd.host.containment import Containment
 
 
-class Pulse:
+class Heartbeat:
     """Beaten by the loop that reconciles while it waits, and at each part of a step that is done."""
 
     def __init__(self, every: float = 60.0) -> None:

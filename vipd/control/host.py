@@ -75,7 +75,7 @@ class HostNet:
         """Which dataplane is in use is asked here from now on. `distrust`: have it read all its rules, and
         remove those of another iptables variant that are found then."""
         self._checks.dataplane = dataplane
-        self._checks.tell_own(distrust)
+        self._checks.log_own_rules(distrust)
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""

@@ -16,8 +16,8 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.former import holds_own, other_variant, own_prefix
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, save
-from vipd.dataplane.nftables import surroundings
-from vipd.dataplane.nftables.surroundings import dropping_chains
+from vipd.dataplane.nftables import foreign_chains as foreign_chains
+from vipd.dataplane.nftables.foreign_chains import dropping_chains
 from vipd.host.process import Runner, run
 from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import Settings
@@ -83,7 +83,7 @@ class HostChecks:
         except (ApplyError, OSError) as error:
             log.warning("other tables cannot be looked at: %s", error)
             return self._dropping
-        return surroundings.warnings(chains, needs.health_ports)
+        return foreign_chains.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
         """What is to be told about this host now."""
@@ -93,7 +93,7 @@ class HostChecks:
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
 
-    def tell_own(self, found_own: Callable[[], None]) -> None:
+    def log_own_rules(self, found_own: Callable[[], None]) -> None:
         """Call this when rules of vipd's are in the iptables variant that is not in use."""
         self._variants.found_own = found_own
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from vipd.declaration.operations import RefusedError, Services, find
-from vipd.declaration.syntax import NotationError, parse_address, parse_backend
+from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend
 from vipd.model.backend_status import Admin
 from vipd.model.override import Override, Subject
 from vipd.model.service import MAX_WEIGHT, Backend, Service
@@ -126,7 +126,7 @@ def _one(snapshot: Services, target: str, name: str) -> tuple[Subject, Backends]
     service = find(snapshot, target)
     try:
         wanted = parse_backend(name)
-    except NotationError as error:
+    except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
     found = [b for b in service.backends if (b.address, b.port) == (wanted.address, wanted.port)]
     if not found and wanted.port is None:
@@ -141,14 +141,14 @@ def _canonical(backend: str) -> str:
     """A backend as its service names it; text that names none stays as it is."""
     try:
         return str(parse_backend(backend))
-    except NotationError:
+    except InvalidTextError:
         return backend
 
 
 def _address(text: str) -> str:
     try:
         return parse_address(text)
-    except NotationError as error:
+    except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
 
 

@@ -58,7 +58,7 @@ class Programming:
         any other exception that no service is to blame for."""
         wrote, error = await self._write()
         if error is not None:
-            await self._isolate(error)
+            await self._bisect(error)
         self._wanted.clear()
         self._before.clear()
         return wrote
@@ -79,7 +79,7 @@ class Programming:
             return True, error
         return wrote, None
 
-    async def _isolate(self, error: Exception) -> None:
+    async def _bisect(self, error: Exception) -> None:
         """Find the services that an exception comes from, and write all others."""
         if not self._wanted:
             raise error
@@ -89,7 +89,7 @@ class Programming:
             log.error("rules cannot be written; looking for the service at fault among %d", len(names))
         try:
             await self._revert(names, error)
-            await self._readmit(names, error)
+            await self._reapply(names, error)
         except BaseException:
             # No service was found, or the search was ended: what is wanted is wanted as before.
             self._update(self._wanted, "compiling its rules")
@@ -103,7 +103,7 @@ class Programming:
         if (await self._write())[1] is not None:
             raise error
 
-    async def _readmit(self, names: Sequence[str], error: Exception) -> None:
+    async def _reapply(self, names: Sequence[str], error: Exception) -> None:
         """Write the changes of these services; hold those with which that fails."""
         self._update(self._of(self._wanted, names), "compiling its rules")
         _, again = await self._write()
@@ -115,8 +115,8 @@ class Programming:
             self._hold(names[0], "programming its rules", again)
             return
         middle = len(names) // 2
-        await self._readmit(names[:middle], error)
-        await self._readmit(names[middle:], error)
+        await self._reapply(names[:middle], error)
+        await self._reapply(names[middle:], error)
 
     def _update(self, changes: Changes, doing: str) -> None:
         """Hand over changes; those of which one raises an exception are withheld."""

@@ -18,23 +18,23 @@ from typing import TypeVar
 from vipd.control.catalog import Merged
 from vipd.control.causes import Causes
 from vipd.control.flow_resets import FlowResets
-from vipd.control.heartbeat import Pulse
+from vipd.control.heartbeat import Heartbeat
 from vipd.control.programming import Programming
 from vipd.control.progress import Progress
 from vipd.control.readiness import Readiness
-from vipd.control.reconciler_partners import Follower, Judges, Surroundings, Undisputed
+from vipd.control.reconciler_partners import AllServing, BackendStatusSource, Follower, HostProvider
 from vipd.control.registrations import Registrations
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.control.service_log import tell_changes
+from vipd.control.service_log import log_changes
 from vipd.control.service_quarantine import ServiceQuarantine
 from vipd.control.shared_run import SharedRun
 from vipd.control.snapshot import Snapshot
 from vipd.control.trouble_log import (
-    tell_applied,
-    tell_faults,
-    tell_problems,
-    tell_readmitted,
-    tell_recovered,
+    log_applied,
+    log_faults,
+    log_problems,
+    log_readmitted,
+    log_recovered,
 )
 from vipd.control.write_order import WriteOrder
 from vipd.dataplane.base import ApplyError, Dataplane
@@ -44,7 +44,7 @@ from vipd.host.batches import AT_ONCE, in_parts
 from vipd.host.containment import Containment
 from vipd.host.gc_control import loading
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.limits import size_of
 from vipd.model.service import Service
@@ -93,13 +93,13 @@ class Reconciler:
         self,
         sources: Sequence[Source],
         dataplane: Dataplane,
-        surroundings: Surroundings,
+        foreign_chains: HostProvider,
         clock: Callable[[], datetime],
-        judges: Judges | None = None,
+        judges: BackendStatusSource | None = None,
         registrations: Callable[[], Registrations] = dict,
     ) -> None:
         self._dataplane = dataplane
-        self._judges = judges or Undisputed()
+        self._judges = judges or AllServing()
         self.containment = Containment()
         """Exceptions that nobody expected, in what belongs to no unit and no service."""
         self._snapshot = Snapshot(sources, registrations, self.containment)
@@ -113,7 +113,7 @@ class Reconciler:
         self._write_order = WriteOrder()
         self._given: dict[ForwardingKey, Forwarding | None] = {}
         """What the dataplane has of forwardings that are left for a later step."""
-        self._surroundings, self.clock = surroundings, clock
+        self._surroundings, self.clock = foreign_chains, clock
         self._policy: SelectionPolicy | None = None
         self._woken = asyncio.Event()
         self._stepped = asyncio.Condition()
@@ -129,7 +129,7 @@ class Reconciler:
         self._source_faults: Mapping[str, tuple[str, ...]] = {}
         self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
-        self.pulse = Pulse()
+        self.pulse = Heartbeat()
         """Beats while the loop is alive. Another one may take its place before `run`."""
         self.services: dict[str, Service] = {}
         self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
@@ -145,9 +145,9 @@ class Reconciler:
         """Why backends that registered themselves for a service do not take part in it."""
         return self._snapshot.ignored(service)
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """How a service's backends stand beside their declaration."""
-        return self._judges.standings(service)
+        return self._judges.backend_statuses(service)
 
     def wake(self) -> int:
         """Ask for a step; the number returned is for `settled`."""
@@ -306,8 +306,8 @@ class Reconciler:
         """Have the log say what is wrong with declarations and sources, or is not any more."""
         faults = self._snapshot.faults()
         before, self.problems = self.problems, merged.problems
-        await tell_problems(before, merged.problems)
-        tell_faults(self._source_faults, faults)
+        await log_problems(before, merged.problems)
+        log_faults(self._source_faults, faults)
         self._source_faults = faults
 
     async def _select(self, policy: SelectionPolicy) -> Selection:
@@ -345,8 +345,8 @@ class Reconciler:
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
             if service is not None and size_of(service) + networks_of_service(service) > LARGE:
-                standings = dict(self._judges.standings(service))
-                return await asyncio.to_thread(choose, service, policy, standings)
+                backend_statuses = dict(self._judges.backend_statuses(service))
+                return await asyncio.to_thread(choose, service, policy, backend_statuses)
         return None
 
     def _consider_alone(self, name: str, selection: Selection, anew: bool, chosen: Chosen | None) -> None:
@@ -377,7 +377,7 @@ class Reconciler:
         old = {f.key: f for f in self.forwardings.get(name, ())}
         new = chosen
         if new is None:
-            new = choose(service, selection.policy, self._judges.standings(service))
+            new = choose(service, selection.policy, self._judges.backend_statuses(service))
         selection.forwardings[name] = new
         selection.changes.update(dict.fromkeys(old.keys() - {f.key for f in new}))
         selection.changes.update({f.key: f for f in new if old.get(f.key) != f})
@@ -428,7 +428,7 @@ class Reconciler:
         causes = self.causes.take()
         if self._policy is not None:  # of the first load the log tells the number alone
             with self.containment.around("log", "telling of changed services"):
-                tell_changes(before, after, [n for n in selection.forwardings if n in after], causes)
+                log_changes(before, after, [n for n in selection.forwardings if n in after], causes)
         # A new one, so that whoever is going through the old one is not disturbed.
         services = dict(self.services) if selection.services else self.services
         services.update(after)
@@ -446,12 +446,12 @@ class Reconciler:
         if wrote or not progress.done:
             progress.last_apply, progress.last_seconds = now, (now - began).total_seconds()
             progress.applies += wrote
-            tell_applied(len(self.services), progress.last_seconds, first=not progress.done)
+            log_applied(len(self.services), progress.last_seconds, first=not progress.done)
         if progress.fault:
-            tell_recovered(progress.fault)
+            log_recovered(progress.fault)
         quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
         quarantined.update(self._quarantine.reasons)
-        tell_readmitted(progress.quarantined, quarantined, self.services)
+        log_readmitted(progress.quarantined, quarantined, self.services)
         progress.quarantined = quarantined
         left_out = self._snapshot.warnings()
         progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from vipd.control.admission import AddressPolicy
 from vipd.control.selection import SelectionPolicy
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.check import Check
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Service
 
 
-class Surroundings(Protocol):
+class HostProvider(Protocol):
     """This host, besides its rules."""
 
     async def policy(self) -> SelectionPolicy:
@@ -32,7 +32,7 @@ class Surroundings(Protocol):
         """Make the host fit for all forwardings that there are; a warning for each thing that is amiss."""
 
 
-class Judges(Protocol):
+class BackendStatusSource(Protocol):
     """What says how backends stand beside their declaration."""
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
@@ -41,14 +41,14 @@ class Judges(Protocol):
     def moved(self) -> frozenset[str]:
         """Services whose backends may stand otherwise since `taken_up`."""
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """How the service's backends stand now."""
 
     def taken_up(self, services: frozenset[str]) -> None:
         """What had moved of these services has been taken up."""
 
 
-class Undisputed:
+class AllServing:
     """Every backend stands as declared."""
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
@@ -58,7 +58,7 @@ class Undisputed:
         """None, ever."""
         return frozenset()
 
-    def standings(self, service: Service) -> Standings:
+    def backend_statuses(self, service: Service) -> BackendStatuses:
         """All as declared."""
         return {}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from vipd.model.backend_status import GOOD, Admin, Standings
+from vipd.model.backend_status import GOOD, Admin, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Backend,
@@ -102,7 +102,7 @@ class _Chosen:
 
 
 def choose(
-    service: Service, policy: SelectionPolicy, standings: Standings = MappingProxyType({})
+    service: Service, policy: SelectionPolicy, backend_statuses: BackendStatuses = MappingProxyType({})
 ) -> tuple[Forwarding, ...]:
     """Every forwarding of a service, its backends standing as said.
 
@@ -114,7 +114,7 @@ def choose(
     names = port_names(service.ports)
     return tuple(
         _forwarding(
-            service, port, ForwardingKey(service.name, name, port.protocol, family), policy, standings
+            service, port, ForwardingKey(service.name, name, port.protocol, family), policy, backend_statuses
         )
         for family in families
         for port, name in zip(service.ports, names, strict=True)
@@ -122,16 +122,20 @@ def choose(
 
 
 def _forwarding(
-    service: Service, port: ServicePort, key: ForwardingKey, policy: SelectionPolicy, standings: Standings
+    service: Service,
+    port: ServicePort,
+    key: ForwardingKey,
+    policy: SelectionPolicy,
+    backend_statuses: BackendStatuses,
 ) -> Forwarding:
     host = policy.host
-    known = _candidates(service.backends, port, key.family, host, standings)
-    spare = _candidates(service.fallback, port, key.family, host, standings)
+    known = _candidates(service.backends, port, key.family, host, backend_statuses)
+    spare = _candidates(service.fallback, port, key.family, host, backend_statuses)
     external = _external(service, key.family)
     accessible = bool(port.node_port or external)
     chosen = _choose_endpoints(known, service, accessible, host)
     if not chosen.served and service.keeps_unhealthy:
-        known = _candidates(service.backends, port, key.family, host, standings, forgiving=True)
+        known = _candidates(service.backends, port, key.family, host, backend_statuses, forgiving=True)
         chosen = _choose_endpoints(known, service, accessible, host)
     if spare and not chosen.served:
         chosen = _choose_endpoints(spare, service, accessible, host)
@@ -211,7 +215,7 @@ def _candidates(
     port: ServicePort,
     family: Family,
     host: Host,
-    standings: Standings,
+    backend_statuses: BackendStatuses,
     *,
     forgiving: bool = False,
 ) -> tuple[_Candidate, ...]:
@@ -222,7 +226,7 @@ def _candidates(
         number = backend.port_for(port)
         if number is None or family_of(backend.address) is not family:
             continue
-        standing = standings.get(str(backend), GOOD) if standings else GOOD
+        standing = backend_statuses.get(str(backend), GOOD) if backend_statuses else GOOD
         weight = backend.weight if standing.weight is None else standing.weight
         healthy = standing.healthy or forgiving
         fit = healthy and standing.admin is Admin.ACTIVE and weight > 0

@@ -22,7 +22,7 @@ Services = Mapping[str, Service]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def tell_changes(
+def log_changes(
     before: Services, after: Services, chosen: Collection[str], causes: Mapping[str, str] = _NOTHING
 ) -> None:
     """Log what differs; `chosen` names every service that may be new or different.
@@ -34,17 +34,17 @@ def tell_changes(
     changed = [name for name in chosen if name in before and before[name] != after[name]]
     if len(gone) + len(new) + len(changed) > LINES_AT_ONCE:
         places = {name: _place((after.get(name) or before[name]).origin) for name in (*new, *changed, *gone)}
-        _tell_bulk((len(new), len(changed), len(gone)), {**places, **_only(causes, places)})
+        _log_bulk((len(new), len(changed), len(gone)), {**places, **_only(causes, places)})
         return
     for name in new:
-        _tell_added(after[name], causes.get(name))
+        _log_added(after[name], causes.get(name))
     for name in changed:
-        _tell_changed(before[name], after[name], causes.get(name))
+        _log_changed(before[name], after[name], causes.get(name))
     for name in gone:
-        _tell_removed(before[name], causes.get(name))
+        _log_removed(before[name], causes.get(name))
 
 
-def _tell_bulk(numbers: tuple[int, int, int], causes: Mapping[str, str]) -> None:
+def _log_bulk(numbers: tuple[int, int, int], causes: Mapping[str, str]) -> None:
     names = tuple(causes)[:NAMES_IN_BULK]
     several = list(dict.fromkeys(cause.rpartition(":")[0] or cause for cause in causes.values()))
     more = len(several) - CAUSES_IN_BULK
@@ -54,7 +54,7 @@ def _tell_bulk(numbers: tuple[int, int, int], causes: Mapping[str, str]) -> None
     log.info("services: %s", what, extra=extra)
 
 
-def _tell_added(service: Service, asked: str | None) -> None:
+def _log_added(service: Service, asked: str | None) -> None:
     number = len(service.backends)
     told = f"{number} backend" if number == 1 else f"{number} backends"
     cause, unit = asked or _place(service.origin), service.origin.owner
@@ -62,7 +62,7 @@ def _tell_added(service: Service, asked: str | None) -> None:
     log.info("service %s added: %s; by %s", service.name, told, cause, extra=extra)
 
 
-def _tell_changed(old: Service, new: Service, asked: str | None) -> None:
+def _log_changed(old: Service, new: Service, asked: str | None) -> None:
     differing = [part.name for part in parts_of(new) if part.compare and _differs(old, new, part.name)]
     moves = dict(_moves(old.backends, new.backends))
     told = [name.replace("_", " ") for name in differing if name != "backends"]
@@ -80,7 +80,7 @@ def _tell_changed(old: Service, new: Service, asked: str | None) -> None:
     log.info("service %s changed: %s; by %s", new.name, what, cause, extra=extra)
 
 
-def _tell_removed(service: Service, asked: str | None) -> None:
+def _log_removed(service: Service, asked: str | None) -> None:
     name, was = service.name, service.origin
     cause = asked or f"{was.source} {was.path}".rstrip()  # where the line was another one may be now
     reason = f"was by {_place(was)}"

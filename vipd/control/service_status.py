@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import NOTHING, Unit
-from vipd.model.backend_status import Admin, Standing, Standings
+from vipd.model.backend_status import Admin, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import BackendState, Frontend, Refusal, Service
 
@@ -27,7 +27,7 @@ class ServiceState(NamedTuple):
 def state_of(
     service: Service,
     forwardings: Sequence[Forwarding],
-    standings: Standings,
+    backend_statuses: BackendStatuses,
     quarantine: str | None = None,
     pending: str | None = None,
 ) -> ServiceState:
@@ -39,17 +39,17 @@ def state_of(
     if pending is not None:
         return ServiceState("pending", pending)
     empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
-    backends = _backends_told(service, standings)
+    backends = _backends_in_words(service, backend_statuses)
     if empty and len(empty) == len(forwardings):
         return ServiceState("no-backends", "; ".join(filter(None, (_refused(empty), backends))))
     told = [*((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
-    bad = bool(empty) or _down(service) or any(not standing.healthy for standing in standings.values())
+    bad = bool(empty) or _down(service) or any(not standing.healthy for standing in backend_statuses.values())
     return ServiceState("degraded" if bad else "ok", "; ".join(filter(None, told)))
 
 
-def in_panic(service: Service, standings: Standings) -> bool:
+def in_panic(service: Service, backend_statuses: BackendStatuses) -> bool:
     """Whether none of its own backends is healthy, and all serve for want of better."""
-    own = [standings.get(str(backend)) for backend in service.backends]
+    own = [backend_statuses.get(str(backend)) for backend in service.backends]
     return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
 
 
@@ -129,10 +129,12 @@ def _down(service: Service) -> int:
     return sum(backend.state is BackendState.DOWN for backend in service.backends)
 
 
-def _backends_told(service: Service, standings: Standings) -> str:
+def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> str:
     """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
-    own = [standings[str(backend)] for backend in service.backends if str(backend) in standings]
-    spare = [standings[str(backend)] for backend in service.fallback if str(backend) in standings]
+    own = [backend_statuses[str(backend)] for backend in service.backends if str(backend) in backend_statuses]
+    spare = [
+        backend_statuses[str(backend)] for backend in service.fallback if str(backend) in backend_statuses
+    ]
     numbers = {
         "draining": sum(standing.admin is Admin.DRAINING for standing in own),
         "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
@@ -141,8 +143,8 @@ def _backends_told(service: Service, standings: Standings) -> str:
         "of the fallback unhealthy": _unhealthy(spare),
     }
     told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
-    return f"{told}; all serve, as fallback: keep says" if in_panic(service, standings) else told
+    return f"{told}; all serve, as fallback: keep says" if in_panic(service, backend_statuses) else told
 
 
-def _unhealthy(standings: Sequence[Standing]) -> int:
-    return sum(not standing.healthy for standing in standings)
+def _unhealthy(backend_statuses: Sequence[BackendStatus]) -> int:
+    return sum(not standing.healthy for standing in backend_statuses)

@@ -25,7 +25,7 @@ Faults = Mapping[str, tuple[str, ...]]
 """What keeps sources from being read, by the place of each."""
 
 
-async def tell_problems(before: Problems, after: Problems) -> None:
+async def log_problems(before: Problems, after: Problems) -> None:
     """Log which units have other problems than before, and which have none any more. The event loop gets its
     turns, however many they are."""
     changed = {unit: found for unit, found in after.items() if found and found != before.get(unit)}
@@ -36,7 +36,7 @@ async def tell_problems(before: Problems, after: Problems) -> None:
         changed = dict(islice(changed.items(), ALL_PROBLEMS))
     async for part in in_parts(changed, AT_ONCE):
         for unit, problems in part.items():
-            _tell_refused(unit, problems)
+            _log_refused(unit, problems)
     for unit in before.keys() - after.keys():
         where = unit.removeprefix("file:")
         extra = fields(
@@ -45,7 +45,7 @@ async def tell_problems(before: Problems, after: Problems) -> None:
         log.info("%s has no problems any more", where, extra=extra)
 
 
-def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
+def _log_refused(unit: str, problems: Sequence[Problem]) -> None:
     first, more = problems[0], len(problems) - 1
     what = f"{first.path}: {first.what}" if first.path else first.what
     reason = what + (f"; and {more} more problems" if more > 1 else "; and 1 more problem" if more else "")
@@ -60,7 +60,7 @@ def _tell_refused(unit: str, problems: Sequence[Problem]) -> None:
         log.error("%s", line, extra={ATTRIBUTE: {"VIPD_UNIT": (unit,)}})  # the first one is the event
 
 
-def tell_faults(before: Faults, after: Faults) -> None:
+def log_faults(before: Faults, after: Faults) -> None:
     """Log what is wrong with sources and was not before, and which sources can be used again."""
     for place, faults in after.items():
         known, cause = before.get(place, ()), _source(place)
@@ -77,7 +77,7 @@ def _source(place: str) -> str:
     return f"file {place}" if place.startswith("/") else f"etcd {place}"
 
 
-def tell_applied(number: int, seconds: float, first: bool) -> None:
+def log_applied(number: int, seconds: float, first: bool) -> None:
     """Log that the kernel has all services; the first time this is the event of a load."""
     told = "1 service" if number == 1 else f"{number} services"
     what = f"{told} in the kernel after {seconds:.3f} s"
@@ -85,13 +85,13 @@ def tell_applied(number: int, seconds: float, first: bool) -> None:
     log.info("%s", what, extra=fields(event, reason=what))
 
 
-def tell_recovered(fault: str) -> None:
+def log_recovered(fault: str) -> None:
     """Log that a step has worked after some that failed."""
     extra = fields(Event.APPLY_RECOVERED, reason=f"after: {fault}")
     log.info("the kernel is as declared again, after: %s", fault, extra=extra)
 
 
-def tell_readmitted(before: Collection[str], after: Collection[str], known: Collection[str]) -> None:
+def log_readmitted(before: Collection[str], after: Collection[str], known: Collection[str]) -> None:
     """Log which services that are still `known` are quarantined no more."""
     for name in sorted(set(before) - set(after)):
         if name in known:

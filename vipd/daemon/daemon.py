@@ -22,7 +22,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving
 from vipd.control.admission import admit_unit
-from vipd.control.backend_status_tracker import Fitness
+from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.background_tasks import (
     clean_flows,
     end_overrides,
@@ -35,7 +35,7 @@ from vipd.control.background_tasks import (
     watch_rules,
 )
 from vipd.control.catalog import merge
-from vipd.control.heartbeat import Pulse
+from vipd.control.heartbeat import Heartbeat
 from vipd.control.host import HostNet
 from vipd.control.reconciler import Reconciler
 from vipd.control.reload import reload
@@ -43,11 +43,11 @@ from vipd.daemon.rule_programs import rule_programs
 from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
-from vipd.dataplane.conntrack.keeper import ConntrackKeeper
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import (
     FlowCounters,
     HostDataplanes,
@@ -81,7 +81,7 @@ from vipd.sources.store import StoreError, StoreSource
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import Fleet
-    from vipd.sources.etcd.fleet_overrides import FleetOrders
+    from vipd.sources.etcd.fleet_overrides import FleetOverrides
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +97,15 @@ class Parts:
     files: FileSource
     store: StoreSource
     dataplane: SwitchableDataplane
-    surroundings: HostNet
+    foreign_chains: HostNet
     reconciler: Reconciler
     own: OwnProcesses
-    peace: Peace
+    peace: RepairBackoff
     overrides: OverrideStore
     health: Health
-    fitness: Fitness
+    fitness: BackendStatusTracker
     fleet: Fleet | None
-    keeper: ConntrackKeeper
+    keeper: ConntrackScheduler
     numbers: Numbers
     supervisor: Supervisor
 
@@ -125,11 +125,11 @@ def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
     files, store = sources(settings)
     files.scan()
-    surroundings = HostNet(settings, HostRecord(settings.state_dir))
+    foreign_chains = HostNet(settings, HostRecord(settings.state_dir))
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
-    surroundings.served_by(lambda: dataplane)
-    asyncio.run(surroundings.look())
-    policy = replace(surroundings.claims(), check_problems=surroundings.check_problem)
+    foreign_chains.served_by(lambda: dataplane)
+    asyncio.run(foreign_chains.look())
+    policy = replace(foreign_chains.claims(), check_problems=foreign_chains.check_problem)
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
@@ -161,7 +161,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     notifier.send("STATUS=reading declarations")
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
-        parts = await wire(settings, Pulse(beat_seconds(notifier)), program_seconds(notifier))
+        parts = await wire(settings, Heartbeat(beat_seconds(notifier)), program_seconds(notifier))
         # What is there now stays to the end: each search for garbage would go through it, for a tenth of a
         # second.
         leave_out()
@@ -208,7 +208,7 @@ def _loops(parts: Parts, listeners: Sequence[Listeners], observers: Observers) -
         "watching rules": lambda: _watch_rules(parts, switched),
         "reconciling": reconciler.run,
         "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(LOOK_AT_FILES)),
-        "watching addresses": lambda: look_at_host(parts.surroundings, reconciler),
+        "watching addresses": lambda: look_at_host(parts.foreign_chains, reconciler),
         "deleting old rules": lambda: sweep(reconciler, swept),
         "cleaning flows": lambda: clean_flows(keeper, cleaned),
         "keeping the backends of flows": lambda: save_checkpoint(keeper, saved),
@@ -228,10 +228,10 @@ def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
     return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
 
 
-async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LIMIT_SECONDS) -> Parts:
+async def wire(settings: Settings, pulse: Heartbeat | None = None, limit: float = LIMIT_SECONDS) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `limit` seconds."""
-    pulse = pulse or Pulse()
+    pulse = pulse or Heartbeat()
     files, store = sources(settings)
     await asyncio.to_thread(files.scan)
     record = HostRecord(settings.state_dir)
@@ -240,26 +240,26 @@ async def wire(settings: Settings, pulse: Pulse | None = None, limit: float = LI
     wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     name = await dataplane_meant(wanted, settings, runner)
     dataplane = await SwitchableDataplane.start(name, HostDataplanes(settings, record, runner))
-    surroundings = HostNet(settings, record)
-    surroundings.served_by(lambda: dataplane.name, dataplane.forget)
+    foreign_chains = HostNet(settings, record)
+    foreign_chains.served_by(lambda: dataplane.name, dataplane.forget)
     overrides = OverrideStore(settings.state_dir / "overrides.json", now)
     overrides.load()
     for fault in overrides.faults():
         log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
     health = Health(settings.state_dir / "health.json", users=settings.check_users)
     fleet = await _fleet(settings)
-    fitness = Fitness((overrides, *((fleet.orders,) if fleet else ())), health, health.clock)
+    fitness = BackendStatusTracker((overrides, *((fleet.orders,) if fleet else ())), health, health.clock)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     registrations = fleet.registrations if fleet else dict
-    reconciler = Reconciler(declaring, dataplane, surroundings, now, fitness, registrations)
+    reconciler = Reconciler(declaring, dataplane, foreign_chains, now, fitness, registrations)
     reconciler.pulse = pulse
-    peace = Peace(settings.chain_prefix)
+    peace = RepairBackoff(settings.chain_prefix)
     return Parts(
         settings=settings,
         files=files,
         store=store,
         dataplane=dataplane,
-        surroundings=surroundings,
+        foreign_chains=foreign_chains,
         reconciler=reconciler,
         keeper=await _conntrack(settings.state_dir, reconciler),
         own=own,
@@ -346,14 +346,14 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
 
 def _timed(parts: Parts) -> dict[str, Work]:
     """Loops that let overrides end and shares grow when their time has come; also hears what checks find."""
-    books: dict[str, OverrideStore | FleetOrders] = {"ending overrides": parts.overrides}
+    books: dict[str, OverrideStore | FleetOverrides] = {"ending overrides": parts.overrides}
     if parts.fleet:
         books["ending overrides of the fleet"] = parts.fleet.orders
     changed = {name: asyncio.Event() for name in (*books, "saving ended overrides")}
     grown = _after_step(parts)
 
-    def orders_changed(subjects: frozenset[Subject]) -> None:
-        parts.fitness.orders_changed(subjects)
+    def overrides_changed(subjects: frozenset[Subject]) -> None:
+        parts.fitness.overrides_changed(subjects)
         for event in changed.values():
             event.set()
 
@@ -362,7 +362,7 @@ def _timed(parts: Parts) -> dict[str, Work]:
         parts.reconciler.wake()
 
     for book in books.values():
-        book.changed = orders_changed
+        book.changed = overrides_changed
     parts.health.listeners.append(verdicts_changed)
     return {
         "growing shares": lambda: grow_shares(parts.fitness, parts.reconciler, grown),
@@ -383,9 +383,9 @@ def _after_step(parts: Parts) -> asyncio.Event:
     return woken
 
 
-async def _conntrack(state_dir: Path, reconciler: Reconciler) -> ConntrackKeeper:
+async def _conntrack(state_dir: Path, reconciler: Reconciler) -> ConntrackScheduler:
     """What cleans flows after each change, knowing what an earlier process has left to do."""
-    keeper = ConntrackKeeper(time.monotonic, checkpoint=Checkpoint(state_dir))
+    keeper = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(state_dir))
     reconciler.followers.append(keeper)
     reconciler.flow_resets.ended = keeper.resets
     keeper.resets_changed = reconciler.wake
@@ -446,7 +446,7 @@ async def _listening(
             *parts.health.warnings(),
             *notifier.warnings,
             *recorder.warnings,
-            *parts.surroundings.faults(),
+            *parts.foreign_chains.faults(),
             *parts.supervisor.warnings,
             *parts.reconciler.containment.warnings,
             *parts.reconciler.pulse.warnings,
@@ -455,10 +455,10 @@ async def _listening(
             *(parts.fleet.warnings() if parts.fleet else ()),
         ],
         choose=ChosenDataplane(settings.state_dir).write,
-        claims=parts.surroundings.claims,
-        check_problems=parts.surroundings.check_problems,
-        look_at_claims=parts.surroundings.look_at_claims,
-        warnings_of=parts.surroundings.warnings_of,
+        claims=parts.foreign_chains.claims,
+        check_problems=parts.foreign_chains.check_problems,
+        look_at_claims=parts.foreign_chains.look_at_claims,
+        warnings_of=parts.foreign_chains.warnings_of,
         events=recorder,
         numbers=parts.numbers,
         fleet=parts.fleet,
@@ -489,7 +489,7 @@ def _on_signals(
     `work`."""
     hangups = asyncio.Event()
 
-    async def reload_and_tell() -> None:
+    async def reload_and_notify() -> None:
         await hangups.wait()
         hangups.clear()
         async with reporter.reloading():
@@ -504,5 +504,5 @@ def _on_signals(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, hangups.set)
-    reloading = parts.supervisor.run("reloading", reload_and_tell)
+    reloading = parts.supervisor.run("reloading", reload_and_notify)
     work.append(loop.create_task(reloading, name="reloading"))

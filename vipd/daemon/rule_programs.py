@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from vipd.control.heartbeat import Pulse
+from vipd.control.heartbeat import Heartbeat
 from vipd.host.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
 
 BYTES_A_SECOND = 250_000
 """Of rules, at the least. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
 
 
-def rule_programs(started: Started, pulse: Pulse, limit: float = LIMIT_SECONDS) -> Runner:
+def rule_programs(started: Started, pulse: Heartbeat, limit: float = LIMIT_SECONDS) -> Runner:
     """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
     what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
 
@@ -34,7 +34,7 @@ def rule_programs(started: Started, pulse: Pulse, limit: float = LIMIT_SECONDS) 
     return run_and_beat
 
 
-async def _beat(pulse: Pulse, seconds: float) -> None:
+async def _beat(pulse: Heartbeat, seconds: float) -> None:
     """Beat for so long, and not at its beginning."""
     clock = asyncio.get_running_loop().time
     end = clock() + seconds

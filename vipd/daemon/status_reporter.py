@@ -72,15 +72,15 @@ class Reporter:
         starting = not self._ready and not self._reconciler.progress.failures
         if starting and self._due("extension", 1.0):
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
-        if not self._tell_ready():
+        if not self._notify_ready():
             self._look_soon()  # not at once: most changes are over before anybody could read of them
 
     def look(self) -> None:
         """Say that the daemon is ready once it is, and how it is doing when that has changed."""
-        if self._stopping or self._tell_ready():
+        if self._stopping or self._notify_ready():
             return
         if self._due("status", STATUS_SECONDS):
-            self._tell_status()
+            self._notify_status()
         else:
             self._look_soon()
         if self._failing_since is not None and not self._ready:
@@ -107,7 +107,7 @@ class Reporter:
             self._later.cancel()
         self._notifier.send("STOPPING=1", "STATUS=stopping; the rules stay in the kernel")
 
-    def _tell_ready(self) -> bool:
+    def _notify_ready(self) -> bool:
         """Whether that was to be told now."""
         if self._ready or not (self._reconciler.progress.done or self._fails_for_long()):
             return False
@@ -125,13 +125,13 @@ class Reporter:
     def _look_soon(self) -> None:
         if self._later is None and not self._stopping:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(STATUS_SECONDS, self._look_again)
+            self._later = loop.call_later(STATUS_SECONDS, self._refresh)
 
-    def _look_again(self) -> None:
+    def _refresh(self) -> None:
         self._later = None
         self.look()
 
-    def _tell_status(self) -> None:
+    def _notify_status(self) -> None:
         status = status_text(self._reconciler)
         if status != self._status and self._notifier.send(f"STATUS={status}"):
             self._status = status

@@ -15,7 +15,7 @@ _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 _INSTRUCTION_BYTES = 8
 
 
-def open_hearing(group: int, program: bytes = b"") -> socket.socket:
+def open_multicast(group: int, program: bytes = b"") -> socket.socket:
     """A socket that does not block, of a multicast group in this thread's network namespace.
 
     `program`: instructions of classic BPF that choose what it gets. Raises OSError.

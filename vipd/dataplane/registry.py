@@ -14,17 +14,17 @@ from vipd.dataplane.iptables import removal as iptables_removal
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.dataplane.nftables import removal as nftables_removal
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.flow_counter import ElementCounter
+from vipd.dataplane.nftables.foreign_chains import dropping_chains
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.probe import Abilities, probe
-from vipd.dataplane.nftables.surroundings import dropping_chains
 from vipd.dataplane.nftables.tools import find_nft
 from vipd.dataplane.nftables.watch import TableWatch
-from vipd.dataplane.switching import DataplaneName, Doubted, Ready, SwitchableDataplane, at_once
+from vipd.dataplane.switching import DataplaneName, InvalidatedDataplane, Ready, SwitchableDataplane, at_once
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -43,13 +43,13 @@ class HostDataplanes:
         self.prefix = settings.chain_prefix
         self.accepts = ForwardAccepts(settings, record, run)
 
-    async def open(self, name: DataplaneName) -> Doubted:
+    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
         if name == "nftables":
             return await NftablesDataplane.start(self._settings, self._record, self._run)
         return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.kept)
 
-    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions | TableOptions:
+    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules in a dataplane that this has opened."""
         assert isinstance(dataplane, IptablesDataplane | NftablesDataplane)  # noqa: S101 (there are two)
         return dataplane.options_of(family)
@@ -91,7 +91,7 @@ class FlowCounters:
 
     def __init__(self, dataplane: SwitchableDataplane) -> None:
         self._dataplane = dataplane
-        self._of: tuple[Doubted, FlowCounter] | None = None
+        self._of: tuple[InvalidatedDataplane, FlowCounter] | None = None
 
     @property
     def seconds(self) -> float:
@@ -118,7 +118,7 @@ class FlowCounters:
         return self._of[1]
 
 
-def _counter_of(dataplane: Doubted) -> FlowCounter:
+def _counter_of(dataplane: InvalidatedDataplane) -> FlowCounter:
     if isinstance(dataplane, IptablesDataplane):
         return dataplane.counter
     assert isinstance(dataplane, NftablesDataplane)  # noqa: S101 (there are two)

@@ -71,7 +71,7 @@ class ChosenDataplane:
             remove_own(self._path)
 
 
-class Doubted(Dataplane, Protocol):
+class InvalidatedDataplane(Dataplane, Protocol):
     """A dataplane that can be told which of its chains somebody else may have changed."""
 
     def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
@@ -84,10 +84,10 @@ class Opening(Protocol):
     prefix: str
     accepts: ForwardAccepts
 
-    async def open(self, name: DataplaneName) -> Doubted:
+    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
-    def options_of(self, dataplane: Doubted, family: Family) -> RuleOptions | TableOptions:
+    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules in a dataplane that this has opened."""
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
@@ -115,7 +115,7 @@ class WholePlan:
 class SwitchableDataplane:
     """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
 
-    def __init__(self, name: DataplaneName, current: Doubted, opening: Opening) -> None:
+    def __init__(self, name: DataplaneName, current: InvalidatedDataplane, opening: Opening) -> None:
         self._name, self.current, self._opening = name, current, opening
         self.accepts = opening.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
@@ -297,7 +297,7 @@ class SwitchableDataplane:
         except ApplyError as error:
             log.warning("%s", error)
 
-    def _take_over(self, name: DataplaneName, new: Doubted) -> None:
+    def _take_over(self, name: DataplaneName, new: InvalidatedDataplane) -> None:
         self._name, self.current, self._written = name, new, True
         self._announce()
 

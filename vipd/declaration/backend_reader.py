@@ -13,7 +13,7 @@ from vipd.declaration.fields import (
     one_or_more,
     read_choice,
     read_integer,
-    read_notation,
+    read_short_form,
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node, null
@@ -52,7 +52,7 @@ def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]
         backend = (
             _read_backend_mapping(report, item, place)
             if isinstance(item, Mapping)
-            else read_notation(report, item, place, parse_backend, "a backend address or a mapping")
+            else read_short_form(report, item, place, parse_backend, "a backend address or a mapping")
         )
         if backend is not None:
             placed = Placed(backend, item.line, place)
@@ -69,7 +69,7 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
         if "address" not in misspelt(node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
         return None
-    address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
+    address = read_short_form(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:
         return None
     backup = check = None

@@ -17,7 +17,7 @@ from vipd.declaration.fields import (
     one_or_more,
     read_choice,
     read_integer,
-    read_notation,
+    read_short_form,
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node, Scalar, integer
@@ -116,7 +116,7 @@ def _finished(report: Report, kind: str, check: Check, node: Node, path: str) ->
 
 
 def _read_seconds(report: Report, node: Node, path: str) -> float | None:
-    seconds = read_notation(report, node, path, parse_period, "a duration like 5s")
+    seconds = read_short_form(report, node, path, parse_period, "a duration like 5s")
     if seconds is None or MIN_CHECK_SECONDS <= seconds <= MAX_CHECK_SECONDS:
         return seconds
     text = node.text if isinstance(node, Scalar) else ""
@@ -125,7 +125,7 @@ def _read_seconds(report: Report, node: Node, path: str) -> float | None:
 
 
 def _read_jitter(report: Report, node: Node, path: str) -> float | None:
-    part = read_notation(report, node, path, parse_percent, "a percentage like 10%")
+    part = read_short_form(report, node, path, parse_percent, "a percentage like 10%")
     if part is not None and part > 0.5:
         report.add(node.line, path, f"{part:.0%} is out of range", "from 0% to 50%")
         return None

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vipd.declaration.fields import Placed, Report, kind, known_keys, one_or_more, read_choice, read_notation
+from vipd.declaration.fields import (
+    Placed,
+    Report,
+    kind,
+    known_keys,
+    one_or_more,
+    read_choice,
+    read_short_form,
+)
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.service_rules import check_vip
-from vipd.declaration.syntax import NotationError, parse_address, parse_network
+from vipd.declaration.syntax import InvalidTextError, parse_address, parse_network
 from vipd.model.service import ExternalAddress, Family, Policy, family_of
 
 EXTERNAL_KEYS = ("address", "allow_from")
@@ -35,7 +43,7 @@ def read_external_addresses(
 
 def _read_external_address(report: Report, node: Node, path: str) -> ExternalAddress | None:
     if not isinstance(node, Mapping):
-        address = read_notation(report, node, path, parse_address, "an IP address or a mapping")
+        address = read_short_form(report, node, path, parse_address, "an IP address or a mapping")
         return None if address is None else ExternalAddress(address)
     values: dict[str, Node] = dict(known_keys(report, node, path, EXTERNAL_KEYS))
     allowed = None
@@ -44,7 +52,7 @@ def _read_external_address(report: Report, node: Node, path: str) -> ExternalAdd
     if "address" not in values:
         report.add(node.line, path, "address is missing", "write {address: 203.0.113.10, allow_from: any}")
         return None
-    address = read_notation(report, values["address"], f"{path}.address", parse_address, "an IP address")
+    address = read_short_form(report, values["address"], f"{path}.address", parse_address, "an IP address")
     return None if address is None else ExternalAddress(address, allow_from=allowed)
 
 
@@ -57,7 +65,7 @@ def read_allow_from(report: Report, node: Node, path: str) -> tuple[str, ...]:
         report.add(node.line, path, "the list is empty", "name a network, or write any")
     first: dict[str, str] = {}
     for place, item in items:
-        network = read_notation(report, item, place, _parse_allowed, "a network like 203.0.113.0/24")
+        network = read_short_form(report, item, place, _parse_allowed, "a network like 203.0.113.0/24")
         if network is None:
             continue
         if network in first:
@@ -68,7 +76,7 @@ def read_allow_from(report: Report, node: Node, path: str) -> tuple[str, ...]:
 
 def _parse_allowed(text: str) -> str:
     if text == _ANY:
-        raise NotationError("any stands among networks", "write allow_from: any alone, or leave any out")
+        raise InvalidTextError("any stands among networks", "write allow_from: any alone, or leave any out")
     return parse_network(text)
 
 

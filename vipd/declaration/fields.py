@@ -15,7 +15,7 @@ from vipd.declaration import nodes
 from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.problems import Note, Problem, ProblemList, internal_problem
-from vipd.declaration.syntax import NotationError, shown
+from vipd.declaration.syntax import InvalidTextError, shown
 from vipd.model import limits
 from vipd.model.text import is_text
 
@@ -214,14 +214,16 @@ def _report_length(report: Report, node: Scalar, path: str) -> None:
     report.add(node.line, path, what, "no text of a declaration is as long")
 
 
-def read_notation(report: Report, node: Node, path: str, parse: Callable[[str], T], wanted: str) -> T | None:
-    """A scalar in one of the short forms of `notation`; `parse` raises `NotationError`."""
+def read_short_form(
+    report: Report, node: Node, path: str, parse: Callable[[str], T], wanted: str
+) -> T | None:
+    """A scalar in one of the short forms of `short_form`; `parse` raises `InvalidTextError`."""
     text = _scalar_text(report, node, path, wanted)
     if text is None:
         return None
     try:
         return parse(text)
-    except NotationError as error:
+    except InvalidTextError as error:
         meaning = nodes.other_meaning(node)  # type: ignore[arg-type]
         if meaning and meaning != "an integer":
             report.wrong_type(node, path, wanted, error.hint)

@@ -35,7 +35,7 @@ _LAST_LINE = 2**20
 """Of a change: as many empty lines stand in its place before it, where no value may be as long."""
 
 
-def parse_again(
+def parse_incrementally(
     text: str | Utf8, path: str, earlier: str | Utf8, known: Declaration, source: str = "file"
 ) -> Declaration:
     """What `parse_declaration` says of `text`, when it has said `known` of an earlier text of the same file.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from vipd.declaration import nodes
-from vipd.declaration.fields import Placed, Report, read_integer, read_notation, read_text
+from vipd.declaration.fields import Placed, Report, read_integer, read_short_form, read_text
 from vipd.declaration.nodes import Node, Scalar, Sequence
 from vipd.declaration.syntax import MAX_PORT, parse_address, shown
 
@@ -88,13 +88,15 @@ class Place(NamedTuple):
         self.report.wrong_type(self.node, self.path, "true or false")
         return None
 
-    def notation(self, parse: Callable[[str], T], wanted: str) -> T | None:
+    def short_form(self, parse: Callable[[str], T], wanted: str) -> T | None:
         """A value in one of the forms of `vipd.declaration.syntax`; None when nothing stands here."""
-        return None if self.node is None else read_notation(self.report, self.node, self.path, parse, wanted)
+        return (
+            None if self.node is None else read_short_form(self.report, self.node, self.path, parse, wanted)
+        )
 
     def address(self) -> Placed[str] | None:
         """An IP address; None when nothing stands here, or nothing readable."""
-        address = self.notation(parse_address, "an IP address")
+        address = self.short_form(parse_address, "an IP address")
         return None if address is None else Placed(address, self.line, self.path)
 
     def problem(self, what: str, hint: str = "") -> None:

@@ -228,7 +228,7 @@ def _read_ingress(place: Place) -> list[Placed[str]]:
 def _read_ranges(place: Place) -> tuple[str, ...]:
     """Networks, blanks around them and bits beyond the prefix cleared, each once."""
     found = [
-        item.notation(lambda text: parse_network(text.strip(), mask=True), "a network like 203.0.113.0/24")
+        item.short_form(lambda text: parse_network(text.strip(), mask=True), "a network like 203.0.113.0/24")
         for item in place.items()
     ]
     return tuple(dict.fromkeys(filter(None, found)))

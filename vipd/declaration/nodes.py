@@ -111,11 +111,11 @@ def other_meaning(scalar: Scalar) -> str:
     if scalar.text[0] not in _NUMBERS_BEGIN and scalar.text.lower() not in _BOOLEANS:
         return ""
     return next(
-        (meaning for pattern, meaning in _meanings(scalar.text) if pattern.fullmatch(scalar.text)), ""
+        (meaning for pattern, meaning in _key_docs(scalar.text) if pattern.fullmatch(scalar.text)), ""
     )
 
 
-def _meanings(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _key_docs(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """The patterns worth trying: only the first is safe from slow matching on long text."""
     return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
 

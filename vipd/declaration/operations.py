@@ -14,7 +14,7 @@ from vipd.declaration.conflicts import AddressUse, address_uses, backend_address
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
-from vipd.declaration.syntax import NotationError, parse_backend, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
 from vipd.model.service import Backend, Frontend, Origin, Service
 
 Services = Mapping[str, Service]
@@ -69,7 +69,7 @@ def find(snapshot: Services, target: str) -> Service:
         return snapshot[target]
     try:
         frontend = parse_frontend(target)
-    except NotationError:
+    except InvalidTextError:
         frontend = None
     for service in snapshot.values() if frontend else ():
         if frontend and _may_have(service, {frontend.address}) and frontend in service.frontends():
@@ -284,7 +284,7 @@ def invalid(found: Sequence[Problem]) -> RefusedError:
 def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
     try:
         wanted = parse_backend(name)
-    except NotationError as error:
+    except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
     for backend in backends:
         if (backend.address, backend.port) == (wanted.address, wanted.port):

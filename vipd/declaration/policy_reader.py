@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.check_reader import read_check
-from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_notation
+from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_short_form
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.syntax import parse_duration, shown
 from vipd.model.check import Check
@@ -83,7 +83,7 @@ def _read_affinity(report: Report, policy: Policy, node: Node, path: str) -> Non
 
 
 def _read_timeout(report: Report, node: Node, path: str) -> Affinity:
-    seconds = read_notation(report, node, path, parse_duration, "a duration like 3h")
+    seconds = read_short_form(report, node, path, parse_duration, "a duration like 3h")
     if seconds is None:
         return Affinity()
     if not 1 <= seconds <= MAX_AFFINITY_SECONDS:
@@ -133,7 +133,7 @@ def _read_balance(report: Report, policy: Policy, node: Node, path: str) -> None
 
 
 def _read_slow_start(report: Report, policy: Policy, node: Node, path: str) -> None:
-    seconds = read_notation(report, node, path, parse_duration, "a duration like 30s")
+    seconds = read_short_form(report, node, path, parse_duration, "a duration like 30s")
     if seconds is None:
         return
     if seconds > MAX_SLOW_START_SECONDS:

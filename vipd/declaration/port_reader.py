@@ -11,7 +11,7 @@ from vipd.declaration.fields import (
     misspelt,
     one_or_more,
     read_integer,
-    read_notation,
+    read_short_form,
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
@@ -35,7 +35,7 @@ def read_ports(report: Report, node: Node, path: str) -> list[Placed[ServicePort
         port = (
             _read_port_mapping(report, item, place)
             if isinstance(item, Mapping)
-            else read_notation(report, item, place, parse_port, "a port like 53/udp or a mapping")
+            else read_short_form(report, item, place, parse_port, "a port like 53/udp or a mapping")
         )
         if port is not None:
             found.append(Placed(port, item.line, place))
@@ -53,7 +53,7 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
     protocol: Protocol | None = Protocol.TCP
     if "protocol" in values:
         place = f"{path}.protocol"
-        protocol = read_notation(report, values["protocol"], place, parse_protocol, "tcp, udp or sctp")
+        protocol = read_short_form(report, values["protocol"], place, parse_protocol, "tcp, udp or sctp")
     numbers = {
         key: read_integer(report, values[key], f"{path}.{key}", 1, MAX_PORT)
         for key in ("target", "node_port", "port")

@@ -26,7 +26,7 @@ from vipd.declaration.fields import (
     one_or_more,
     read_choice,
     read_integer,
-    read_notation,
+    read_short_form,
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
@@ -244,7 +244,7 @@ def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
         report.add(node.line, path, "the list is empty", "every service needs an address")
     found = []
     for place, item in items:
-        text = read_notation(report, item, place, parse_address, "an IP address")
+        text = read_short_form(report, item, place, parse_address, "an IP address")
         if text is not None:
             address = Placed(text, item.line, place)
             if check_vip(report, address):

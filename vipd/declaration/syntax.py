@@ -1,7 +1,7 @@
 """The short forms of addresses, ports, backends, frontends and durations, in files and on the command line.
 
 Imports the standard library and `vipd.model.service` only, so that a command line starts fast. Pure. Every
-function takes text, returns a canonical value and raises `NotationError` with the fault and the way out.
+function takes text, returns a canonical value and raises `InvalidTextError` with the fault and the way out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
 _LONGEST_SHOWN = 60
 
 
-class NotationError(ValueError):
+class InvalidTextError(ValueError):
     """Text that is not in the form wanted: `what` is wrong, and a `hint` at the way out (may be empty)."""
 
     def __init__(self, what: str, hint: str = "") -> None:
@@ -62,7 +62,7 @@ def parse_address(text: str) -> str:
         _refuse_address(text)
     if address.ipv4_mapped is not None:
         what = f"{shown(text)} is an IPv4-mapped IPv6 address"
-        raise NotationError(what, f"write the IPv4 address {address.ipv4_mapped}")
+        raise InvalidTextError(what, f"write the IPv4 address {address.ipv4_mapped}")
     return str(address)
 
 
@@ -73,13 +73,13 @@ def parse_network(text: str, *, mask: bool = False) -> str:
     most = 128 if ":" in address else 32
     if not slash:
         hint = f"write {address}/{most} for this address alone"
-        raise NotationError(f"{shown(text)} has no prefix length", hint)
+        raise InvalidTextError(f"{shown(text)} has no prefix length", hint)
     if not _PREFIX_LENGTH.fullmatch(length) or int(length) > most:
         hint = f"a whole number from 0 to {most} after the slash"
-        raise NotationError(f"{shown(text)} has no usable prefix length", hint)
+        raise InvalidTextError(f"{shown(text)} has no usable prefix length", hint)
     network = str(ip_network(f"{address}/{length}", strict=False))
     if not mask and network != f"{address}/{length}":
-        raise NotationError(f"{shown(text)} has bits set beyond its prefix", f"write {network}")
+        raise InvalidTextError(f"{shown(text)} has bits set beyond its prefix", f"write {network}")
     return network
 
 
@@ -93,11 +93,11 @@ def parse_port_number(text: str) -> int:
     """A port, 1..65535, in decimal without leading zeros."""
     hint = f"a port is a number from 1 to {MAX_PORT}"
     if not _DIGITS.fullmatch(text):
-        raise NotationError(f"{shown(text)} is not a port", hint)
+        raise InvalidTextError(f"{shown(text)} is not a port", hint)
     if text[0] == "0" and len(text) > 1:
-        raise NotationError(f"the port {shown(text)} has a leading zero", "write it in plain decimal")
+        raise InvalidTextError(f"the port {shown(text)} has a leading zero", "write it in plain decimal")
     if not 1 <= int(text) <= MAX_PORT:
-        raise NotationError(f"the port {text} is out of range", hint)
+        raise InvalidTextError(f"the port {text} is out of range", hint)
     return int(text)
 
 
@@ -107,7 +107,7 @@ def parse_protocol(text: str) -> Protocol:
     if protocol is None:
         lower = text.lower()
         hint = f"write {lower}" if lower in _PROTOCOLS else f"one of {', '.join(_PROTOCOLS)}"
-        raise NotationError(f"{shown(text)} is not a protocol", hint)
+        raise InvalidTextError(f"{shown(text)} is not a protocol", hint)
     return protocol
 
 
@@ -121,7 +121,7 @@ def parse_backend(text: str) -> Backend:
         if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
             return Backend(address, int(port) if port else None, int(weight) if weight else 1)
     if "://" in text:
-        raise NotationError(
+        raise InvalidTextError(
             f"{shown(text)} is a URL", "write an address, and a port if it needs one of its own"
         )
     body, at, weight = text.partition("@")
@@ -134,11 +134,11 @@ def parse_weight(text: str) -> int:
     """A weight, 0..65535, in decimal without leading zeros."""
     hint = f"a weight is a whole number from 0 to {MAX_WEIGHT}"
     if not _DIGITS.fullmatch(text):
-        raise NotationError(f"{shown(text)} is not a weight", hint)
+        raise InvalidTextError(f"{shown(text)} is not a weight", hint)
     if text[0] == "0" and len(text) > 1:
-        raise NotationError(f"the weight {shown(text)} has a leading zero", "write it in plain decimal")
+        raise InvalidTextError(f"the weight {shown(text)} has a leading zero", "write it in plain decimal")
     if int(text) > MAX_WEIGHT:
-        raise NotationError(f"the weight {text} is out of range", hint)
+        raise InvalidTextError(f"the weight {text} is out of range", hint)
     return int(text)
 
 
@@ -152,7 +152,7 @@ def parse_frontend(text: str) -> Frontend:
         _refuse_bare_ipv6(text, body, protocol or "tcp")
         canonical = parse_address(address)
         example = f"[{canonical}]:53/udp" if ":" in canonical else f"{canonical}:53/udp"
-        raise NotationError(f"{shown(text)} has no port", f"write it like {example}")
+        raise InvalidTextError(f"{shown(text)} has no port", f"write it like {example}")
     number = parse_port_number(port)
     return Frontend(parse_address(address), number, parse_protocol(protocol) if slash else Protocol.TCP)
 
@@ -161,12 +161,12 @@ def parse_duration(text: str) -> int:
     """`90s`, `10m`, `3h`, `1d` or a bare number of seconds, as whole seconds."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise NotationError(
+        raise InvalidTextError(
             f"{shown(text)} is not a duration", "write a whole number and a unit: 90s, 10m, 3h or 1d"
         )
     seconds = int(match[1]) * _UNITS[match[2]]
     if seconds > MAX_SECONDS:
-        raise NotationError(f"the duration {shown(text)} is out of range", f"at most {MAX_SECONDS}s")
+        raise InvalidTextError(f"the duration {shown(text)} is out of range", f"at most {MAX_SECONDS}s")
     return seconds
 
 
@@ -182,7 +182,9 @@ def parse_period(text: str) -> float:
     """A duration that may be short: `500ms`, `2.5s`, `1m` or a number of seconds, as seconds."""
     match = _PERIOD.fullmatch(text)
     if match is None:
-        raise NotationError(f"{shown(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m")
+        raise InvalidTextError(
+            f"{shown(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m"
+        )
     # Whole milliseconds, so that equal durations are equal however they are written.
     return round(float(match[1]) * _PERIOD_UNITS[match[2]]) / 1000
 
@@ -199,7 +201,7 @@ def parse_percent(text: str) -> float:
     """`10%` as 0.1, from 0% to 100%."""
     match = _PERCENT.fullmatch(text)
     if match is None or int(match[1]) > 100:
-        raise NotationError(f"{shown(text)} is not a percentage", "write a whole number and %: 10%")
+        raise InvalidTextError(f"{shown(text)} is not a percentage", "write a whole number and %: 10%")
     return int(match[1]) / 100
 
 
@@ -216,12 +218,14 @@ def _split_socket(text: str) -> tuple[str, str | None]:
 def _split_brackets(text: str) -> tuple[str, str]:
     address, closed, rest = text[1:].partition("]")
     if not closed:
-        raise NotationError(f"{shown(text)} lacks the closing bracket", "write it like [fd00::10]:53")
+        raise InvalidTextError(f"{shown(text)} lacks the closing bracket", "write it like [fd00::10]:53")
     if ":" not in address:
-        raise NotationError(f"{shown(text)} has brackets around what is not IPv6", "leave the brackets out")
+        raise InvalidTextError(
+            f"{shown(text)} has brackets around what is not IPv6", "leave the brackets out"
+        )
     if not rest.startswith(":"):
         hint = f"write a port after the brackets, or the address alone{_spelled(address)}"
-        raise NotationError(f"{shown(text)} has brackets but no port", hint)
+        raise InvalidTextError(f"{shown(text)} has brackets but no port", hint)
     return address, rest[1:]
 
 
@@ -229,7 +233,7 @@ def _spelled(text: str) -> str:
     """How a hint ends that spells out an address: `: fd00::5`. Empty when the text is none."""
     try:
         return f": {parse_address(text)}"
-    except NotationError:
+    except InvalidTextError:
         return ""
 
 
@@ -241,9 +245,9 @@ def _refuse_url(text: str) -> NoReturn:
     try:
         found = parse_frontend(f"{host}{port}")
         example = f"{socket_text(found.address, found.port)}/tcp"
-    except NotationError:
+    except InvalidTextError:
         example = "10.96.0.10:80/tcp"
-    raise NotationError(f"{shown(text)} is a URL", f"write address, port and protocol: {example}")
+    raise InvalidTextError(f"{shown(text)} is a URL", f"write address, port and protocol: {example}")
 
 
 def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
@@ -255,37 +259,37 @@ def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
     hint = f"write it like [{address}]:{port}/{protocol}"
     if _spelled(body):
         hint += f", or, if all of it is the address, [{parse_address(body)}]:PORT/{protocol}"
-    raise NotationError(f"{shown(text)} has an IPv6 address without brackets", hint)
+    raise InvalidTextError(f"{shown(text)} has an IPv6 address without brackets", hint)
 
 
 def _refuse_address(text: str) -> NoReturn:
     name = shown(text)
     bare = text.partition("/")[0].partition("%")[0]
     if not text:
-        raise NotationError("the address is empty", "write an IPv4 or IPv6 address")
+        raise InvalidTextError("the address is empty", "write an IPv4 or IPv6 address")
     if "%" in text:
-        raise NotationError(f"{name} has a zone id", f"leave out the part from % on{_spelled(bare)}")
+        raise InvalidTextError(f"{name} has a zone id", f"leave out the part from % on{_spelled(bare)}")
     if "/" in text:
-        raise NotationError(f"{name} has a prefix or protocol", f"write the address alone{_spelled(bare)}")
+        raise InvalidTextError(f"{name} has a prefix or protocol", f"write the address alone{_spelled(bare)}")
     if "[" in text or "]" in text:
-        raise NotationError(f"{name} has brackets", "write the address alone, without brackets or a port")
+        raise InvalidTextError(f"{name} has brackets", "write the address alone, without brackets or a port")
     if _IPV4_LIKE.fullmatch(text):
         _refuse_ipv4(text)
     address, colon, port = text.partition(":")
     if colon and _DIGITS.fullmatch(port) and _IPV4.fullmatch(address):
-        raise NotationError(f"{name} has a port", f"write the address alone: {address}")
+        raise InvalidTextError(f"{name} has a port", f"write the address alone: {address}")
     if _HOST_NAME.fullmatch(text):
-        raise NotationError(
+        raise InvalidTextError(
             f"{name} is a name, not an IP address", "names are not resolved: write the address"
         )
-    raise NotationError(f"{name} is not an IP address", "write an IPv4 or IPv6 address")
+    raise InvalidTextError(f"{name} is not an IP address", "write an IPv4 or IPv6 address")
 
 
 def _refuse_ipv4(text: str) -> NoReturn:
     octets = text.split(".")
     plain = ".".join(octet.lstrip("0") or "0" for octet in octets)
     if plain != text and _IPV4.fullmatch(plain):
-        raise NotationError(
+        raise InvalidTextError(
             f"{shown(text)} has leading zeros, which some programs read as octal", f"write {plain}"
         )
-    raise NotationError(f"{shown(text)} is not an IPv4 address", "each of the four numbers is 0..255")
+    raise InvalidTextError(f"{shown(text)} is not an IPv4 address", "each of the four numbers is 0..255")

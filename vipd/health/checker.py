@@ -165,7 +165,7 @@ class Health:
                     await asyncio.sleep(SAVE_SECONDS)
                     self._memory.tidy(self.clock())
                     self._log.tell((), self.clock())
-                    self._log.tell_late(self._scheduler.troubles(), self.clock())
+                    self._log.log_late(self._scheduler.troubles(), self.clock())
 
     def _stop(self) -> None:
         if self._scheduler is not None:

@@ -50,7 +50,7 @@ class VerdictLog:
             reason = f"{record.state}: {record.reason(now)}"
             log.log(level, "%s is %s", target, reason, extra=self._fields(target, reason))
 
-    def tell_late(self, troubles: Sequence[str], now: float) -> None:
+    def log_late(self, troubles: Sequence[str], now: float) -> None:
         """Checks are late, each time for one reason of `troubles`; told when it begins, and when there has
         been no such trouble for a while."""
         if troubles:

@@ -18,7 +18,7 @@ class Admin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BackendStatus:
     """One backend's standing in one service. What is for people does not count in comparisons."""
 
     healthy: bool = True
@@ -37,7 +37,7 @@ class Standing:
     """What its check found last."""
 
 
-Standings = Mapping[str, Standing]
+BackendStatuses = Mapping[str, BackendStatus]
 """By the backend's text (`ADDR` or `ADDR:PORT`); one that is not there is active and healthy."""
 
-GOOD = Standing()
+GOOD = BackendStatus()

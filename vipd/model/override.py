@@ -89,7 +89,7 @@ class MalformedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ActiveOverrides:
     """What all orders about one backend come to."""
 
     admin: Admin = Admin.ACTIVE
@@ -98,7 +98,7 @@ class Orders:
     sources: tuple[Override, ...] = ()
 
 
-def orders_about(service: Service, backend: Backend, overrides: Iterable[Override]) -> Orders:
+def overrides_of(service: Service, backend: Backend, overrides: Iterable[Override]) -> ActiveOverrides:
     """The severest state wins; a weight for the service itself wins over one for the address."""
     found = sorted((o for o in overrides if o.about(service.name, backend)), key=lambda o: o.subject)
     if not found:
@@ -108,10 +108,10 @@ def orders_about(service: Service, backend: Backend, overrides: Iterable[Overrid
     draining = [o for o in found if o.admin is Admin.DRAINING]
     pinned = bool(draining) and all(o.pins_until is not None for o in draining)
     # Sorted by service, an order for every service comes first.
-    return Orders(admin, weights[-1] if weights else None, pinned, tuple(found))
+    return ActiveOverrides(admin, weights[-1] if weights else None, pinned, tuple(found))
 
 
-NO_ORDERS = Orders()
+NO_ORDERS = ActiveOverrides()
 
 
 def in_parts(orders: Iterable[Override]) -> dict[Key, Override]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
-from vipd.model.backend_status import GOOD, Standing, Standings
+from vipd.model.backend_status import GOOD, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Backend, Frontend, Policy, Refusal, Service, port_names
 
@@ -17,12 +17,12 @@ Place = tuple[str, int]
 NONE_WAIT: Mapping[Place, str] = MappingProxyType({})
 
 
-def standings_by_place(
-    service: Service, forwarding: Forwarding, standings: Standings
-) -> Mapping[Place, Standing]:
+def backend_status_by_place(
+    service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses
+) -> Mapping[Place, BackendStatus]:
     """How backends stand, by where the forwarding reaches them."""
-    places = _places(service, forwarding) if standings else {}
-    return {place: standings[str(b)] for place, b in places.items() if str(b) in standings}
+    places = _places(service, forwarding) if backend_statuses else {}
+    return {place: backend_statuses[str(b)] for place, b in places.items() if str(b) in backend_statuses}
 
 
 def waiting_by_place(service: Service, forwarding: Forwarding) -> Mapping[Place, str]:
@@ -53,7 +53,7 @@ def _places(service: Service, forwarding: Forwarding) -> dict[Place, Backend]:
 def forwarding_view(
     forwarding: Forwarding,
     dataplane: Dataplane,
-    standings: Mapping[Place, Standing],
+    backend_statuses: Mapping[Place, BackendStatus],
     waiting: Mapping[Place, str] = NONE_WAIT,
 ) -> Json:
     """A ForwardingView of docs/api.md."""
@@ -72,7 +72,7 @@ def forwarding_view(
         "affinity_seconds": forwarding.affinity_timeout,
         "refusal": _refusal(forwarding),
         "chain": chain if forwarding.reachable() else "",
-        "endpoints": list(_endpoint_views(forwarding, dataplane, standings, waiting)),
+        "endpoints": list(_endpoint_views(forwarding, dataplane, backend_statuses, waiting)),
     }
 
 
@@ -85,23 +85,23 @@ def _refusal(forwarding: Forwarding) -> Refusal:
 def _endpoint_views(
     forwarding: Forwarding,
     dataplane: Dataplane,
-    standings: Mapping[Place, Standing],
+    backend_statuses: Mapping[Place, BackendStatus],
     waiting: Mapping[Place, str],
 ) -> Iterator[Json]:
     _, chains = dataplane.chains_of(forwarding)
     shares = forwarding.shares()
     for endpoint in forwarding.reachable():
-        standing = standings.get(endpoint[:2], GOOD)
+        standing = backend_statuses.get(endpoint[:2], GOOD)
         yield _endpoint_view(endpoint, standing, shares.get(endpoint, 0.0), chains[endpoint])
     for endpoint in (*forwarding.resting, *forwarding.down):
-        standing = standings.get(endpoint[:2], GOOD)
+        standing = backend_statuses.get(endpoint[:2], GOOD)
         yield _endpoint_view(endpoint, standing) | {
             "ready": False,
             "reason": standing.reason or _why_idle(endpoint, forwarding, waiting),
         }
 
 
-def _endpoint_view(endpoint: Endpoint, standing: Standing, share: float = 0.0, chain: str = "") -> Json:
+def _endpoint_view(endpoint: Endpoint, standing: BackendStatus, share: float = 0.0, chain: str = "") -> Json:
     return {
         "endpoint": str(endpoint),
         "address": endpoint.address,

@@ -15,10 +15,10 @@ from vipd.model.durations import Durations
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.listeners import Listeners, Place
+from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.flows import reader
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.metrics.tally import Tally
-from vipd.observe.page.board import Board, Facts
+from vipd.observe.page.page_state import Board, Facts
 from vipd.observe.page.server import StatusPage
 from vipd.observe.views import time_text
 from vipd.sources.base import Source

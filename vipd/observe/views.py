@@ -14,11 +14,11 @@ from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, listed
 from vipd.declaration.unit import Unit
-from vipd.model.backend_status import Standings
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
+from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view, waiting_by_place
 from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
@@ -33,7 +33,7 @@ def time_text(moment: datetime | None) -> str | None:
 def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
     """A ServiceView of docs/api.md."""
     forwardings = reconciler.forwardings.get(service.name, ())
-    standings = reconciler.standings(service)
+    backend_statuses = reconciler.backend_statuses(service)
     return {
         "name": service.name,
         "owner": service.origin.owner,
@@ -43,10 +43,13 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             "line": service.origin.line,
         },
         "spec": spec_of(service),
-        "status": _service_status(service, forwardings, reconciler, standings),
+        "status": _service_status(service, forwardings, reconciler, backend_statuses),
         "forwardings": [
             forwarding_view(
-                f, dataplane, standings_by_place(service, f, standings), waiting_by_place(service, f)
+                f,
+                dataplane,
+                backend_status_by_place(service, f, backend_statuses),
+                waiting_by_place(service, f),
             )
             for f in forwardings
         ],
@@ -54,12 +57,15 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
 
 
 def _service_status(
-    service: Service, forwardings: Sequence[Forwarding], reconciler: Reconciler, standings: Standings
+    service: Service,
+    forwardings: Sequence[Forwarding],
+    reconciler: Reconciler,
+    backend_statuses: BackendStatuses,
 ) -> Json:
     progress = reconciler.progress
     pending = progress.fault if progress.is_pending(service.name) else None
     state, message = state_of(
-        service, forwardings, standings, progress.quarantined.get(service.name), pending
+        service, forwardings, backend_statuses, progress.quarantined.get(service.name), pending
     )
     return {
         "state": state,
@@ -75,7 +81,7 @@ def _panic_warnings(reconciler: Reconciler) -> list[str]:
         f"service {service.name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
         f"hint: vipctl describe {service.name} tells what the checks say"
         for service in reconciler.services.values()
-        if service.keeps_unhealthy and in_panic(service, reconciler.standings(service))
+        if service.keeps_unhealthy and in_panic(service, reconciler.backend_statuses(service))
     ]
 
 

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import watchfiles
 
-from vipd.declaration.incremental import parse_again
+from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.pieces import Utf8, find, first_no_utf8, joined
 from vipd.declaration.problems import (
@@ -277,7 +277,7 @@ def _parsed(text: Utf8, path: str, known: _Read | None) -> Declaration:
     """What a file says now, read anew where it differs from what it said before."""
     with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
         if known is not None and known.text is not None:
-            return parse_again(text, path, known.text, known.declaration)
+            return parse_incrementally(text, path, known.text, known.declaration)
         return parse_declaration(text, path)
 
 

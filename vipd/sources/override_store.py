@@ -132,7 +132,7 @@ class OverrideStore:
             self._overrides = {key: override for key, override in now.items() if override is not None}
             self._ended_unsaved = True
         for key, changed in changes.items():
-            _tell_ended(before[key], pins_alone=changed is not None)
+            _log_expired(before[key], pins_alone=changed is not None)
         return frozenset(key.subject for key in changes)
 
     def _change(self, wanted: dict[Key, Override], subjects: frozenset[Subject]) -> None:
@@ -159,7 +159,7 @@ def _different(one: Overrides, other: Overrides) -> frozenset[Subject]:
     return frozenset(key.subject for key in {**one, **other} if one.get(key) != other.get(key))
 
 
-def _tell_ended(override: Override, pins_alone: bool) -> None:
+def _log_expired(override: Override, pins_alone: bool) -> None:
     subject = override.subject
     what = f"the pins of {subject} have ended" if pins_alone else f"the order for {subject} has ended"
     reason = (

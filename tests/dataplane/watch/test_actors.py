@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vipd.dataplane.iptables.watch.actors import Actors
-from vipd.dataplane.iptables.watch.disturbance import Actor, named
+from vipd.dataplane.iptables.watch.external_change import Actor, named
 from vipd.dataplane.iptables.watch.messages import Generation
-from vipd.dataplane.iptables.watch.peace import REPAIRS_AT_ONCE, Peace
+from vipd.dataplane.iptables.watch.repair_backoff import REPAIRS_AT_ONCE, RepairBackoff
 
 PID = 9
 RESTORE = Generation(PID, PID, "iptables-restor")
@@ -100,7 +100,7 @@ def test_the_one_service_that_runs_such_programs_is_probably_it(host: Host) -> N
 
 
 def test_a_guess_is_called_one_until_it_is_confirmed() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     for number in range(REPAIRS_AT_ONCE):
         peace.disturbed([Actor("iptables-restore", number, "firewalld", 8, guessed=True)], float(number))
         peace.repaired(True, float(number))

@@ -16,15 +16,15 @@ from tests.simulated_time import simulate
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
-from vipd.dataplane.iptables.watch.door import Watch
+from vipd.dataplane.iptables.watch.debouncer import MOST_OPEN, Debouncer
 from vipd.dataplane.iptables.watch.events import RuleEvents
-from vipd.dataplane.iptables.watch.gathering import MOST_OPEN, Gathering
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope
 from vipd.dataplane.iptables.watch.messages import Generation, read_messages
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.iptables.watch.peace import MOST_QUARRELS, Peace
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
+from vipd.dataplane.iptables.watch.repair_backoff import MOST_QUARRELS, RepairBackoff
 from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances
+from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.host.supervisor import Supervisor
 from vipd.model.service import Family
 
@@ -50,28 +50,30 @@ class Stream(Disturbances):
 class Reporting:
     """A watcher that does what a test says."""
 
-    def __init__(self, work: Callable[[Callable[[Disturbance], None]], object]) -> None:
+    def __init__(self, work: Callable[[Callable[[ExternalChange], None]], object]) -> None:
         self._work = work
 
     def close(self) -> None:
         """Nothing is open."""
 
-    async def run(self, report: Callable[[Disturbance], None]) -> None:
+    async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """As the test says."""
         self._work(report)
 
 
-def deed(number: int) -> Disturbance:
+def kind_of_change(number: int) -> ExternalChange:
     chain = (Family.IPV4, ChainId("nat", f"VIPD-{number}"))
     actor = Actor("iptables", number)
-    return Disturbance(frozenset({Family.IPV4}), frozenset({chain}), frozenset({Deed.RULE_DELETED}), (actor,))
+    return ExternalChange(
+        frozenset({Family.IPV4}), frozenset({chain}), frozenset({ChangeKind.RULE_DELETED}), (actor,)
+    )
 
 
-def taken(stream: Stream, number: int) -> list[Disturbance | str]:
+def taken(stream: Stream, number: int) -> list[ExternalChange | str]:
     """So many disturbances, or what was wrong instead."""
 
-    async def take() -> list[Disturbance | str]:
-        found: list[Disturbance | str] = []
+    async def take() -> list[ExternalChange | str]:
+        found: list[ExternalChange | str] = []
         async with stream, asyncio.timeout(PATIENCE):
             for _ in range(number):
                 try:
@@ -90,10 +92,10 @@ def events(receiving: socket.socket, **more: object) -> RuleEvents:
     return RuleEvents(receiving, SCOPE, own, clock, **more)  # type: ignore[arg-type]
 
 
-def heard(*sent: bytes, hear: Callable[[bytes], None] | None = None) -> Disturbance | Exception:
+def heard(*sent: bytes, hear: Callable[[bytes], None] | None = None) -> ExternalChange | Exception:
     """What a watch says of these datagrams first."""
 
-    async def listen() -> Disturbance | Exception:
+    async def listen() -> ExternalChange | Exception:
         ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with kernels:
             async with Stream(events(ours, hear=hear)) as stream, asyncio.timeout(PATIENCE):
@@ -110,9 +112,9 @@ def heard(*sent: bytes, hear: Callable[[bytes], None] | None = None) -> Disturba
 @pytest.mark.parametrize("garbage", [b"\0" * 9, b"\xff" * 40, datagrams("flush")[0] + b"\0" * 5])
 def test_garbage_means_that_everything_is_read(garbage: bytes) -> None:
     found = heard(garbage)
-    assert isinstance(found, Disturbance)
+    assert isinstance(found, ExternalChange)
     assert found.everything
-    assert found.deeds == {Deed.EVENTS_LOST}
+    assert found.deeds == {ChangeKind.EVENTS_LOST}
 
 
 def test_an_overflow_means_that_everything_is_read() -> None:
@@ -131,7 +133,7 @@ def test_an_overflow_means_that_everything_is_read() -> None:
                 raise fault
             return self._real.recv(size)
 
-    async def listen() -> Disturbance:
+    async def listen() -> ExternalChange:
         ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
         with kernels:
@@ -160,13 +162,13 @@ def test_a_watcher_that_just_ends_is_heard_of() -> None:
 def test_disturbances_that_nobody_takes_become_one() -> None:
     number = 10 * MOST_WAITING
 
-    def work(report: Callable[[Disturbance], None]) -> None:
+    def work(report: Callable[[ExternalChange], None]) -> None:
         for each in range(number):
-            report(deed(each))
+            report(kind_of_change(each))
 
     stream = Stream(Reporting(work))
 
-    async def take() -> list[Disturbance]:
+    async def take() -> list[ExternalChange]:
         found = []
         async with stream, asyncio.timeout(PATIENCE):
             await asyncio.sleep(0.1)
@@ -189,7 +191,7 @@ def transactions() -> Iterator[tuple[int, bytes]]:
 
 
 def test_transactions_without_an_end_are_let_go_of() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     for port, datagram in transactions():
         for message in read_messages(datagram):
             if not isinstance(message, Generation):
@@ -204,7 +206,7 @@ def test_transactions_without_an_end_are_let_go_of() -> None:
 
 
 def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
-    peace, now = Peace(), 0.0
+    peace, now = RepairBackoff(), 0.0
     while now < DAY:
         now = peace.disturbed([Actor("iptables", int(now), "puppet", 5)], now) + 0.01
         peace.repaired(True, now)
@@ -216,7 +218,7 @@ def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
 
 
 def test_culprits_by_ever_new_names_are_few() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     for number in range(100 * MOST_QUARRELS):
         peace.disturbed([Actor(f"p{number}", number)], 0.001 * number)
         if not number % 3:

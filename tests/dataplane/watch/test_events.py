@@ -12,11 +12,11 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.inside import inside
 from tests.dataplane.watch.recorded import OURS
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
-from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, Scope
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
+from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.model.service import Family
 
 
@@ -35,7 +35,7 @@ async def nothing() -> str:
 def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> None:
     listening = inside(namespace, open_socket)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's smallest: 2 kB
-    found: list[Disturbance] = []
+    found: list[ExternalChange] = []
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> No
         assert finished.code == 0, finished.errors
         told = asyncio.Event()
 
-        def tell(disturbance: Disturbance) -> None:
+        def tell(disturbance: ExternalChange) -> None:
             found.append(disturbance)
             told.set()
 
@@ -60,7 +60,7 @@ def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> No
     asyncio.run(scene())
     assert len(found) == 1
     assert found[0].everything
-    assert found[0].deeds >= {Deed.EVENTS_LOST}
+    assert found[0].deeds >= {ChangeKind.EVENTS_LOST}
     assert found[0].families == frozenset(Family)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from tests.dataplane.watch.recorded import datagrams
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope, named
-from vipd.dataplane.iptables.watch.gathering import (
+from vipd.dataplane.iptables.watch.debouncer import (
     CHAINS_LIMIT,
     LONGEST_SECONDS,
     QUIET_SECONDS,
-    Gathering,
+    Debouncer,
 )
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope, named
 from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind, read_messages
 from vipd.model.service import Family
 
@@ -27,7 +27,7 @@ def nobody(pid: int, port: int) -> bool:
     return False
 
 
-def hear(gathering: Gathering, name: str, now: float = 0.0) -> Generation:
+def hear(gathering: Debouncer, name: str, now: float = 0.0) -> Generation:
     """Feed a recorded command; returns its last transaction's end."""
     for datagram in datagrams(name):
         for message in read_messages(datagram):
@@ -39,8 +39,8 @@ def hear(gathering: Gathering, name: str, now: float = 0.0) -> Generation:
     return last
 
 
-def told(name: str, scope: Scope = SCOPE) -> Disturbance | None:
-    gathering = Gathering(scope)
+def told(name: str, scope: Scope = SCOPE) -> ExternalChange | None:
+    gathering = Debouncer(scope)
     hear(gathering, name)
     return gathering.collect(nobody)
 
@@ -48,13 +48,13 @@ def told(name: str, scope: Scope = SCOPE) -> Disturbance | None:
 @pytest.mark.parametrize(
     ("name", "chains", "deeds"),
     [
-        ("insert-ahead", {PREROUTING}, {Deed.RULE_ADDED}),
-        ("replace-in-sep", {SEP}, {Deed.RULE_ADDED, Deed.RULE_DELETED}),
-        ("delete-jump", {FORWARD}, {Deed.RULE_DELETED}),
-        ("flush", {PREROUTING, SEP, SERVICES}, {Deed.RULE_DELETED}),
+        ("insert-ahead", {PREROUTING}, {ChangeKind.RULE_ADDED}),
+        ("replace-in-sep", {SEP}, {ChangeKind.RULE_ADDED, ChangeKind.RULE_DELETED}),
+        ("delete-jump", {FORWARD}, {ChangeKind.RULE_DELETED}),
+        ("flush", {PREROUTING, SEP, SERVICES}, {ChangeKind.RULE_DELETED}),
     ],
 )
-def test_what_concerns_us(name: str, chains: set[ChainId], deeds: set[Deed]) -> None:
+def test_what_concerns_us(name: str, chains: set[ChainId], deeds: set[ChangeKind]) -> None:
     found = told(name)
     assert found is not None
     assert found.chains == {(Family.IPV4, chain) for chain in chains}
@@ -68,13 +68,13 @@ def test_a_deleted_table_is_everything() -> None:
     found = told("flush-ruleset")
     assert found is not None
     assert found.everything
-    assert Deed.TABLE_DELETED in found.deeds
+    assert ChangeKind.TABLE_DELETED in found.deeds
     assert str(found.actors[0]).startswith("nft (pid ")
 
 
 @pytest.mark.parametrize("name", ["append-behind", "delete-foreign", "policy", "foreign-chain"])
 def test_what_is_no_business_of_ours(name: str) -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     hear(gathering, name)
     assert gathering.due is None
     assert gathering.collect(nobody) is None
@@ -87,7 +87,7 @@ def test_another_family_or_prefix_is_not_ours() -> None:
 
 def test_a_rule_whose_content_is_not_told_may_be_our_jump() -> None:
     change = Change(Kind.RULE_DELETED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
-    assert SCOPE.touched(change) is Deed.RULE_DELETED
+    assert SCOPE.touched(change) is ChangeKind.RULE_DELETED
 
 
 def test_a_built_in_chain_that_is_declared_takes_nothing_away() -> None:
@@ -102,24 +102,24 @@ def test_our_jump_appended_by_somebody_concerns_us() -> None:
         for message in read_messages(datagram)
         if isinstance(message, Change) and (message.kind, message.chain) == (Kind.RULE_ADDED, "FORWARD")
     )
-    assert SCOPE.touched(jump) is Deed.RULE_ADDED
+    assert SCOPE.touched(jump) is ChangeKind.RULE_ADDED
 
 
 def test_our_own_transactions_do_not_count_also_when_the_pid_is_learnt_late() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     ours = hear(gathering, "restore")
     assert gathering.due is not None
     foreign = hear(gathering, "flush")
     found = gathering.collect(lambda pid, port: pid == ours.pid)
     assert found is not None
     assert [actor.pid for actor in found.actors] == [foreign.pid]
-    assert found.deeds == {Deed.RULE_DELETED}
+    assert found.deeds == {ChangeKind.RULE_DELETED}
     hear(gathering, "restore")
     assert gathering.collect(lambda pid, port: pid == ours.pid) is None
 
 
 def test_a_transaction_without_its_end_waits() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     for datagram in datagrams("flush")[:-1]:
         for message in read_messages(datagram):
             assert isinstance(message, Change)
@@ -129,7 +129,7 @@ def test_a_transaction_without_its_end_waits() -> None:
 
 
 def test_a_burst_is_one_disturbance_told_after_quiet_but_never_late() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     hear(gathering, "flush", 10.0)
     assert gathering.due == 10.0 + QUIET_SECONDS
     now = 10.0
@@ -147,7 +147,7 @@ def test_a_burst_is_one_disturbance_told_after_quiet_but_never_late() -> None:
 
 
 def test_many_chains_are_everything_and_not_a_long_list() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     for number in range(60_000):
         name = f"VIPD-SEP-{'ABCDEFGHIJKLMNOP'[number % 16]}{'A' * 11}{_base32(number)}"
         gathering.change(Change(Kind.CHAIN_DELETED, Family.IPV6, "nat", name, 0, b"", 7))
@@ -164,17 +164,19 @@ def _base32(number: int) -> str:
 
 
 def test_lost_events_are_everything_of_every_family() -> None:
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     gathering.lost(5.0)
     assert gathering.due == 5.0 + QUIET_SECONDS
     found = gathering.collect(nobody)
-    assert found == Disturbance(frozenset(Family), frozenset(), frozenset({Deed.EVENTS_LOST}), (), True)
+    assert found == ExternalChange(
+        frozenset(Family), frozenset(), frozenset({ChangeKind.EVENTS_LOST}), (), True
+    )
     assert gathering.collect(nobody) is None
 
 
 def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     """Their netlink address was that of a process of ours, but the kernel names another pid."""
-    gathering = Gathering(SCOPE)
+    gathering = Debouncer(SCOPE)
     gathering.skip(42)
     gathering.end(Generation(42, 42, "iptables-nft-re"), Actor("x"), lambda pid, port: pid == 42, 0.0)
     assert gathering.collect(nobody) is None
@@ -182,7 +184,7 @@ def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     gathering.end(Generation(42, 99, "iptables-nft-re"), Actor("x"), lambda pid, port: pid == 42, 0.0)
     found = gathering.collect(nobody)
     assert found is not None
-    assert found.deeds == {Deed.EVENTS_LOST}
+    assert found.deeds == {ChangeKind.EVENTS_LOST}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,9 @@ def test_a_program_that_ran_often_is_named_once() -> None:
         "iptables (pid 12) of bash (pid 4)",
     ]
     chains = frozenset({(Family.IPV4, SEP)})
-    disturbance = Disturbance(frozenset({Family.IPV4}), chains, frozenset({Deed.RULE_ADDED}), tuple(docker))
+    disturbance = ExternalChange(
+        frozenset({Family.IPV4}), chains, frozenset({ChangeKind.RULE_ADDED}), tuple(docker)
+    )
     assert str(disturbance).startswith("iptables (3 processes) of dockerd (pid 5): rule added in ")
 
 
@@ -216,5 +220,5 @@ def test_a_disturbance_in_words() -> None:
     assert found is not None
     pid = found.actors[0].pid
     assert str(found) == f"iptables-nft (pid {pid}): rule added, rule deleted in ipv4 nat {SEP.name}"
-    everything = Disturbance(frozenset(Family), frozenset(), frozenset({Deed.EVENTS_LOST}), (), True)
+    everything = ExternalChange(frozenset(Family), frozenset(), frozenset({ChangeKind.EVENTS_LOST}), (), True)
     assert str(everything) == "somebody: events were lost in ipv4, ipv6"

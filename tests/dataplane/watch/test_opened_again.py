@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from vipd.control.background_tasks import watch_rules
 from vipd.control.progress import Progress
-from vipd.dataplane.iptables.watch.peace import Peace
+from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.iptables.watch.stream import Disturbances
 
 
@@ -50,7 +50,7 @@ def test_a_watch_that_is_opened_again_doubts_everything() -> None:
         for _ in range(3):  # as the supervisor of loops does
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await watch_rules(open_watch, Peace(), cast(Any, beside), cast(Any, beside))
+                    await watch_rules(open_watch, RepairBackoff(), cast(Any, beside), cast(Any, beside))
 
     asyncio.run(watch())
     assert opened == 3

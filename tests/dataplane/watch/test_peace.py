@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.dataplane.iptables.watch.disturbance import Actor
-from vipd.dataplane.iptables.watch.peace import (
+from vipd.dataplane.iptables.watch.external_change import Actor
+from vipd.dataplane.iptables.watch.repair_backoff import (
     LONGEST_PAUSE_SECONDS,
     REPAIRS_AT_ONCE,
     WINDOW_SECONDS,
-    Peace,
+    RepairBackoff,
 )
 
 RESTORE = Actor("iptables-restor", 0, "firewalld", 812)
 
 
-def undo_at_once(peace: Peace, times: int, start: float = 0.0) -> tuple[list[float], float]:
+def undo_at_once(peace: RepairBackoff, times: int, start: float = 0.0) -> tuple[list[float], float]:
     """Somebody undoes each repair at once: the pauses that came of it, and the time after the last."""
     now, pauses = start, []
     for number in range(times):
@@ -29,19 +29,19 @@ def undo_at_once(peace: Peace, times: int, start: float = 0.0) -> tuple[list[flo
 
 
 def test_the_first_repairs_are_made_at_once_then_pauses_double() -> None:
-    pauses, _ = undo_at_once(Peace(), 12)
+    pauses, _ = undo_at_once(RepairBackoff(), 12)
     assert pauses == [0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
 
 
 @pytest.mark.parametrize("times", [REPAIRS_AT_ONCE - 1, REPAIRS_AT_ONCE])
 def test_the_warning_comes_with_the_pauses(times: int) -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     _, now = undo_at_once(peace, times)
     assert bool(peace.warnings(now)) is (times == REPAIRS_AT_ONCE)
 
 
 def test_the_warning_says_who_how_often_and_what_to_do() -> None:
-    peace = Peace("KUBE")
+    peace = RepairBackoff("KUBE")
     _, now = undo_at_once(peace, 8)
     (warning,) = peace.warnings(now)
     expected = (
@@ -58,7 +58,7 @@ def test_the_warning_says_who_how_often_and_what_to_do() -> None:
 
 
 def test_quiet_makes_peace() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     _, now = undo_at_once(peace, 20)
     assert peace.warnings(now + WINDOW_SECONDS - 0.1)
     assert peace.warnings(now + WINDOW_SECONDS) == ()
@@ -67,12 +67,12 @@ def test_quiet_makes_peace() -> None:
 
 def test_pauses_last_although_they_make_repairs_rare() -> None:
     """At 30 s each there are fewer than five repairs within the window."""
-    pauses, _ = undo_at_once(Peace(), 40)
+    pauses, _ = undo_at_once(RepairBackoff(), 40)
     assert set(pauses[11:]) == {LONGEST_PAUSE_SECONDS}
 
 
 def test_now_and_then_is_no_quarrel() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     for number in range(100):
         now = number * WINDOW_SECONDS / (REPAIRS_AT_ONCE - 1)
         assert peace.disturbed([RESTORE], now) == now
@@ -81,7 +81,7 @@ def test_now_and_then_is_no_quarrel() -> None:
 
 
 def test_harmless_disturbances_blame_nobody() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     for number in range(100):
         assert peace.disturbed([RESTORE], number / 10) == number / 10
         peace.repaired(False, number / 10)
@@ -90,7 +90,7 @@ def test_harmless_disturbances_blame_nobody() -> None:
 
 
 def test_more_disturbances_do_not_put_a_repair_off() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
     due = peace.disturbed([RESTORE], now)
     assert due == now + 16
@@ -98,7 +98,7 @@ def test_more_disturbances_do_not_put_a_repair_off() -> None:
 
 
 def test_a_newcomer_is_repaired_at_once_during_anothers_pause() -> None:
-    peace = Peace()
+    peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
     assert peace.disturbed([RESTORE], now) > now
     assert peace.disturbed([Actor("bash", 5)], now + 1) == now + 1
@@ -118,7 +118,7 @@ _steps = st.lists(
 @given(_steps)
 def test_however_it_goes(steps: list[tuple[str, str, float, bool]]) -> None:
     """Never later than the longest pause, never before it happened, and always peace after quiet."""
-    peace, now, wrote_after = Peace(), 0.0, dict[str, list[float]]()
+    peace, now, wrote_after = RepairBackoff(), 0.0, dict[str, list[float]]()
     waiting: set[str] = set()
     for verb, name, seconds, wrote in steps:
         now += seconds
@@ -147,7 +147,7 @@ def test_however_it_goes(steps: list[tuple[str, str, float, bool]]) -> None:
 @given(st.lists(st.floats(0, 0.5), min_size=200, max_size=400))
 def test_a_fighter_gets_few_repairs(delays: list[float]) -> None:
     """However fast one undoes, no minute holds more than the free repairs and the doubling ones."""
-    peace, now, repairs = Peace(), 0.0, list[float]()
+    peace, now, repairs = RepairBackoff(), 0.0, list[float]()
     for delay in delays:
         now = max(now + delay, peace.disturbed([RESTORE], now + delay))
         peace.repaired(True, now)

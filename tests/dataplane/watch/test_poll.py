@@ -10,7 +10,7 @@ import pytest
 from tests.dataplane.watch.test_comparison import NAMES, SAVED, SEP
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.saved import read_saved
-from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, SHARE_OF_A_CPU, Expected, RulePoll, WatchedFamily
 from vipd.model.service import Family
@@ -55,7 +55,7 @@ class Scene:
     def expected(self) -> Expected | None:
         return None if self.writing else Expected(self.writes, self.believed)
 
-    def look(self, after: float = POLL_SECONDS) -> Disturbance | None:
+    def look(self, after: float = POLL_SECONDS) -> ExternalChange | None:
         self.now += after
         return asyncio.run(self.poll.look())
 
@@ -70,7 +70,7 @@ def test_a_difference_is_reported_once_and_so_is_the_next() -> None:
     found = scene.look()
     assert found is not None
     assert found.chains == {(Family.IPV4, ChainId("nat", SEP))}
-    assert found.deeds == {Deed.RULES_DIFFER}
+    assert found.deeds == {ChangeKind.RULES_DIFFER}
     assert scene.look() is None
     scene.saved = scene.saved.replace("10.244.0.6", "10.244.0.7")
     assert scene.look() is not None

@@ -12,7 +12,7 @@ from tests.dataplane.declared import kube_like_services, numbered
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.watch.watched import Watched
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
 from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
@@ -91,12 +91,15 @@ async def change_one_endpoint(watched: Watched, iptables: str) -> set[ChainId]:
 DEEDS = [flush, flush_and_remove, delete_one_jump, insert_ahead, change_one_endpoint]
 
 
-@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+@pytest.mark.parametrize("kind_of_change", DEEDS, ids=lambda kind_of_change: kind_of_change.__name__)
 def test_what_others_do_is_seen_and_repaired(
-    namespace: Namespace, way: Way, tmp_path: Path, deed: Callable[[Watched, str], Awaitable[set[ChainId]]]
+    namespace: Namespace,
+    way: Way,
+    tmp_path: Path,
+    kind_of_change: Callable[[Watched, str], Awaitable[set[ChainId]]],
 ) -> None:
     async def then(watched: Watched) -> None:
-        touched = await deed(watched, f"iptables-{watched.variant}")
+        touched = await kind_of_change(watched, f"iptables-{watched.variant}")
         found = await watched.next()
         assert found.families == {Family.IPV4}
         assert {(Family.IPV4, chain) for chain in touched} <= found.chains
@@ -212,7 +215,7 @@ def test_a_flush_of_many_rules_is_one_disturbance(namespace: Namespace, tmp_path
         await watched.do("iptables-nft", "-t", "nat", "-F")
         found = await watched.next()
         assert found.everything
-        assert found.deeds == {Deed.RULE_DELETED}
+        assert found.deeds == {ChangeKind.RULE_DELETED}
         await watched.silent()
         assert await watched.repair()
         await watched.silent()
@@ -226,7 +229,7 @@ def test_who_runs_the_tool_is_told_when_it_still_lives(namespace: Namespace, tmp
     async def then(watched: Watched) -> None:
         script = "iptables-nft -t nat -F PREROUTING; sleep 0.5"
         await watched.do("sh", "-c", script)
-        found: Disturbance = await watched.next()
+        found: ExternalChange = await watched.next()
         # The tool may have ended before it was asked for its parent; it must never be a wrong one.
         assert found.actors[0].culprit[0] in (own, "iptables-nft")
         assert await watched.repair()
@@ -247,7 +250,7 @@ def test_unwatched_time_between_entry_and_first_write_is_none(namespace: Namespa
     async def then(watched: Watched) -> None:
         await watched.do("iptables-nft", "-t", "nat", "-F")
         await asyncio.sleep(0.5)
-        assert (await watched.next()).deeds == {Deed.RULE_DELETED}
+        assert (await watched.next()).deeds == {ChangeKind.RULE_DELETED}
         assert await watched.repair()
 
     among_others(namespace, WAYS["nft"], tmp_path, then)

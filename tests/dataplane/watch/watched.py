@@ -16,11 +16,11 @@ from tests.dataplane.watch.inside import inside
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Disturbance
-from vipd.dataplane.iptables.watch.door import Watch
 from vipd.dataplane.iptables.watch.events import open_socket
+from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.host.changes import HostRecord
 from vipd.host.process import Finished, run
 from vipd.host.settings.settings import Settings
@@ -84,7 +84,7 @@ class Watched:
         assert finished.code == 0, f"{argv}: {finished.errors}"
         return finished.output
 
-    async def next(self, within: float = REPORTED_WITHIN) -> Disturbance:
+    async def next(self, within: float = REPORTED_WITHIN) -> ExternalChange:
         """What is reported next; AssertionError when nothing is within so many seconds."""
         try:
             return await asyncio.wait_for(anext(self.watch), within)

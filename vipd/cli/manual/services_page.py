@@ -105,7 +105,7 @@ def services_page() -> Page:
         (
             Section("SYNOPSIS", (Paragraph("`/etc/vipd/services.d/`*NAME*`.yaml`"),)),
             Section("DESCRIPTION", _description()),
-            Section("NOTATION", _notation()),
+            Section("NOTATION", _short_form()),
             Section("KEYS", tuple(_keys())),
             Section("MASQUERADE MODES", _modes()),
             Section("STRICTNESS", _strictness()),
@@ -134,7 +134,7 @@ def _description() -> tuple[Block, ...]:
     )
 
 
-def _notation() -> tuple[Block, ...]:
+def _short_form() -> tuple[Block, ...]:
     return (
         entry(
             "address",

@@ -10,7 +10,7 @@ import struct
 from vipd.dataplane.conntrack.ended import GROUP_DESTROY, Ended, ended_flow, kernel_filter
 from vipd.dataplane.conntrack.entries import MalformedEntryError
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.multicast import open_hearing
+from vipd.dataplane.multicast import open_multicast
 
 _DATAGRAM_BYTES = 1 << 13
 
@@ -70,6 +70,6 @@ class EndedFlows:
 def open_ended_flows() -> EndedFlows:
     """Listens in the network namespace that the calling thread is in. Raises ConntrackError."""
     try:
-        return EndedFlows(open_hearing(GROUP_DESTROY, kernel_filter()))
+        return EndedFlows(open_multicast(GROUP_DESTROY, kernel_filter()))
     except OSError as error:
         raise ConntrackError.of("cannot hear of flows that end", error.errno or 0) from error

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vipd.dataplane.forward_accept.fates import Fate, NftForward, read_nft_table
-from vipd.dataplane.iptables.fixed import accept_jump, accept_rules, kube_proxy_accept_rules
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward, read_nft_table
+from vipd.dataplane.iptables.base_chains import accept_jump, accept_rules, kube_proxy_accept_rules
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.words import target_of
@@ -210,16 +210,17 @@ def found_by_nft(
     comments = [item["rule"]["comment"] for item in listed if _is_ours(item, place, start)]
     rules = options.native()
 
-    def fate(items: Sequence[Mapping[str, Any]]) -> Fate:
+    def forward_verdict(items: Sequence[Mapping[str, Any]]) -> ForwardVerdict:
         chain = NftForward(place.family, place.table, place.chain, policy, read_nft_table(items))
-        return chain.fate(options.flow_mark)
+        return chain.forward_verdict(options.flow_mark)
 
     deleted = "".join(f"delete rule {place.nft_words} handle {handle}\n" for handle in handles)
     inserted = "".join(f"insert rule {place.nft_words} {rule}\n" for rule in reversed(rules))
     return Found(
         place,
-        drops=fate(others) is not Fate.PASSES,
-        accepted=comments == [options.comment] * len(rules) and fate(listed) is Fate.PASSES,
+        drops=forward_verdict(others) is not ForwardVerdict.PASSES,
+        accepted=comments == [options.comment] * len(rules)
+        and forward_verdict(listed) is ForwardVerdict.PASSES,
         present=bool(handles),
         writing=deleted + inserted,
         removing=deleted,

@@ -20,7 +20,7 @@ from vipd.dataplane.forward_accept.accepts import (
     found_in_iptables,
     found_in_other_table,
 )
-from vipd.dataplane.forward_accept.fates import OTHER_TABLES
+from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
 from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vipd.dataplane.forward_accept.accepts import FORWARD
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, Scope
 from vipd.dataplane.iptables.watch.messages import Change
 from vipd.model.service import Family
 
@@ -24,12 +24,12 @@ class ForwardScope(Scope):
     own: Scope
     accepts: ForwardAccepts
 
-    def touched(self, change: Change) -> Deed | None:
+    def touched(self, change: Change) -> ChangeKind | None:
         """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
-        if deed := self.own.touched(change):
-            return deed
+        if kind_of_change := self.own.touched(change):
+            return kind_of_change
         concerns = not change.of_set and self.accepts.concerns(change)
-        return Deed[change.kind.name] if concerns else None
+        return ChangeKind[change.kind.name] if concerns else None
 
 
 class ForwardPoll:
@@ -41,13 +41,13 @@ class ForwardPoll:
     def close(self) -> None:
         """It holds nothing."""
 
-    async def run(self, report: Callable[[Disturbance], None]) -> None:
+    async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Report that something differs, until that fails. Raises ApplyError and OSError."""
         chains = frozenset((family, ChainId("legacy filter", FORWARD)) for family in Family)
         while True:
             await asyncio.sleep(self._interval)
             if await self._accepts.differs():
-                report(Disturbance(frozenset(Family), chains, frozenset({Deed.RULES_DIFFER})))
+                report(ExternalChange(frozenset(Family), chains, frozenset({ChangeKind.RULES_DIFFER})))
 
 
 def concern_forward(chains: Collection[tuple[Family, ChainId]], own_tables: Collection[str]) -> bool:

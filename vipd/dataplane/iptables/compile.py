@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
-from vipd.dataplane.iptables.leaves import LeafRules
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.spelling import (
+from vipd.dataplane.iptables.service_chains import LeafRules
+from vipd.dataplane.iptables.syntax import (
     REMOVED,
     UNUSED_PORTS,
     any_port,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.fixed import entry_jumps
+from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.former import FormerRules, Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
@@ -230,7 +230,7 @@ class FamilyRules:
         except ApplyError as error:
             if not error.rules_at_fault:
                 raise
-            await self._isolate(error)
+            await self._bisect(error)
 
     async def _read_doubtful(self, tools: Tools, installed: Installed) -> None:
         chains, self._doubtful = self._doubtful, set()
@@ -322,7 +322,7 @@ class FamilyRules:
             self._unwritten = False
             self.ruleset.written()
 
-    async def _isolate(self, error: ApplyError) -> None:
+    async def _bisect(self, error: ApplyError) -> None:
         """Find which forwardings the kernel does not take, and program all others."""
         suspects = list(self.ruleset.hold_back().items())
         admitted = 0
@@ -330,7 +330,7 @@ class FamilyRules:
             await self._rewrite()
             await self._require_tools(error)
             log.warning("%s; looking for the service at fault among %d", error, len(suspects))
-            await self._readmit(suspects)
+            await self._reapply(suspects)
             admitted = len(suspects)
         finally:
             if not admitted:
@@ -345,7 +345,7 @@ class FamilyRules:
         except ApplyError:
             raise error from None
 
-    async def _readmit(self, suspects: Suspects) -> None:
+    async def _reapply(self, suspects: Suspects) -> None:
         """Program these forwardings; whoever fails alone is quarantined."""
         for key, forwarding in suspects:
             self.ruleset.update(key, forwarding)
@@ -365,8 +365,8 @@ class FamilyRules:
                 log.error("%s is quarantined: %s", key.service_port, error.why, extra=extra)
                 return
             middle = len(suspects) // 2
-            await self._readmit(suspects[:middle])
-            await self._readmit(suspects[middle:])
+            await self._reapply(suspects[:middle])
+            await self._reapply(suspects[middle:])
 
     async def _rewrite(self) -> None:
         await self._write(await self.plan())

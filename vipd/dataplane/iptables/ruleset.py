@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from vipd.dataplane.iptables.base_chains import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.compile import Compiler, Fragment
 from vipd.dataplane.iptables.dispatch import Dispatch
-from vipd.dataplane.iptables.fixed import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model.forwarding import Forwarding, ForwardingKey

@@ -309,7 +309,7 @@ class FamilyTable:
                     return failed
                 break
             written += len(steps)
-        for text in plan.partings():
+        for text in plan.deferred_deletes():
             await transact(text, self._run)
         return {}
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
+from vipd.dataplane.nftables.base_chains import HOOKS, Hook
 from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.fixed import HOOKS, Hook
 from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, UNUSED, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
@@ -85,7 +85,7 @@ class Plan:
 
     def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
         """Each transaction's text for `nft -f -`, and the steps in it. The structure is in the first one.
-        `partings` come after them."""
+        `deferred_deletes` come after them."""
         batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
         text = self.without_steps()
         if self.first:
@@ -99,7 +99,7 @@ class Plan:
                 yield text, batch
             text = ""
 
-    def partings(self) -> Iterator[str]:
+    def deferred_deletes(self) -> Iterator[str]:
         """The transactions that delete what packets may have been on their way to."""
         parting = chain.from_iterable(step.parting.items() for step in self.steps)
         while found := dict(islice(parting, BATCH_ELEMENTS)):
@@ -134,13 +134,13 @@ def make_plan(
         tuple(together(steps)),
         Step((), shared.deleted, rest),
         replaces,
-        _hushed(table, installed) if replaces else "",
+        _drop_during_replace(table, installed) if replaces else "",
         prepares=in_place and bool(steps) and bool(wanted.chains.keys() - installed.chains.keys()),
         leaves=_afterwards(options, wanted, base),
     )
 
 
-def _hushed(table: str, installed: Installed) -> str:
+def _drop_during_replace(table: str, installed: Installed) -> str:
     """Has packets dropped that would be refused, so that they come again. With a table its maps lose their
     elements, but its sets do not: a packet on its way would be taken for one to an unused port."""
     there = UNUSED in installed.chains

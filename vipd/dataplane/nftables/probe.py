@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.base_chains import HOOKS, fixed_chains
 from vipd.dataplane.nftables.chains import Rules, Spread
-from vipd.dataplane.nftables.fixed import HOOKS, fixed_chains
 from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, fixed_holders, pins
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.tools import Nft, rehearse

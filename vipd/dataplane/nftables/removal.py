@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables.fixed import ENTRANCES
+from vipd.dataplane.nftables.base_chains import ENTRANCES
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import COMMENT_START, Installed
 from vipd.dataplane.nftables.reading import OpenSocket, TableReader, open_netlink

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from vipd.dataplane.nftables.base_chains import fixed_chains
 from vipd.dataplane.nftables.chains import Chain, Rules, Spread, closure
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
-from vipd.dataplane.nftables.fixed import fixed_chains
 from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     CLAIMED,

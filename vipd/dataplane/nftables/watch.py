@@ -1,7 +1,7 @@
 """Seeing that somebody else changes the table: the kernel's events, told apart from our own.
 
 The machinery is the iptables dataplane's; here is what it has to know of another kind of table. In a
-`Disturbance` the names of maps and sets stand where those of chains do.
+`ExternalChange` the names of maps and sets stand where those of chains do.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from socket import socket
 
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Deed, Scope
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, Scope
 from vipd.dataplane.iptables.watch.messages import KINDS_WITH_SETS, Change, Kind
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.nftables.options import table_name
 from vipd.model.service import Family
 
-_DEEDS = {kind: Deed[kind.name] for kind in Kind}
+_DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
 
 
 class TableScope(Scope):
     """Everything in the table of a prefix concerns us."""
 
-    def touched(self, change: Change) -> Deed | None:
+    def touched(self, change: Change) -> ChangeKind | None:
         """What a change does to us; None when it is in another table."""
         if change.family not in self.families or change.table != table_name(self.names.prefix):
             return None

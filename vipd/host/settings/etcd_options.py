@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from vipd.declaration.syntax import NotationError, parse_period
+from vipd.declaration.syntax import InvalidTextError, parse_period
 from vipd.host.settings.etcd import DEFAULT_PREFIX, EtcdSettings
 
 
@@ -20,7 +20,7 @@ def _period(value: object) -> float:
         raise ValueError("must be a duration; hint: 5s or 500ms")
     try:
         return parse_period(str(value))
-    except NotationError as error:
+    except InvalidTextError as error:
         raise ValueError(f"{error.what}; hint: {error.hint}") from None
 
 

@@ -99,5 +99,5 @@ def _finding_view(finding: Finding) -> dict[str, object]:
         "title": judgement.title,
         "cause": judgement.cause,
         "hint": judgement.hint,
-        "mend": list(judgement.mend),
+        "mend": list(judgement.repair),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vipd.dataplane.forward_accept.fates import NftForward
+from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.rules import Ruleset
 
@@ -41,7 +41,7 @@ class Program:
     variant: str = ""
     """`nft` or `legacy`."""
     fault: str = ""
-    mend: str = ""
+    repair: str = ""
     """A command against the fault."""
 
 
@@ -54,7 +54,7 @@ class Feature:
     """`affinity`, `flow_marks`, `ping`, `random_fully`, or what is required and missing, as told."""
     required: bool
     why: str = ""
-    mend: str = ""
+    repair: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,64 +276,64 @@ class Facts:
     programs_running: frozenset[str] | None = frozenset()
     """Names of processes that the checks ask after; None: not known."""
 
-    def blind_to_services(self) -> str:
+    def services_unread(self) -> str:
         """Why it is not known which services there are; empty when it is."""
         return self.services_fault
 
-    def blind_to_network(self) -> str:
+    def network_unread(self) -> str:
         """Why it is not known what routes and addresses mean to services; empty when it is."""
         return self.services_fault or self.network.fault
 
-    def blind_to_routes(self) -> str:
+    def routes_unread(self) -> str:
         """Why it is not known whether vipd's rules are there, or what they would need routes for."""
-        return self.blind_to_work() or self.blind_to_network()
+        return self.work_unread() or self.network_unread()
 
-    def blind_to_listeners(self) -> str:
+    def listeners_unread(self) -> str:
         """Why it is not known who listens where services need it; empty when it is."""
-        return self.blind_to_network() or self.network.listeners_fault
+        return self.network_unread() or self.network.listeners_fault
 
-    def blind_to_rules(self) -> str:
+    def rules_unread(self) -> str:
         """Why not all rules are known; empty when they are."""
-        return self.blind_as_user() or self.rules_fault
+        return self.skipped_as_user() or self.rules_fault
 
-    def blind_to_forwarding(self) -> str:
+    def forwarding_unread(self) -> str:
         """Why it is not known what rules do to services' flows; empty when it is."""
-        return self.blind_to_rules() or self.services_fault
+        return self.rules_unread() or self.services_fault
 
-    def blind_to_nft(self) -> str:
+    def nft_unread(self) -> str:
         """Why chains that are not iptables' are not known; empty when they are."""
-        return self.blind_as_user() or self.nft_fault or self.services_fault
+        return self.skipped_as_user() or self.nft_fault or self.services_fault
 
-    def blind_to_work(self) -> str:
+    def work_unread(self) -> str:
         """Why it is not known whether vipd's rules are in the kernel; empty when it is."""
         unsure = not self.daemon.status and self.settings.dataplane != "iptables"
         faults = [self.rules_fault] if self.dataplane == "iptables" else []
         faults += [self.nft_fault] if self.dataplane == "nftables" or unsure else []
-        return self.blind_as_user() or next(filter(None, faults), "")
+        return self.skipped_as_user() or next(filter(None, faults), "")
 
-    def blind_to_daemon(self) -> str:
+    def daemon_unread(self) -> str:
         """Why the daemon that is at work could not be asked; empty when it was, or when there is none."""
         unasked = self.daemon.holder and not self.daemon.status
         return self.daemon.fault if unasked else self.daemon.unseen if not self.daemon.status else ""
 
-    def blind_to_settings(self, *names: str) -> str:
+    def settings_unread(self, *names: str) -> str:
         """Why some of these settings of the kernel are not known; empty when they are."""
         told = [f"{name}: {self.kernel.unread[name]}" for name in names if name in self.kernel.unread]
         return self.kernel.fault or "; ".join(told)
 
-    def blind_to_counters(self) -> str:
+    def counters_unread(self) -> str:
         """Why the counters of connection tracking are not known; empty when they are."""
         return self.kernel.fault or self.kernel.counters_fault
 
-    def blind_to_state(self) -> str:
+    def state_unread(self) -> str:
         """Why nothing is known of the state directory; empty when it is."""
         return self.state.fault
 
-    def blind_to_programs(self) -> str:
+    def programs_unread(self) -> str:
         """Why it is not known which programs there are; empty when it is."""
         return self.programs.fault
 
-    def blind_as_user(self) -> str:
+    def skipped_as_user(self) -> str:
         """Why only root sees something; empty for root."""
         return "" if self.root else "only root may look"
 

@@ -40,7 +40,7 @@ class Judgement:
     """What is so, in one line."""
     cause: str = ""
     """Why it is so, and what it does to traffic."""
-    mend: tuple[str, ...] = ()
+    repair: tuple[str, ...] = ()
     """Commands for a root shell, to be run in this order."""
     hint: str = ""
     """What to do where no command can know it."""
@@ -74,19 +74,19 @@ class Finding:
         return self.judgement.severity
 
 
-def problem(title: str, cause: str, *mend: str, hint: str = "") -> Judgement:
+def problem(title: str, cause: str, *repair: str, hint: str = "") -> Judgement:
     """Something that breaks traffic."""
-    return Judgement(Severity.PROBLEM, title, cause, mend, hint)
+    return Judgement(Severity.PROBLEM, title, cause, repair, hint)
 
 
-def warning(title: str, cause: str, *mend: str, hint: str = "") -> Judgement:
+def warning(title: str, cause: str, *repair: str, hint: str = "") -> Judgement:
     """Something that works, but not for all, or not for long."""
-    return Judgement(Severity.WARNING, title, cause, mend, hint)
+    return Judgement(Severity.WARNING, title, cause, repair, hint)
 
 
-def unchecked(title: str, cause: str, *mend: str) -> Judgement:
+def unchecked(title: str, cause: str, *repair: str) -> Judgement:
     """Something that could not be looked at, and what would let it."""
-    return Judgement(Severity.UNCHECKED, title, cause, mend)
+    return Judgement(Severity.UNCHECKED, title, cause, repair)
 
 
 def fine(title: str, cause: str = "") -> Judgement:

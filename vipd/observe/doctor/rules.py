@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vipd.dataplane.forward_accept.fates import Fate
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict
 from vipd.dataplane.iptables.words import target_of as word_after_jump
 from vipd.model.service import Family
 
@@ -108,7 +108,7 @@ class Ruleset:
         named = {match[1] for _, name in self.chains if (match := _PREFIX.match(name))}
         return frozenset(jumped | (named - {"KUBE"}))
 
-    def forward_fate(self, prefix: str, table: str = "filter") -> Fate:
+    def forward_chain_verdict(self, prefix: str, table: str = "filter") -> ForwardVerdict:
         """What FORWARD of a table does to a new flow that vipd translated, as far as can be told."""
         chain = self.chains.get((table, "FORWARD"), Chain("ACCEPT", ()))
         own = self.chains.get((table, f"{prefix}-FORWARD"), Chain("", ()))
@@ -116,16 +116,16 @@ class Ruleset:
         for rule in map(_bare, chain.rules):
             target = target_of(rule)
             if target == f"{prefix}-FORWARD" and any(target_of(r) == "ACCEPT" for r in own.rules):
-                return Fate.PASSES
+                return ForwardVerdict.PASSES
             unconditional = rule.startswith(("-j", "-g"))
             if target == "ACCEPT" and (unconditional or rule.startswith("-m conntrack --ctstate DNAT -j")):
-                return Fate.PASSES
+                return ForwardVerdict.PASSES
             if target in _REFUSALS and unconditional:
-                return Fate.MAYBE if maybe else Fate.BLOCKED
+                return ForwardVerdict.MAYBE if maybe else ForwardVerdict.BLOCKED
             maybe = maybe or (target == "ACCEPT" and "ESTABLISHED" not in rule)
         if chain.policy == "ACCEPT":
-            return Fate.PASSES
-        return Fate.MAYBE if maybe else Fate.BLOCKED
+            return ForwardVerdict.PASSES
+        return ForwardVerdict.MAYBE if maybe else ForwardVerdict.BLOCKED
 
 
 def target_of(rule: str) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from vipd.observe.events.occurrence import Occurrence
+from vipd.observe.events.event import EventRecord
 
 MOST_WAITING = 500
 """Whoever leaves more events unread is not told of any further ones."""
@@ -16,7 +16,7 @@ class Follower:
     """The queue of one reader. Belongs to one event loop."""
 
     def __init__(self, limit: int = MOST_WAITING) -> None:
-        self._waiting: deque[Occurrence] = deque()
+        self._waiting: deque[EventRecord] = deque()
         self._limit = limit
         self._news = asyncio.Event()
         self.behind = False
@@ -24,7 +24,7 @@ class Follower:
         self.ended = False
         """Nothing more will come: vipd stops."""
 
-    def tell(self, occurrence: Occurrence) -> None:
+    def tell(self, occurrence: EventRecord) -> None:
         """Queue an event, unless the reader is behind."""
         self.behind = self.behind or len(self._waiting) >= self._limit
         if not self.behind:
@@ -36,7 +36,7 @@ class Follower:
         self.ended = True
         self._news.set()
 
-    async def next(self, seconds: float) -> Occurrence | None:
+    async def next(self, seconds: float) -> EventRecord | None:
         """The next event; None when none comes for so long, or when there will be none any more."""
         if not self._waiting and not self.behind and not self.ended:
             self._news.clear()

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
-from vipd.observe.events.occurrence import MOST_NAMES, Level, Occurrence, clean
+from vipd.observe.events.event import MOST_NAMES, EventRecord, Level, clean
+from vipd.observe.events.event_log import Ring
 from vipd.observe.events.recorder import Recorder, moment
-from vipd.observe.events.ring import Ring
 
 NOT_KEPT = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
 """Steps on the way of a change that has an event itself; and what happens while there is no recorder."""
@@ -34,13 +34,13 @@ class EventHandler(logging.Handler):
         if not event or event in NOT_KEPT:
             return
         try:
-            self._recorder.record(_occurrence(event, carried, record))
+            self._recorder.record(_event_record(event, carried, record))
         except Exception as error:
             self._recorder.failed(error)
 
 
-def _occurrence(event: str, carried: Fields, record: logging.LogRecord) -> Occurrence:
-    return Occurrence(
+def _event_record(event: str, carried: Fields, record: logging.LogRecord) -> EventRecord:
+    return EventRecord(
         id=0,
         at=moment(record.created),
         event=event,

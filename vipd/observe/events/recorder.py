@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from functools import partial
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.observe.events.folding import Folds
+from vipd.observe.events.dedup import Folds
+from vipd.observe.events.event import EventRecord, decode, encode
+from vipd.observe.events.event_log import Ring
 from vipd.observe.events.follower import Follower
-from vipd.observe.events.occurrence import Occurrence, decode, encode
-from vipd.observe.events.ring import Ring
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Recorder:
         self._ring, self._loop, self._clock = ring, loop, clock
         self._lock = threading.RLock()
         self._folds = Folds()
-        self._untold: dict[int, Occurrence] = {}
+        self._untold: dict[int, EventRecord] = {}
         """The latest of several told as one, by the first one's id, while they wait to be told."""
         self._told_at: OrderedDict[int, float] = OrderedDict()
         self._followers: set[Follower] = set()
@@ -49,13 +49,13 @@ class Recorder:
         self._unreadable = 0
         """Lines that were left out at the last reading."""
         self._fault = ""
-        for fault in ring.mend():
+        for fault in ring.repair():
             log.warning("%s", fault)
         self._last = max((o.id for o in self._kept()), default=0)
         if self._unreadable:
             log.info("%d lines of the kept events cannot be read, and are left out", self._unreadable)
 
-    def record(self, occurrence: Occurrence) -> None:
+    def record(self, occurrence: EventRecord) -> None:
         """Keep an event; its id is given here."""
         with self._lock:
             found = self._folds.take_in(replace(occurrence, id=self._next_id()))
@@ -64,7 +64,7 @@ class Recorder:
                 return
             self._untold[found.place] = found
             if self._due(found):
-                self._tell_untold(found.place)
+                self._publish_waiting(found.place)
             else:
                 self._loop.call_soon_threadsafe(self._arm)
 
@@ -83,11 +83,11 @@ class Recorder:
         """What keeps events from being kept."""
         return (f"events cannot be kept: {self._fault}",) if self._fault else ()
 
-    def read(self) -> list[Occurrence]:
+    def read(self) -> list[EventRecord]:
         """Every event kept, the oldest first; of those told as one the last alone."""
         with self._lock:
             for place in list(self._untold):
-                self._tell_untold(place)
+                self._publish_waiting(place)
         return self._kept()
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ class Recorder:
         """Write what waits, and let the ring go."""
         with self._lock:
             for place in list(self._untold):
-                self._tell_untold(place)
+                self._publish_waiting(place)
             self._ring.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -129,16 +129,16 @@ class Recorder:
         self._last = max(self._last + 1, int(self._clock() * 1_000_000))
         return self._last
 
-    def _due(self, found: Occurrence) -> bool:
+    def _due(self, found: EventRecord) -> bool:
         lasted = (found.at - (found.since or found.at)).total_seconds()
         pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
         passed = self._clock() - self._told_at.get(found.place, 0.0)
         return passed >= pause or passed < 0  # the clock was set back
 
-    def _tell_untold(self, place: int) -> None:
+    def _publish_waiting(self, place: int) -> None:
         self._tell(replace(self._untold.pop(place), id=self._next_id()))
 
-    def _tell(self, occurrence: Occurrence) -> None:
+    def _tell(self, occurrence: EventRecord) -> None:
         if occurrence.count > 1:
             self._told_at[occurrence.place] = self._clock()
             self._told_at.move_to_end(occurrence.place)
@@ -151,30 +151,30 @@ class Recorder:
             self.failed(error)
         self._loop.call_soon_threadsafe(self._pass_on, occurrence)
 
-    def _pass_on(self, occurrence: Occurrence) -> None:
+    def _pass_on(self, occurrence: EventRecord) -> None:
         for follower in self._followers:
             follower.tell(occurrence)
 
     def _arm(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(SHORTEST_PAUSE_SECONDS, self._tell_due)
+            self._timer = self._loop.call_later(SHORTEST_PAUSE_SECONDS, self._publish_due)
 
-    def _tell_due(self) -> None:
+    def _publish_due(self) -> None:
         self._timer = None
         with self._lock:
             for place in [place for place, found in self._untold.items() if self._due(found)]:
-                self._tell_untold(place)
+                self._publish_waiting(place)
             if self._untold:
                 self._arm()
 
-    def _kept(self) -> list[Occurrence]:
+    def _kept(self) -> list[EventRecord]:
         try:
             with self._lock:
                 data = self._ring.data()
         except OSError as error:
             log.warning("events cannot be read: %s", error)
             return []
-        kept: dict[int, Occurrence] = {}
+        kept: dict[int, EventRecord] = {}
         self._unreadable = 0
         for line in filter(None, data.split(b"\n")):
             try:

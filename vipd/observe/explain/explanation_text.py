@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeAlias
 
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.spelling import UNUSED_PORTS
+from vipd.dataplane.iptables.syntax import UNUSED_PORTS
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.layout import UNUSED
 from vipd.dataplane.nftables.options import TableOptions

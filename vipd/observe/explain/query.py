@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from vipd.declaration.syntax import NotationError, parse_address, parse_backend, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend, parse_frontend
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.simulator import Arrival, Packet
@@ -48,9 +48,9 @@ def parse_source(text: str) -> Source:
         return Source("")
     try:
         if "@" in text:
-            raise NotationError(f"{text} has a weight", f"write {text.partition('@')[0]}")
+            raise InvalidTextError(f"{text} has a weight", f"write {text.partition('@')[0]}")
         backend = parse_backend(text)
-    except NotationError as error:
+    except InvalidTextError as error:
         hint = error.hint or "an address, ADDRESS:PORT, or local for a process of this host"
         raise QueryError(error.what, hint=hint) from None
     return Source(backend.address, backend.port)
@@ -98,7 +98,7 @@ def _frontend(target: str, forwardings: Iterable[Forwarding], family: Family | N
         return _first_frontend(target, named, family)
     try:
         return parse_frontend(target)
-    except NotationError as error:
+    except InvalidTextError as error:
         if _meant_as_address(target):
             raise QueryError(error.what, hint=error.hint) from None
         raise QueryError(f"no service {target}", hint="vipctl list shows them", unknown=True) from None
@@ -129,7 +129,7 @@ def _meant_as_address(target: str) -> bool:
         return True
     try:
         parse_address(target.partition("/")[0])
-    except NotationError:
+    except InvalidTextError:
         return False
     return True
 

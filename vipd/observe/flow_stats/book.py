@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vipd.host.durable import read_own, write_aside
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -16,7 +16,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Page(NamedTuple):
     """What is kept."""
 
-    ledger: Ledger
+    ledger: FlowTotals
     memory: object
     """The dataplane's: what of the kernel's counts the ledger has. None after a reboot."""
 
@@ -26,14 +26,14 @@ def read(path: Path, boot: Path = _BOOT) -> Page:
     try:
         text = read_own(path).decode()
     except FileNotFoundError:
-        return Page(Ledger(), None)
+        return Page(FlowTotals(), None)
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    ledger = Ledger.from_json(value.get("ledger"))
+    ledger = FlowTotals.from_json(value.get("ledger"))
     if value.get("boot") == _boot(boot):
         return Page(ledger, value.get("memory"))
     ledger.forget_open_flows()

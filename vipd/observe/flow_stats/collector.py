@@ -17,7 +17,7 @@ from vipd.dataplane.counting import FlowCounter, Place
 from vipd.host.durable import keep_aside, why
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats import book
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
 
@@ -132,7 +132,7 @@ class Counting:
         except (OSError, ValueError) as error:
             what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
             log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
-            return book.Page(Ledger(), None)
+            return book.Page(FlowTotals(), None)
 
 
 def _places(forwardings: Iterable[Forwarding]) -> set[Place]:

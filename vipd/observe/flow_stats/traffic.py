@@ -157,7 +157,7 @@ class FlowTable:
                 await self._follow()
                 self.told(await asyncio.to_thread(lambda: self._by_place(ended.read(MOST_ENDED_AT_ONCE))))
 
-    async def stop_hearing(self) -> None:
+    async def stop_listening(self) -> None:
         """Close `ended`, when nobody reads from it."""
         async with self._one_at_a_time:
             if self.ended is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.conntrack.listener import EndedFlows, open_ended_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable, Table
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class TrafficCounting:
     def __init__(
         self,
         table: FlowTable,
-        ledger: Ledger,
+        ledger: FlowTotals,
         *,
         wanted: bool = True,
         listen: Callable[[], EndedFlows] = open_ended_flows,
@@ -69,7 +69,7 @@ class TrafficCounting:
         try:
             while True:
                 if self.uncounted(self._table.table()):
-                    await self._table.stop_hearing()
+                    await self._table.stop_listening()
                 self._start()
                 if self._table.ended is None:
                     await asyncio.sleep(LOOK_SECONDS)
@@ -81,7 +81,7 @@ class TrafficCounting:
                 if time.monotonic() - self._read_at >= pause:
                     await self._read()
         finally:
-            await self._table.stop_hearing()
+            await self._table.stop_listening()
 
     async def refresh(self) -> None:
         """Take what the kernel has told of. A failure is for `run` to report."""

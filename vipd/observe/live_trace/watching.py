@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 
 from vipd.dataplane.iptables.tools import has_legacy_tables
-from vipd.dataplane.multicast import open_hearing
+from vipd.dataplane.multicast import open_multicast
 from vipd.dataplane.nftables.dump import MalformedDumpError
 from vipd.dataplane.nftables.reading import RECEIVE_BYTES
 from vipd.observe.live_trace.events import GROUP_TRACE, Event, logged_events, trace_events
@@ -112,7 +112,7 @@ class Watch:
 def _listening() -> socket.socket:
     """A socket that gets every trace event of this network namespace. Raises TraceError."""
     try:
-        return open_hearing(GROUP_TRACE)
+        return open_multicast(GROUP_TRACE)
     except OSError as error:
         raise TraceError.of("cannot listen to trace events", error.errno or 0) from None
 

@@ -21,8 +21,8 @@ from vipd import __version__
 from vipd.model.durations import Durations
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.catalogue import FAMILIES
+from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.snapshot import Snapshot
-from vipd.observe.metrics.tally import Tally
 
 _OF_TRAFFIC = (
     "vipd_service_received_packets_total",

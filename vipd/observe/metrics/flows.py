@@ -12,7 +12,7 @@ from functools import partial
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
 from vipd.observe.flow_stats.collector import Numbers
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Sum, Table
 
 
@@ -22,7 +22,7 @@ class Reading:
 
     at: datetime
     """When the new flows were counted."""
-    ledger: Ledger
+    ledger: FlowTotals
     table: Table
     tracked: Mapping[Place, Sum] | None = None
     """Flows now, of backends that have any; None: the kernel does not say."""

@@ -14,9 +14,9 @@ from vipd.dataplane.base import Dataplane
 from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_browser
 from vipd.observe.listeners import Listeners, Place
+from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import Snapshot, take
-from vipd.observe.metrics.tally import Tally
 from vipd.sources.base import Source
 
 PATH = "/metrics"

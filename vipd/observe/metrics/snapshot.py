@@ -18,10 +18,10 @@ from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.model.backend_status import GOOD, Admin, Standing
+from vipd.model.backend_status import GOOD, Admin, BackendStatus
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Protocol, Service
-from vipd.observe.endpoint_views import standings_by_place
+from vipd.observe.endpoint_views import backend_status_by_place
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.flow_stats.volume import NOTHING, added
 from vipd.observe.metrics.flows import Reading
@@ -189,9 +189,9 @@ def _places(
     reconciler: Reconciler, service: Service, forwardings: Sequence[Forwarding], reading: Reading | None
 ) -> Mapping[tuple[str, Protocol], BackendState]:
     places: dict[tuple[str, Protocol], BackendState] = {}
-    standings = reconciler.standings(service)
+    backend_statuses = reconciler.backend_statuses(service)
     for forwarding in forwardings:
-        stood = standings_by_place(service, forwarding, standings)
+        stood = backend_status_by_place(service, forwarding, backend_statuses)
         for endpoint, weight in _endpoints(forwarding):
             state = _backend(forwarding, endpoint, weight, stood.get(endpoint[:2], GOOD), reading)
             known = places.get(where := (str(endpoint), forwarding.key.protocol))
@@ -206,7 +206,7 @@ def _endpoints(forwarding: Forwarding) -> Iterable[tuple[Endpoint, int]]:
 
 
 def _backend(
-    forwarding: Forwarding, endpoint: Endpoint, weight: int, standing: Standing, reading: Reading | None
+    forwarding: Forwarding, endpoint: Endpoint, weight: int, standing: BackendStatus, reading: Reading | None
 ) -> BackendState:
     up = int(standing.healthy and endpoint not in forwarding.down)
     if reading is None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vipd.dataplane.counting import Place
 from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
-from vipd.observe.flow_stats.ledger import Ledger
+from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.volume import NOTHING
 from vipd.observe.metrics.flows import Reading
 
@@ -78,7 +78,7 @@ class FlowHistory:
         """The rates of each service that had any, the oldest first."""
         return {name: list(rates) for name, rates in self._rates.items()}
 
-    def _grown(self, name: str, ledger: Ledger, seconds: float) -> tuple[float, dict[str, float]]:
+    def _grown(self, name: str, ledger: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
         """The rates of a service and of its backends. Costs little where nothing has come."""
         total = ledger.of_service(name)
         known = self._totals.get(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from vipd.observe.events.event import EventRecord, encode
 from vipd.observe.events.follower import Follower
-from vipd.observe.events.occurrence import Occurrence, encode
 from vipd.observe.events.recorder import Recorder
 
 LENGTH = 60
@@ -16,7 +16,7 @@ class RecentEvents:
     """Events by what they are told as; each with the version at which it came."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[int, Occurrence]] = {}
+        self._kept: dict[int, tuple[int, EventRecord]] = {}
 
     async def load(self, recorder: Recorder, version: int) -> None:
         """Begin with those that are kept on disk."""

@@ -18,7 +18,7 @@ from aiohttp import web
 from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_name
 from vipd.observe.listeners import Listeners, Place
-from vipd.observe.page.board import Board
+from vipd.observe.page.page_state import Board
 
 LIMITS = Limits(
     connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0

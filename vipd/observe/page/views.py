@@ -15,10 +15,10 @@ from vipd.control.service_status import state_of
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
-from vipd.model.backend_status import GOOD, Admin, Standing, Standings
+from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import forwarding_view, standings_by_place, waiting_by_place
+from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view, waiting_by_place
 from vipd.observe.metrics.snapshot import Connected
 from vipd.observe.views import time_text
 from vipd.sources.base import Source
@@ -33,7 +33,7 @@ _OF_FORWARDING = ("name", "protocol", "frontends", "external", "node_port")
 def service_view(
     service: Service,
     forwardings: Sequence[Forwarding],
-    standings: Standings,
+    backend_statuses: BackendStatuses,
     dataplane: Dataplane,
     quarantine: str | None,
 ) -> Json:
@@ -42,8 +42,8 @@ def service_view(
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
     says that.
     """
-    state, message = state_of(service, forwardings, standings, quarantine)
-    places = [_forwarding_view(service, f, standings, dataplane) for f in forwardings]
+    state, message = state_of(service, forwardings, backend_statuses, quarantine)
+    places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
     return {
         "name": service.name,
         "owner": service.origin.owner,
@@ -80,16 +80,16 @@ def event_time(moment: datetime) -> str:
 
 
 def _forwarding_view(
-    service: Service, forwarding: Forwarding, standings: Standings, dataplane: Dataplane
+    service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses, dataplane: Dataplane
 ) -> Json:
-    stood = standings_by_place(service, forwarding, standings)
+    stood = backend_status_by_place(service, forwarding, backend_statuses)
     full = forwarding_view(forwarding, dataplane, stood, waiting_by_place(service, forwarding))
     return {name: full[name] for name in _OF_FORWARDING} | {
         "endpoints": list(_endpoint_views(full["endpoints"], stood)),
     }
 
 
-def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], Standing]) -> Iterator[Json]:
+def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], BackendStatus]) -> Iterator[Json]:
     for endpoint in endpoints if isinstance(endpoints, list) else ():
         admin = stood.get((endpoint["address"], endpoint["port"]), GOOD).admin
         view: Json = {name: endpoint[name] for name in _OF_ENDPOINT}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from vipd.dataplane.iptables.fixed import entry_jumps
+from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.words import target_of

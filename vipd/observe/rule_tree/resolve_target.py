@@ -12,11 +12,11 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.removal import find_leftovers
 from vipd.dataplane.iptables.names import hashed
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.api_client import Client, ClientError, RefusedError, url_path
-from vipd.observe.doctor.looking.daemon import serves_elsewhere
+from vipd.observe.doctor.collect.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
 from vipd.observe.rule_tree.read_iptables import Search, read_rules
@@ -229,7 +229,7 @@ class _Look:
         if not wanted:
             try:
                 addresses.add(parse_frontend(self._target).address)
-            except NotationError:
+            except InvalidTextError:
                 return None
         known = {*keys, *(each.key for each in wanted)}
         chains = {name for each in wanted for name in each.chains.values() if name} | self._chains(known)

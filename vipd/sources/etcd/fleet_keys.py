@@ -94,7 +94,7 @@ def order_value(order: Override) -> str:
     return text
 
 
-def read_orders(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
+def read_overrides(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
     """The orders that these values below `overrides/` are, and what is wrong with others. A key does not
     count for more than a place: of two that say the same part of a subject the last one does."""
     orders, faults = [], []
@@ -123,6 +123,6 @@ def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[S
     """The keys of the orders about these, whoever wrote them and wherever below `overrides/`."""
     found = []
     for key, value in sorted(values.items()):
-        orders, _ = read_orders({key: value})
+        orders, _ = read_overrides({key: value})
         found += [f"{layout.overrides}{key}"] if any(known.subject in subjects for known in orders) else []
     return found

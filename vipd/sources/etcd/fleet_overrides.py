@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from vipd.model.override import Key, Override, Overrides, Subject, lapsed, next_lapse
-from vipd.sources.etcd.fleet_keys import read_orders
+from vipd.sources.etcd.fleet_keys import read_overrides
 
 
-class FleetOrders:
+class FleetOverrides:
     """The orders that stand in etcd and whose time is not over by this host's clock."""
 
     def __init__(self, values: Callable[[], Mapping[str, str]], clock: Callable[[], datetime]) -> None:
@@ -36,7 +36,7 @@ class FleetOrders:
         values = dict(self._values())
         if values != self._read:
             self._read = values
-            self._stored, self._faults = read_orders(values)
+            self._stored, self._faults = read_overrides(values)
             self.tick()
 
     def due(self) -> datetime | None:

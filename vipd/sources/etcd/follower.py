@@ -133,7 +133,7 @@ class Follower:
             self.task.works()
             await asyncio.sleep(self._times.probe * self._random.uniform(0.8, 1.0))
             if clock() - listed >= self._times.list_again:
-                if self._keys.read_again():
+                if self._keys.reread():
                     self._changed()
                 await self._list()
                 listed = clock()
@@ -233,7 +233,7 @@ class Follower:
             kept = dict(self._keys.kept)  # removals may be accepted meanwhile
             written, removed = await asyncio.to_thread(self._compared, kept, listing, foreign)
         header = listing.header
-        return Change(header.cluster_id, header.revision, await self._meanings(written), removed, foreign)
+        return Change(header.cluster_id, header.revision, await self._key_docs(written), removed, foreign)
 
     @staticmethod
     def _compared(
@@ -265,7 +265,7 @@ class Follower:
             removed = frozenset(last.keys() - written.keys())
             revision = fresh[-1].kv.mod_revision
             self._bound(written)
-            change = Change(self._keys.cluster, revision, await self._meanings(written), removed)
+            change = Change(self._keys.cluster, revision, await self._key_docs(written), removed)
             self._positions[changes.keys] = revision
             self._apply(change)
 
@@ -280,7 +280,7 @@ class Follower:
         if self._size > limits.ETCD_BYTES or len(self._keys.kept) > limits.ETCD_KEYS:
             raise ListAnewError("the keys together are larger than what is followed")
 
-    async def _meanings(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
+    async def _key_docs(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
         size = sum(len(kv.value) for kv in written.values())
         if len(written) < READ_ASIDE and size < READ_ASIDE_BYTES:
             return tuple(self._meant(written.items()))

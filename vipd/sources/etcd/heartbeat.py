@@ -58,7 +58,7 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
     return {"version": version, **counts}, fault and f"its report cannot be read: {fault}"
 
 
-class HostBeacon:
+class HostHeartbeat:
     """Publishes a report under a lease, so that it goes when the host does: by `close`, or soon by itself.
 
     Written only when the report is different, at most once in `gather` seconds, or when it is gone. In

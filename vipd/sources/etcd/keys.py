@@ -172,7 +172,7 @@ class EtcdKeys:
         if taken:
             self._note(accepted_record(taken))
 
-    def read_again(self) -> bool:
+    def reread(self) -> bool:
         """Read the values anew whose reading ended in an exception that nobody expected; whether one of them
         says something now."""
         broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}

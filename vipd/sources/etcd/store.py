@@ -25,7 +25,7 @@ from vipd.sources.etcd.fleet_keys import (
     order_key,
     order_keys,
     order_value,
-    read_orders,
+    read_overrides,
     service_key,
     service_value,
     weight_key,
@@ -106,7 +106,7 @@ class EtcdStore:
     async def give(self, order: Override) -> Written:
         """Write an order beside the other part of an earlier one; what has an end under a lease that ends
         with it. Raises as `save` does."""
-        known, wanted = self._orders_at_keys(order)
+        known, wanted = self._overrides_at_keys(order)
         puts = {key: each for key, each in wanted.items() if known.get(key) != each}
         gone = known.keys() - wanted.keys()
         values = {key: _order_value(each) for key, each in puts.items()}
@@ -126,14 +126,14 @@ class EtcdStore:
             raise
         return Written(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
 
-    def _orders_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
+    def _overrides_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
         """What stands at the keys of an order's subject now (None: nothing that holds on), and is to stand
         there with this order."""
         layout, known, parts = self._layout, dict[str, Override | None](), dict[Key, Override]()
         for key in (weight_key(layout, order.subject), order_key(layout, order.subject)):
             rest = key.removeprefix(layout.overrides)
             value = self._source.overrides.get(rest)
-            found = read_orders({rest: value})[0] if value is not None else {}
+            found = read_overrides({rest: value})[0] if value is not None else {}
             # What cannot be read, or is about something else, is not ours to delete.
             if any(each.subject == order.subject for each in found):
                 held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}

@@ -19,7 +19,7 @@ from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.policy_reader import Policy
 from vipd.declaration.problems import Declaration, Problem, printable
 from vipd.declaration.service_reader import read_service
-from vipd.declaration.syntax import NotationError, parse_backend, shown
+from vipd.declaration.syntax import InvalidTextError, parse_backend, shown
 from vipd.declaration.yaml_tree import read_tree
 from vipd.model import limits
 from vipd.model.check import HttpProbe, UdpProbe
@@ -92,7 +92,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     root: Node = tree.documents[0] if tree.documents else Mapping(1)
     try:
         base = parse_backend(where) if "@" not in where else None
-    except NotationError as error:
+    except InvalidTextError as error:
         base = None
         report.add(0, "", error.what, error.hint)
     if base is None or not service:

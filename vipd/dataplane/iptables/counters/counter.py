@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vipd.dataplane.counting import Place
+from vipd.dataplane.iptables.counters.counter_deltas import ChainName, Tally
 from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
 from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
-from vipd.dataplane.iptables.counters.tally import ChainName, Tally
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
 from vipd.model.forwarding import Forwarding, ForwardingKey

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vipd.dataplane.iptables.watch.disturbance import Actor, is_tool
+from vipd.dataplane.iptables.watch.external_change import Actor, is_tool
 from vipd.dataplane.iptables.watch.messages import Generation
 
 _MOST_ANCESTORS = 8

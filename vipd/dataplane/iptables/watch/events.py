@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vipd.dataplane.iptables.watch.actors import Actors
-from vipd.dataplane.iptables.watch.disturbance import Actor, Disturbance, Scope
-from vipd.dataplane.iptables.watch.gathering import Gathering
+from vipd.dataplane.iptables.watch.debouncer import Debouncer
+from vipd.dataplane.iptables.watch.external_change import Actor, ExternalChange, Scope
 from vipd.dataplane.iptables.watch.messages import (
     GROUP_NFTABLES,
     KINDS,
@@ -21,7 +21,7 @@ from vipd.dataplane.iptables.watch.messages import (
     read_messages,
 )
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.multicast import open_hearing
+from vipd.dataplane.multicast import open_multicast
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
@@ -33,7 +33,7 @@ _DATAGRAMS_A_TURN = 200
 def open_socket() -> socket.socket:
     """A socket that hears of every nf_tables change in this thread's network namespace. Raises OSError: the
     kernel has no nf_tables, or CAP_NET_ADMIN is missing. What is lost, is a Disturbance too."""
-    return open_hearing(GROUP_NFTABLES)
+    return open_multicast(GROUP_NFTABLES)
 
 
 class RuleEvents:
@@ -51,14 +51,14 @@ class RuleEvents:
         """`hear` gets every datagram first, our own changes too. `kinds`: of which messages are read."""
         self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
         self._kinds = kinds
-        self._gathering, self._actors = Gathering(scope), Actors()
+        self._gathering, self._actors = Debouncer(scope), Actors()
         self._read_some = asyncio.Event()
 
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
 
-    async def run(self, report: Callable[[Disturbance], None]) -> None:
+    async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Report each burst of foreign changes, until cancelled. Raises OSError when the socket fails."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from vipd.dataplane.iptables.names import TABLES, Names
 from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.watch.comparison import digest, touched
-from vipd.dataplane.iptables.watch.disturbance import Deed, Disturbance
-from vipd.dataplane.iptables.watch.gathering import CHAINS_LIMIT
+from vipd.dataplane.iptables.watch.debouncer import CHAINS_LIMIT
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.model.service import Family
 
@@ -79,7 +79,7 @@ class RulePoll:
         if self._tables:
             self._tables.close()
 
-    async def run(self, report: Callable[[Disturbance], None]) -> None:
+    async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Report what differs, until that fails. The same difference is reported once, also if it is run
         again. Raises ApplyError, OSError, ValueError."""
         while True:
@@ -87,7 +87,7 @@ class RulePoll:
             if disturbance := await self.look():
                 report(disturbance)
 
-    async def look(self) -> Disturbance | None:
+    async def look(self) -> ExternalChange | None:
         """One look: a cheap one, and a reading of all rules when that shows a change or when it is time."""
         before = self._watched.expected()
         if before is None or not before.installed.chains:
@@ -120,7 +120,7 @@ class RulePoll:
         before, self._shape = self._shape, shape
         return before is not None and before[0] == shape[0] and before[1] != shape[1]
 
-    async def _compare(self, saved: str, expected: Expected) -> Disturbance | None:
+    async def _compare(self, saved: str, expected: Expected) -> ExternalChange | None:
         seen = (expected.writes, digest(saved))
         if seen == self._seen:
             return None
@@ -131,9 +131,9 @@ class RulePoll:
         if not chains:
             return None
         family = self._watched.family
-        return Disturbance(
+        return ExternalChange(
             frozenset({family}),
             frozenset((family, chain) for chain in chains),
-            frozenset({Deed.RULES_DIFFER}),
+            frozenset({ChangeKind.RULES_DIFFER}),
             everything=len(chains) > CHAINS_LIMIT,
         )

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from vipd.dataplane.iptables.watch.disturbance import Disturbance, Scope
+from vipd.dataplane.iptables.watch.external_change import ExternalChange, Scope
 from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 
 LOOK_AGAIN = Pace(longest=5.0)
@@ -19,10 +19,10 @@ MOST_NAMED = 100
 """Actors that are named of those that were too many."""
 
 
-def _all_of(several: Sequence[Disturbance]) -> Disturbance:
+def _all_of(several: Sequence[ExternalChange]) -> ExternalChange:
     """One disturbance that stands for several."""
     actors = dict.fromkeys(actor for each in several for actor in each.actors)
-    return Disturbance(
+    return ExternalChange(
         frozenset().union(*(each.families for each in several)),
         frozenset(),
         frozenset().union(*(each.deeds for each in several)),
@@ -37,7 +37,7 @@ class Watcher(Protocol):
     def close(self) -> None:
         """Give back what it holds."""
 
-    async def run(self, report: Callable[[Disturbance], None]) -> None:
+    async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Ends only by a fault."""
 
 
@@ -48,7 +48,7 @@ class Disturbances:
     """
 
     def __init__(self) -> None:
-        self._found: deque[Disturbance | BaseException] = deque()
+        self._found: deque[ExternalChange | BaseException] = deque()
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
@@ -85,16 +85,16 @@ class Disturbances:
         error = None if task.cancelled() else task.exception()
         self._put(error or OSError(f"{task.get_name()}: it has ended"))
 
-    def _report(self, disturbance: Disturbance) -> None:
+    def _report(self, disturbance: ExternalChange) -> None:
         """Keep a disturbance until somebody takes it; of very many one that stands for all."""
         if len(self._found) >= MOST_WAITING:
-            waiting = [each for each in self._found if isinstance(each, Disturbance)]
-            faults = [each for each in self._found if not isinstance(each, Disturbance)]
+            waiting = [each for each in self._found if isinstance(each, ExternalChange)]
+            faults = [each for each in self._found if not isinstance(each, ExternalChange)]
             self._found = deque([_all_of([*waiting, disturbance]), *faults])
         else:
             self._put(disturbance)
 
-    def _put(self, found: Disturbance | BaseException) -> None:
+    def _put(self, found: ExternalChange | BaseException) -> None:
         self._found.append(found)
         self._something.set()
 
@@ -119,7 +119,7 @@ class Disturbances:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Disturbance:
+    async def __anext__(self) -> ExternalChange:
         while not self._found:
             self._something.clear()
             await self._something.wait()

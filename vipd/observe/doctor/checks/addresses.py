@@ -19,8 +19,8 @@ def judge_network(facts: Facts) -> Iterator[Judgement]:
     """What the checks of addresses and backends need."""
     fault = facts.network.fault
     if fault:
-        mend = ["apt install iproute2"] if "No such file" in fault else []
-        yield unchecked("routes and addresses were not looked at", fault, *mend)
+        repair = ["apt install iproute2"] if "No such file" in fault else []
+        yield unchecked("routes and addresses were not looked at", fault, *repair)
 
 
 def judge_owned(facts: Facts) -> Iterator[Judgement]:
@@ -154,28 +154,28 @@ CHECKS = (
         GROUP,
         "no virtual IP is an address of this host",
         judge_owned,
-        Facts.blind_to_network,
+        Facts.network_unread,
     ),
     Check(
         "vip-foreign",
         GROUP,
         "no virtual IP is known to be another host's",
         judge_foreign,
-        Facts.blind_to_network,
+        Facts.network_unread,
     ),
     Check(
         "vip-in-subnet",
         GROUP,
         "no virtual IP lies in a network of this host",
         judge_in_subnet,
-        Facts.blind_to_network,
+        Facts.network_unread,
     ),
-    Check("vip-route", GROUP, "routes lead to every virtual IP", judge_routes, Facts.blind_to_routes),
+    Check("vip-route", GROUP, "routes lead to every virtual IP", judge_routes, Facts.routes_unread),
     Check(
         "node-port-taken",
         GROUP,
         "no program listens on a node port",
         judge_node_ports,
-        Facts.blind_to_listeners,
+        Facts.listeners_unread,
     ),
 )

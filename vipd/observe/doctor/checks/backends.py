@@ -20,8 +20,8 @@ def judge_routes(facts: Facts) -> Iterator[Judgement]:
     if behind:
         devices = sorted(set(behind.values()))
         cause = f"{listed(list(behind))}: their network is that of {listed(devices)}, which is down"
-        mend = (f"ip link set {device} up" for device in devices[:MENDED])
-        yield problem("the device towards a backend is down", cause, *mend)
+        repair = (f"ip link set {device} up" for device in devices[:MENDED])
+        yield problem("the device towards a backend is down", cause, *repair)
     ways = facts.network.ways
     without = [a for a in facts.backends() if not ways.get(a, Way("unknown")).device and a not in behind]
     if ipv6_is_disabled(facts):
@@ -73,6 +73,6 @@ def judge_local(facts: Facts) -> Iterator[Judgement]:
 
 
 CHECKS = (
-    Check("backend-route", GROUP, "routes lead to every backend", judge_routes, Facts.blind_to_network),
-    Check("local-backend", GROUP, "backends on this host listen", judge_local, Facts.blind_to_listeners),
+    Check("backend-route", GROUP, "routes lead to every backend", judge_routes, Facts.network_unread),
+    Check("local-backend", GROUP, "backends on this host listen", judge_local, Facts.listeners_unread),
 )

@@ -85,15 +85,15 @@ def judge_affinity(facts: Facts) -> Iterator[Judgement]:
         )
         option = f"options xt_recent ip_list_tot={WANTED_LIST_LIMIT}"
         hint = "it counts when the module is loaded: restart the host"
-        mend = f"echo '{option}' > /etc/modprobe.d/vipd.conf"
-        yield warning("affinity lists are short", cause, mend, hint=hint)
+        repair = f"echo '{option}' > /etc/modprobe.d/vipd.conf"
+        yield warning("affinity lists are short", cause, repair, hint=hint)
 
 
-def _blind_to_table(facts: Facts) -> str:
-    return facts.blind_as_user() or facts.kernel.fault
+def _table_unread(facts: Facts) -> str:
+    return facts.skipped_as_user() or facts.kernel.fault
 
 
-def _blind_to_lists(facts: Facts) -> str:
+def _lists_unread(facts: Facts) -> str:
     used = facts.dataplane == "iptables" and any(port.affinity for port in facts.services)
     unknown = used and facts.kernel.affinity_limit is None
     why = "ip_list_tot of xt_recent cannot be read: it is not loaded, or only root may look"
@@ -106,16 +106,16 @@ CHECKS = (
         GROUP,
         "the connection tracking table has room",
         judge_room,
-        lambda facts: facts.blind_to_settings(COUNT, MAXIMUM),
+        lambda facts: facts.settings_unread(COUNT, MAXIMUM),
     ),
     Check(
         "conntrack-drops",
         GROUP,
         "connection tracking drops nothing",
         judge_drops,
-        Facts.blind_to_counters,
+        Facts.counters_unread,
     ),
-    Check("conntrack-races", GROUP, "no flow is lost in a race", judge_insertions, Facts.blind_to_counters),
-    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", judge_netlink, _blind_to_table),
-    Check("affinity-limit", GROUP, "affinity lists are long enough", judge_affinity, _blind_to_lists),
+    Check("conntrack-races", GROUP, "no flow is lost in a race", judge_insertions, Facts.counters_unread),
+    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", judge_netlink, _table_unread),
+    Check("affinity-limit", GROUP, "affinity lists are long enough", judge_affinity, _lists_unread),
 )

@@ -51,7 +51,7 @@ def judge_running(facts: Facts) -> Iterator[Judgement]:
 
 
 def _not_running(facts: Facts) -> Iterator[Judgement]:
-    unknown = facts.daemon.unseen or facts.blind_to_work()
+    unknown = facts.daemon.unseen or facts.work_unread()
     if not facts.root or facts.daemon.unseen:
         cause = "; ".join(filter(None, (facts.daemon.fault, facts.daemon.unseen)))
         yield unchecked("whether vipd runs is not known", cause)
@@ -113,8 +113,8 @@ def judge_socket(facts: Facts) -> Iterator[Judgement]:
     wanted = socket.wanted_group
     if wanted and (socket.group != wanted or socket.mode & _GROUP_ACCESS != _GROUP_ACCESS):
         cause = f"{socket.path} belongs to {socket.group or 'no group'}, mode {socket.mode:04o}"
-        mend = f"chgrp {wanted} {socket.path}", f"chmod 0660 {socket.path}"
-        yield warning(f"members of {wanted} cannot connect to the API", cause, *mend)
+        repair = f"chgrp {wanted} {socket.path}", f"chmod 0660 {socket.path}"
+        yield warning(f"members of {wanted} cannot connect to the API", cause, *repair)
 
 
 def judge_clock(facts: Facts) -> Iterator[Judgement]:
@@ -127,20 +127,20 @@ def judge_clock(facts: Facts) -> Iterator[Judgement]:
 CHECKS = (
     Check("settings", GROUP, "the settings can be used", judge_settings),
     Check("daemon-running", GROUP, "vipd runs", judge_running),
-    Check("daemon-state", GROUP, "the daemon does well", judge_state, Facts.blind_to_daemon),
+    Check("daemon-state", GROUP, "the daemon does well", judge_state, Facts.daemon_unread),
     Check(
         "daemon-warnings",
         GROUP,
         "the daemon warns of nothing else",
         judge_warnings,
-        Facts.blind_to_daemon,
+        Facts.daemon_unread,
     ),
     Check(
         "daemon-version",
         GROUP,
         "daemon and vipctl are of one version",
         judge_version,
-        Facts.blind_to_daemon,
+        Facts.daemon_unread,
     ),
     Check(
         "socket-permissions",

@@ -32,7 +32,7 @@ def judge_quarantined(facts: Facts) -> Iterator[Judgement]:
 
 CHECKS = (
     Check(
-        "refused-declarations", GROUP, "every declaration is accepted", judge_refused, Facts.blind_to_services
+        "refused-declarations", GROUP, "every declaration is accepted", judge_refused, Facts.services_unread
     ),
-    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined, Facts.blind_to_daemon),
+    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined, Facts.daemon_unread),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vipd.dataplane.forward_accept.fates import OTHER_TABLES, Fate, NftForward
+from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVerdict, NftForward
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
@@ -70,18 +70,20 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
         if ruleset.family not in facts.families():
             continue
         for table in OTHER_TABLES:  # vipd writes no accept there
-            fate = ruleset.forward_fate(facts.settings.chain_prefix, table)
-            if fate in (Fate.BLOCKED, Fate.MAYBE):
-                yield _blocked(ruleset, fate, on_purpose=False, table=table)
+            forward_verdict = ruleset.forward_chain_verdict(facts.settings.chain_prefix, table)
+            if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
+                yield _blocked(ruleset, forward_verdict, on_purpose=False, table=table)
         accepts = facts.settings.accept_forwarded
         if accepts and not facts.at_work(ruleset.family):
             continue  # vipd's first write brings its own accept
-        fate = ruleset.forward_fate(facts.settings.chain_prefix)
-        if fate in (Fate.BLOCKED, Fate.MAYBE):
-            yield _blocked(ruleset, fate, on_purpose=not accepts)
+        forward_verdict = ruleset.forward_chain_verdict(facts.settings.chain_prefix)
+        if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
+            yield _blocked(ruleset, forward_verdict, on_purpose=not accepts)
 
 
-def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool, table: str = "filter") -> Judgement:
+def _blocked(
+    ruleset: Ruleset, forward_verdict: ForwardVerdict, on_purpose: bool, table: str = "filter"
+) -> Judgement:
     chain = ruleset.chains[table, "FORWARD"]
     where = "" if table == "filter" else f" -t {table}"
     why = f"the policy {chain.policy}" if chain.policy != "ACCEPT" else "a rule that refuses everything"
@@ -90,10 +92,10 @@ def _blocked(ruleset: Ruleset, fate: Fate, on_purpose: bool, table: str = "filte
     )
     if on_purpose:
         cause += "; the setting accept_forwarded is off"
-    mend = f"{ruleset.program}{where} -I FORWARD {ACCEPT_TRANSLATED}"
-    if fate is Fate.MAYBE:
-        return warning("FORWARD may drop flows to virtual IPs", f"{cause} under all conditions", mend)
-    return problem("FORWARD drops flows to virtual IPs", cause, mend)
+    repair = f"{ruleset.program}{where} -I FORWARD {ACCEPT_TRANSLATED}"
+    if forward_verdict is ForwardVerdict.MAYBE:
+        return warning("FORWARD may drop flows to virtual IPs", f"{cause} under all conditions", repair)
+    return problem("FORWARD drops flows to virtual IPs", cause, repair)
 
 
 def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
@@ -103,21 +105,21 @@ def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
         coming = facts.settings.accept_forwarded and not any(map(facts.at_work, concerned))
         if not concerned or coming:
             continue
-        fate = chain.fate(1 << facts.settings.flow_mark_bit)
-        if fate in (Fate.BLOCKED, Fate.MAYBE):
-            yield _blocked_by_nft(chain, fate)
+        forward_verdict = chain.forward_verdict(1 << facts.settings.flow_mark_bit)
+        if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
+            yield _blocked_by_nft(chain, forward_verdict)
 
 
-def _blocked_by_nft(chain: NftForward, fate: Fate) -> Judgement:
+def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Judgement:
     place = f"{chain.family} {chain.table} {chain.name}"
     why = f"nft chain {place} refuses what it does not accept"
-    mend = f"nft insert rule {place} ct status dnat accept"
+    repair = f"nft insert rule {place} ct status dnat accept"
     hint = "put the same line into the file that it is loaded from"
-    if fate is Fate.MAYBE:
+    if forward_verdict is ForwardVerdict.MAYBE:
         cause = f"{why}, and accepts forwarded flows only under conditions"
-        return warning("an nft chain may drop flows to virtual IPs", cause, mend, hint=hint)
+        return warning("an nft chain may drop flows to virtual IPs", cause, repair, hint=hint)
     cause = f"{why}, also what iptables rules accept, as vipd's do"
-    return problem("an nft chain drops flows to virtual IPs", cause, mend, hint=hint)
+    return problem("an nft chain drops flows to virtual IPs", cause, repair, hint=hint)
 
 
 def judge_present(facts: Facts) -> Iterator[Judgement]:
@@ -138,31 +140,31 @@ def _other_variant(facts: Facts) -> Iterator[Ruleset]:
             yield ruleset
 
 
-def _blind_to_variants(facts: Facts) -> str:
-    return facts.blind_to_rules() or facts.blind_to_programs()
+def _variants_unread(facts: Facts) -> str:
+    return facts.rules_unread() or facts.programs_unread()
 
 
-def _blind_to_places(facts: Facts) -> str:
-    return _blind_to_variants(facts) or facts.nft_fault
+def _places_unread(facts: Facts) -> str:
+    return _variants_unread(facts) or facts.nft_fault
 
 
 CHECKS = (
-    Check("rules-readable", GROUP, "all rules could be read", judge_readable, Facts.blind_to_rules),
-    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, _blind_to_variants),
-    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, _blind_to_places),
+    Check("rules-readable", GROUP, "all rules could be read", judge_readable, Facts.rules_unread),
+    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, _variants_unread),
+    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, _places_unread),
     Check(
         "forward-policy",
         GROUP,
         "FORWARD lets translated flows pass",
         judge_forward_policy,
-        Facts.blind_to_forwarding,
+        Facts.forwarding_unread,
     ),
     Check(
         "forward-chains",
         GROUP,
         "nft chains let translated flows pass",
         judge_forward_chains,
-        Facts.blind_to_nft,
+        Facts.nft_unread,
     ),
-    Check("firewalls", GROUP, "no other firewall is seen", judge_present, _blind_to_places),
+    Check("firewalls", GROUP, "no other firewall is seen", judge_present, _places_unread),
 )

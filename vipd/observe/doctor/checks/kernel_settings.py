@@ -39,8 +39,8 @@ def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
             if facts.settings.manage_sysctls and facts.daemon.status:
                 cause += "; vipd turns it on within seconds, unless somebody keeps turning it off"
             hint = _keep(name)
-            mend = [*_keep_advertisements(facts, family), _set(name, 1)]
-            yield problem(f"{family} forwarding is off", cause, *mend, hint=hint)
+            repair = [*_keep_advertisements(facts, family), _set(name, 1)]
+            yield problem(f"{family} forwarding is off", cause, *repair, hint=hint)
 
 
 def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
@@ -53,7 +53,7 @@ def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
 def ipv6_is_disabled(facts: Facts) -> bool:
     """Whether no device of this host takes IPv6 packets, as far as that is known."""
     everywhere, *devices = _disabling_ipv6(facts)
-    if facts.network.fault or facts.blind_to_settings(everywhere, *devices):
+    if facts.network.fault or facts.settings_unread(everywhere, *devices):
         return False
     return facts.kernel.number(everywhere) == 1 and all(facts.kernel.number(name) != 0 for name in devices)
 
@@ -108,14 +108,14 @@ def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
                 f"{_dotted(BRIDGE[family])} is 1, and ports of {bridge} do not send back what they brought "
                 f"({listed([port.name for port in ports])}): flows of a backend to itself are lost"
             )
-            mend = [f"ip link set {port.name} type bridge_slave hairpin on" for port in ports[:MENDED]]
-            yield warning(f"a backend on {bridge} cannot reach its own {family} VIP", cause, *mend)
+            repair = [f"ip link set {port.name} type bridge_slave hairpin on" for port in ports[:MENDED]]
+            yield warning(f"a backend on {bridge} cannot reach its own {family} VIP", cause, *repair)
 
 
 def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
     """An answer from backend to backend by the bridge alone passes no rule."""
     for family, bridge in _bridges(facts):
-        if facts.blind_to_settings(BRIDGE[family]):
+        if facts.settings_unread(BRIDGE[family]):
             continue
         plain = sorted(
             {p.service for p in facts.services if p.family is family and p.masquerade == "hairpin"}
@@ -166,62 +166,58 @@ def _keep(name: str) -> str:
     )
 
 
-def _blind_to_forward(facts: Facts) -> str:
+def _forward_unread(facts: Facts) -> str:
     names = [FORWARDING[family] for family in facts.families()]
     unknown = [_dotted(name) for name in names if facts.kernel.number(name) is None]
-    why = facts.services_fault or facts.blind_to_settings(*names)
+    why = facts.services_fault or facts.settings_unread(*names)
     why = why or (f"there is no {', '.join(unknown)}" if unknown else "")
     off = any(facts.kernel.number(name) == 0 for name in names)
     # Whose turn it is to turn it on hangs on whether vipd's rules are there.
-    return why or (facts.blind_to_work() if off else "")
+    return why or (facts.work_unread() if off else "")
 
 
-def _blind_to_ipv6(facts: Facts) -> str:
+def _ipv6_unread(facts: Facts) -> str:
     if facts.services_fault or Family.IPV6 not in facts.families():
         return facts.services_fault
-    return facts.blind_to_network() or facts.blind_to_settings(*_disabling_ipv6(facts))
+    return facts.network_unread() or facts.settings_unread(*_disabling_ipv6(facts))
 
 
-def _blind_to_liberal(facts: Facts) -> str:
-    return facts.blind_to_work() or facts.blind_to_settings(LIBERAL)
+def _liberal_unread(facts: Facts) -> str:
+    return facts.work_unread() or facts.settings_unread(LIBERAL)
 
 
-def _blind_to_reverse_path(facts: Facts) -> str:
+def _reverse_path_unread(facts: Facts) -> str:
     names = [reverse_path(device) for device in ("all", *facts.devices_to_backends(Family.IPV4))]
-    return facts.blind_to_network() or facts.blind_to_settings(*names)
+    return facts.network_unread() or facts.settings_unread(*names)
 
 
-def _blind_to_bridges(facts: Facts) -> str:
-    return facts.blind_to_network() or facts.blind_to_settings(*BRIDGE.values())
+def _bridges_unread(facts: Facts) -> str:
+    return facts.network_unread() or facts.settings_unread(*BRIDGE.values())
 
 
 CHECKS = (
-    Check(
-        "ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _blind_to_forward
-    ),
-    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6, _blind_to_ipv6),
-    Check(
-        "tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _blind_to_liberal
-    ),
+    Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _forward_unread),
+    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6, _ipv6_unread),
+    Check("tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _liberal_unread),
     Check(
         "rp-filter",
         GROUP,
         "no strict reverse path filter towards backends",
         judge_reverse_path,
-        _blind_to_reverse_path,
+        _reverse_path_unread,
     ),
     Check(
         "bridge-hairpin",
         GROUP,
         "backends on bridges reach their own VIPs",
         judge_hairpin,
-        _blind_to_bridges,
+        _bridges_unread,
     ),
     Check(
         "bridge-replies",
         GROUP,
         "answers within bridges are translated",
         judge_bridged_replies,
-        _blind_to_bridges,
+        _bridges_unread,
     ),
 )

@@ -83,18 +83,18 @@ def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[
                 yield match[1], name, rule
 
 
-def _blind_to_vipds(facts: Facts) -> str:
-    return facts.blind_to_rules() or facts.daemon.unseen
+def _vipds_unread(facts: Facts) -> str:
+    return facts.rules_unread() or facts.daemon.unseen
 
 
 CHECKS = (
-    Check("kube-proxy", GROUP, "no kube-proxy is at work", judge_kube_proxy, Facts.blind_to_rules),
-    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, _blind_to_vipds),
+    Check("kube-proxy", GROUP, "no kube-proxy is at work", judge_kube_proxy, Facts.rules_unread),
+    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, _vipds_unread),
     Check(
         "foreign-claims",
         GROUP,
         "nobody else translates virtual IPs",
         judge_claims,
-        Facts.blind_to_forwarding,
+        Facts.forwarding_unread,
     ),
 )

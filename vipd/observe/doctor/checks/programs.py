@@ -32,7 +32,7 @@ def judge_iptables(facts: Facts) -> Iterator[Judgement]:
             yield fine(f"{program.family}: {program.text}")
         elif program.family in needed:
             title = f"there is no usable iptables for {program.family}"
-            yield problem(title, program.fault, *filter(None, [program.mend]))
+            yield problem(title, program.fault, *filter(None, [program.repair]))
 
 
 def judge_nft(facts: Facts) -> Iterator[Judgement]:
@@ -43,11 +43,11 @@ def judge_nft(facts: Facts) -> Iterator[Judgement]:
     if facts.programs.fault:
         return
     why = facts.programs.nft_fault
-    mend = ["apt install nftables"] if why == "there is no such program" else []
+    repair = ["apt install nftables"] if why == "there is no such program" else []
     if facts.dataplane == "nftables":
-        yield problem("nft cannot be run", why, *mend)
+        yield problem("nft cannot be run", why, *repair)
     else:
-        yield unchecked("nft cannot be run, and its chains are not looked at", why, *mend)
+        yield unchecked("nft cannot be run, and its chains are not looked at", why, *repair)
 
 
 def judge_kernel(facts: Facts) -> Iterator[Judgement]:
@@ -62,7 +62,7 @@ def judge_features(facts: Facts) -> Iterator[Judgement]:
         yield unchecked("what the kernel can do was not tried", facts.programs.probe_fault)
     for feature in facts.programs.lacks:
         if feature.required:
-            yield problem(f"{feature.family}: {feature.name}", feature.why, *filter(None, [feature.mend]))
+            yield problem(f"{feature.family}: {feature.name}", feature.why, *filter(None, [feature.repair]))
         else:
             yield _optional(feature, facts)
 
@@ -80,13 +80,13 @@ def _optional(feature: Feature, facts: Facts) -> Judgement:
     return judged(f"{feature.family}: {lost}", cause, f"modprobe {module}", *again)
 
 
-def _blind_to_features(facts: Facts) -> str:
-    return facts.blind_as_user() or facts.blind_to_programs() or facts.services_fault
+def _features_unread(facts: Facts) -> str:
+    return facts.skipped_as_user() or facts.programs_unread() or facts.services_fault
 
 
 CHECKS = (
-    Check("iptables", GROUP, "iptables can be used", judge_iptables, Facts.blind_to_programs),
-    Check("nft", GROUP, "nft can be used", judge_nft, Facts.blind_to_programs),
-    Check("kernel", GROUP, "the kernel is known", judge_kernel, Facts.blind_to_programs),
-    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, _blind_to_features),
+    Check("iptables", GROUP, "iptables can be used", judge_iptables, Facts.programs_unread),
+    Check("nft", GROUP, "nft can be used", judge_nft, Facts.programs_unread),
+    Check("kernel", GROUP, "the kernel is known", judge_kernel, Facts.programs_unread),
+    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, _features_unread),
 )

@@ -63,16 +63,16 @@ def judge_store(facts: Facts) -> Iterator[Judgement]:
             # Without the file there would be no such services at all.
             yield problem(title, cause, hint=f"correct {store} by hand; there is no good copy of it")
             return
-        mend = [f"cp -p {store} {store}.broken", f"cp -p {store}.last-good {store}"]
-        yield problem(title, cause, *mend, *(["vipctl reload"] if facts.daemon.status else []))
+        repair = [f"cp -p {store} {store}.broken", f"cp -p {store}.last-good {store}"]
+        yield problem(title, cause, *repair, *(["vipctl reload"] if facts.daemon.status else []))
 
 
-def _blind_to_store(facts: Facts) -> str:
-    return facts.blind_as_user() or facts.blind_to_state()
+def _store_unread(facts: Facts) -> str:
+    return facts.skipped_as_user() or facts.state_unread()
 
 
 CHECKS = (
-    Check("state-dir", GROUP, "the state directory can be written", judge_directory, Facts.blind_to_state),
-    Check("state-dir-space", GROUP, "there is room for the state", judge_space, Facts.blind_to_state),
-    Check("store", GROUP, "what vipctl added can be read", judge_store, _blind_to_store),
+    Check("state-dir", GROUP, "the state directory can be written", judge_directory, Facts.state_unread),
+    Check("state-dir-space", GROUP, "there is room for the state", judge_space, Facts.state_unread),
+    Check("store", GROUP, "what vipctl added can be read", judge_store, _store_unread),
 )

@@ -42,7 +42,7 @@ async def find_programs(
             tools = found[family] = await find_tools(family, settings.iptables_variant, run)
         except ApplyError as error:
             fault = f"{error.what}: {error.why}"
-            programs.append(Program(family, "", fault=fault, mend=_command(error.hint)))
+            programs.append(Program(family, "", fault=fault, repair=_command(error.hint)))
         except (OSError, ProgramTimeoutError) as error:
             programs.append(Program(family, "", fault=f"it cannot be run: {error}"))
         else:

@@ -64,7 +64,7 @@ def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
     )
 
 
-def read_again(root: Path, before: Kernel, seconds: float) -> Kernel:
+def reread(root: Path, before: Kernel, seconds: float) -> Kernel:
     """The same with how much the counters of connection tracking grew in so many seconds."""
     if before.counters_fault or before.fault:
         return before

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
-from vipd.dataplane.iptables.spelling import comment
+from vipd.dataplane.iptables.syntax import comment
 from vipd.model.service import Family
 
 NEW = "-m conntrack --ctstate NEW"

@@ -10,7 +10,7 @@ from vipd.control.admission import AddressPolicy, admit_unit
 from vipd.control.catalog import Merged, merge
 from vipd.control.host import HostNet
 from vipd.control.selection import choose
-from vipd.declaration.syntax import NotationError, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.changes import HostRecord
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
@@ -32,8 +32,8 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 
     Raises OSError when this host's addresses cannot be read.
     """
-    surroundings = HostNet(settings, HostRecord(settings.state_dir))
-    policy, claims = await surroundings.policy(), surroundings.claims()
+    foreign_chains = HostNet(settings, HostRecord(settings.state_dir))
+    policy, claims = await foreign_chains.policy(), foreign_chains.claims()
     merged, faults = await asyncio.to_thread(_read, settings, claims)
     chosen = (f for service in merged.services.values() for f in choose(service, policy))
     problems = [str(problem) for found in merged.problems.values() for problem in found]
@@ -84,7 +84,7 @@ def named(services: Iterable[ServedPort], target: str) -> tuple[ServedPort, ...]
     """Those that a target means: a name, a frontend or a virtual IP."""
     try:
         frontend = parse_frontend(target)
-    except NotationError:
+    except InvalidTextError:
         frontend = None
     return tuple(
         port

@@ -41,7 +41,7 @@ class Ring:
         if self._torn:
             raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
 
-    def mend(self) -> list[str]:
+    def repair(self) -> list[str]:
         """Keep aside what stands in the place of the files and is none; what was done, in words."""
         done = []
         for path in (self._older, self._current):

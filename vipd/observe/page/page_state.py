@@ -248,7 +248,7 @@ class Board:
                 others.append(name)
                 continue
             changed |= self._look(service, quarantined.get(name), version)
-            began = await _breathe(began)
+            began = await _yield_to_loop(began)
         return await self._review_some(others, version) or changed
 
     async def _review_some(self, names: deque[str], version: int) -> bool:
@@ -277,8 +277,8 @@ class Board:
     def _look(self, service: Service, quarantine: str | None, version: int) -> bool:
         reconciler = self._facts.reconciler
         forwardings = reconciler.forwardings.get(service.name, ())
-        standings = reconciler.standings(service)
-        view = service_view(service, forwardings, standings, self._facts.dataplane, quarantine)
+        backend_statuses = reconciler.backend_statuses(service)
+        view = service_view(service, forwardings, backend_statuses, self._facts.dataplane, quarantine)
         text = json.dumps(view, separators=(",", ":"))
         known = self._entries.get(service.name)
         if known is not None and known.text == text:
@@ -305,7 +305,7 @@ class Board:
         return self._parts.flows.set(flows, version) or told
 
 
-async def _breathe(began: float) -> float:
+async def _yield_to_loop(began: float) -> float:
     if perf_counter() - began < PART_SECONDS:
         return began
     await asyncio.sleep(0)

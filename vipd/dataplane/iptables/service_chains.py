@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from vipd.dataplane.iptables.names import Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.spelling import comment, joined, source, to_address
+from vipd.dataplane.iptables.syntax import comment, joined, source, to_address
 from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
 from vipd.model.forwarding import Endpoint, Forwarding
@@ -40,7 +40,7 @@ class LeafRules:
                 rules.append(joined(note, pinned, f"-j {chain}"))
         if forwarding.balance is Balance.ROUND_ROBIN:
             return (*rules, *_turns(endpoints, steps))
-        return (*rules, *_ladder(endpoints, steps))
+        return (*rules, *_probability_chain(endpoints, steps))
 
     def _step(self, forwarding: Forwarding, endpoint: Endpoint) -> tuple[str, str]:
         """The comment and the chain of the rules that lead to an endpoint."""
@@ -140,7 +140,7 @@ def _turns(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> I
         yield joined(note, turn, f"-j {chain}")
 
 
-def _ladder(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _probability_chain(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Each endpoint's chance given that none before it was taken: w_i / (w_i + ... + w_n) (contract 1.8)."""
     left = sum(e.weight for e in endpoints)
     for endpoint, (note, chain) in zip(endpoints[:-1], steps[:-1], strict=True):

@@ -33,7 +33,7 @@ class _Service:
     backends: dict[Place, _Account] = field(default_factory=dict)
 
 
-class Ledger:
+class FlowTotals:
     """Totals, added to and asked for."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Ledger:
         }
 
     @classmethod
-    def from_json(cls, value: object) -> Ledger:
+    def from_json(cls, value: object) -> FlowTotals:
         """From what `to_json` gave. Raises ValueError for anything else."""
         ledger = cls()
         try:

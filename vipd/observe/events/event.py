@@ -19,7 +19,7 @@ Level = Literal["info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class EventRecord:
     """One event, or several of the same kind that are told as one."""
 
     id: int
@@ -48,7 +48,7 @@ class Occurrence:
         return self.first or self.id
 
 
-def encode(occurrence: Occurrence) -> bytes:
+def encode(occurrence: EventRecord) -> bytes:
     """The event as a line of JSON, its end included: as it stands on disk and in the API."""
     o = occurrence
     value = {
@@ -68,11 +68,11 @@ def encode(occurrence: Occurrence) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: bytes) -> Occurrence:
+def decode(line: bytes) -> EventRecord:
     """Reads what `encode` gave. Raises ValueError for anything else, such as a part of it."""
     try:
         value = json.loads(line)
-        return Occurrence(
+        return EventRecord(
             id=_whole(value["id"]),
             at=_time(value["time"]),
             event=clean(str(value["event"])),

@@ -15,7 +15,7 @@ OTHER_TABLES = ("mangle", "security")
 _ESTABLISHED = {"established", "related"}
 
 
-class Fate(Enum):
+class ForwardVerdict(Enum):
     """What rules do to a new flow that vipd translated."""
 
     PASSES = "passes"
@@ -42,35 +42,41 @@ class NftForward:
         """Whether packets of a family pass it."""
         return self.family in ("inet", "ip" if family is Family.IPV4 else "ip6")
 
-    def fate(self, flow_mark: int) -> Fate:
+    def forward_verdict(self, flow_mark: int) -> ForwardVerdict:
         """What it does to a new flow that vipd translated and marked so, as far as can be told."""
         found = self._walk(self.name, flow_mark, frozenset())
-        if found in (Fate.PASSES, Fate.BLOCKED) or self.policy != "drop":
-            return Fate.PASSES if found in (Fate.GOES_ON, Fate.MAYBE) else found
-        return Fate.BLOCKED if found is Fate.GOES_ON else found
+        if found in (ForwardVerdict.PASSES, ForwardVerdict.BLOCKED) or self.policy != "drop":
+            return ForwardVerdict.PASSES if found in (ForwardVerdict.GOES_ON, ForwardVerdict.MAYBE) else found
+        return ForwardVerdict.BLOCKED if found is ForwardVerdict.GOES_ON else found
 
-    def _walk(self, name: str, flow_mark: int, above: frozenset[str]) -> Fate:
+    def _walk(self, name: str, flow_mark: int, above: frozenset[str]) -> ForwardVerdict:
         maybe = False
         for statements in self.chains.get(name, ()):
             verdict, target = _verdict(statements)
             matches = [s for s in statements if not _NEUTRAL.issuperset(s)]
             holds = all(_holds_for_translated(match, flow_mark) for match in matches)
-            fate = Fate.GOES_ON
+            forward_verdict = ForwardVerdict.GOES_ON
             if verdict in ("jump", "goto") and target not in above:
-                fate = self._walk(target, flow_mark, above | {name})
+                forward_verdict = self._walk(target, flow_mark, above | {name})
             elif verdict == "accept":
-                fate = Fate.PASSES
+                forward_verdict = ForwardVerdict.PASSES
             elif verdict in ("drop", "reject"):
-                fate = Fate.BLOCKED
+                forward_verdict = ForwardVerdict.BLOCKED
             elif verdict == "return" and holds:
                 break
-            if holds and fate in (Fate.PASSES, Fate.BLOCKED):
-                return Fate.MAYBE if maybe and fate is Fate.BLOCKED else fate
-            accepts = fate in (Fate.PASSES, Fate.MAYBE) and (holds or not _for_answers_only(matches))
+            if holds and forward_verdict in (ForwardVerdict.PASSES, ForwardVerdict.BLOCKED):
+                return (
+                    ForwardVerdict.MAYBE
+                    if maybe and forward_verdict is ForwardVerdict.BLOCKED
+                    else forward_verdict
+                )
+            accepts = forward_verdict in (ForwardVerdict.PASSES, ForwardVerdict.MAYBE) and (
+                holds or not _for_answers_only(matches)
+            )
             maybe = maybe or accepts
             if verdict == "goto" and holds:
                 break
-        return Fate.MAYBE if maybe else Fate.GOES_ON
+        return ForwardVerdict.MAYBE if maybe else ForwardVerdict.GOES_ON
 
 
 _VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")

@@ -23,7 +23,7 @@ _TOOL = re.compile(r"^(ip6?tables|xtables|ebtables|arptables|nft$)")
 """Programs that others run to change rules; who runs them is what matters."""
 
 
-class Deed(StrEnum):
+class ChangeKind(StrEnum):
     """What was done, or how we know."""
 
     RULE_ADDED = "rule added"
@@ -37,7 +37,7 @@ class Deed(StrEnum):
     """The kernel had more to tell than it could keep: nothing may be wrong."""
 
 
-_DEEDS = {kind: Deed[kind.name] for kind in Kind}
+_DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def _counted(same: Sequence[Actor]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class ExternalChange:
     """One burst of foreign changes that concern us."""
 
     families: frozenset[Family]
     chains: frozenset[tuple[Family, ChainId]]
     """Our own and built-in chains that were touched. Not complete when `everything` is set."""
-    deeds: frozenset[Deed]
+    deeds: frozenset[ChangeKind]
     actors: tuple[Actor, ...] = ()
     """In order of their first change. Empty: not known."""
     everything: bool = False
@@ -108,10 +108,10 @@ class Disturbance:
     def __str__(self) -> str:
         """`iptables (pid 812): rule deleted in ipv4 nat VIPD-SERVICES`."""
         who = ", ".join(named(self.actors)) or "somebody"
-        return f"{who}: {self.deed}"
+        return f"{who}: {self.kind_of_change}"
 
     @property
-    def deed(self) -> str:
+    def kind_of_change(self) -> str:
         """`rule deleted in ipv4 nat VIPD-SERVICES`."""
         return f"{', '.join(sorted(self.deeds))} in {self._where()}"
 
@@ -132,7 +132,7 @@ class Scope:
     names: Names
     families: frozenset[Family]
 
-    def touched(self, change: Change) -> Deed | None:
+    def touched(self, change: Change) -> ChangeKind | None:
         """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
         if change.family not in self.families or change.table not in TABLES:
             return None

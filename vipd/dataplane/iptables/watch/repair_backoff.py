@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vipd.dataplane.iptables.watch.disturbance import Actor
+from vipd.dataplane.iptables.watch.external_change import Actor
 
 WINDOW_SECONDS = 60.0
 """Repairs are counted over this time, and a quarrel is over after so long without a disturbance."""
@@ -26,7 +26,7 @@ _HINTS = {
 
 
 @dataclass(slots=True)
-class _Quarrel:
+class _Offender:
     """One culprit's record."""
 
     name: str
@@ -53,7 +53,7 @@ class _Quarrel:
         self.last = now
 
 
-class Peace:
+class RepairBackoff:
     """Keeps vipd from fighting: tell it of disturbances and repairs, and it tells when to repair next.
 
     Who is behind a disturbance counts, not its process: each run of iptables has a pid of its own.
@@ -61,7 +61,7 @@ class Peace:
 
     def __init__(self, chain_prefix: str = "VIPD") -> None:
         self._prefix = chain_prefix
-        self._quarrels: dict[str, _Quarrel] = {}
+        self._quarrels: dict[str, _Offender] = {}
         self._waiting: set[str] = set()
         self._due: float | None = None
 
@@ -74,7 +74,7 @@ class Peace:
         """Our rules were touched; returns when to repair, `now` or later. No actors: not known who it was."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
             name, pid = actor.culprit
-            quarrel = self._quarrel(name, pid, now)
+            quarrel = self._offender(name, pid, now)
             quarrel.last = now
             quarrel.guessed &= actor.guessed
             self._waiting.add(quarrel.name)
@@ -101,11 +101,11 @@ class Peace:
         self._forget_quiet(now)
         return tuple(self._warning(q, now) for q in self._quarrels.values() if q.pause)
 
-    def _quarrel(self, name: str, pid: int, now: float) -> _Quarrel:
+    def _offender(self, name: str, pid: int, now: float) -> _Offender:
         self._forget_quiet(now)
         if name not in self._quarrels and len(self._quarrels) >= MOST_QUARRELS:
             name, pid = _UNKNOWN, 0  # a program may call itself otherwise each time
-        quarrel = self._quarrels.setdefault(name, _Quarrel(name, pid))
+        quarrel = self._quarrels.setdefault(name, _Offender(name, pid))
         quarrel.pid = pid
         return quarrel
 
@@ -114,7 +114,7 @@ class Peace:
             if now - quarrel.last >= WINDOW_SECONDS and name not in self._waiting:
                 del self._quarrels[name]
 
-    def _warning(self, quarrel: _Quarrel, now: float) -> str:
+    def _warning(self, quarrel: _Offender, now: float) -> str:
         who = f"{quarrel.name} (pid {quarrel.pid})" if quarrel.name else "another program"
         who = f"probably {who}" if quarrel.guessed else who
         span = max(1, round(now - quarrel.first))

@@ -42,7 +42,7 @@ MOST_FORMER = 10_000
 """Backends that a destination had since the last good run."""
 
 
-class ConntrackKeeper:
+class ConntrackScheduler:
     """Follows the forwardings and cleans after them.
 
     The caller says `update` whenever the dataplane is told the same, `applied` once the kernel's rules are

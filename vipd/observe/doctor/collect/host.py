@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.forward_accept.fates import NftForward
+from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.host.process import run as run_program
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
+from vipd.observe.doctor.collect.daemon import ask, describe, serves_elsewhere
+from vipd.observe.doctor.collect.firewall_rules import read_nft, read_rulesets, tables_of_iptables
+from vipd.observe.doctor.collect.kernel import read_kernel, reread
+from vipd.observe.doctor.collect.network import read_network
+from vipd.observe.doctor.collect.programs import find_programs
+from vipd.observe.doctor.collect.services import from_daemon, from_files, named
+from vipd.observe.doctor.collect.state import read_socket_file, read_state_dir
 from vipd.observe.doctor.facts import (
     Daemon,
     Facts,
@@ -28,13 +35,6 @@ from vipd.observe.doctor.facts import (
     StateDir,
 )
 from vipd.observe.doctor.finding import fault_of_ours
-from vipd.observe.doctor.looking.daemon import ask, describe, serves_elsewhere
-from vipd.observe.doctor.looking.firewall_rules import read_nft, read_rulesets, tables_of_iptables
-from vipd.observe.doctor.looking.kernel import read_again, read_kernel
-from vipd.observe.doctor.looking.network import read_network
-from vipd.observe.doctor.looking.programs import find_programs
-from vipd.observe.doctor.looking.services import from_daemon, from_files, named
-from vipd.observe.doctor.looking.state import read_socket_file, read_state_dir
 from vipd.observe.doctor.rules import Ruleset
 
 ASKED_AFTER = ("kube-proxy",)
@@ -80,31 +80,31 @@ async def _look(question: Question) -> Facts:
     if elsewhere:
         status, views = {}, []
     settings = _settings_of(status) or question.settings
-    before = await _told_or(_kernel(root, settings, privileged), lambda why: Kernel(fault=why))
+    before = await _text_or(_kernel(root, settings, privileged), lambda why: Kernel(fault=why))
     began = time.monotonic()
     daemon = describe(status, fault, root, settings.chain_prefix, elsewhere)
-    every, refused, services_fault = await _told_or(
+    every, refused, services_fault = await _text_or(
         _declared(settings, daemon, views), lambda why: ((), (), why)
     )
     services = named(every, question.target) if question.target else every
     if question.target and not services and not services_fault:
         raise UnknownTargetError(question.target)
-    rulesets, rules_fault = await _told_or(_rulesets(root, run, privileged), lambda why: ((), why))
-    chains, tables, nft_fault = await _told_or(
+    rulesets, rules_fault = await _text_or(_rulesets(root, run, privileged), lambda why: ((), why))
+    chains, tables, nft_fault = await _text_or(
         _nft(settings, run, privileged), lambda why: ((), frozenset(), why)
     )
     dataplane = _dataplane(status, settings, tables)
     families = tuple(sorted({port.family for port in services}))
-    programs = await _told_or(
+    programs = await _text_or(
         find_programs(settings, families, privileged, run, dataplane), lambda why: Programs(fault=why)
     )
-    network = await _told_or(
+    network = await _text_or(
         read_network(_addresses(services), _ports(services), root, run),
         lambda why: Network(fault=why, listeners_fault=why),
     )
-    socket, socket_fault = await _told_or(_socket(settings), lambda why: (None, why))
-    state = await _told_or(_state(settings, privileged), lambda why: StateDir(fault=why))
-    running = await _told_or(_running(root), lambda why: None)
+    socket, socket_fault = await _text_or(_socket(settings), lambda why: (None, why))
+    state = await _text_or(_state(settings, privileged), lambda why: StateDir(fault=why))
+    running = await _text_or(_running(root), lambda why: None)
     await asyncio.sleep(max(0.0, began + WATCHED_SECONDS - time.monotonic()))
     watched = time.monotonic() - began
     return Facts(
@@ -121,7 +121,7 @@ async def _look(question: Question) -> Facts:
         chains,
         nft_fault,
         tables,
-        await _told_or(_again(root, before, watched), lambda why: replace(before, counters_fault=why)),
+        await _text_or(_again(root, before, watched), lambda why: replace(before, counters_fault=why)),
         network,
         daemon,
         socket,
@@ -131,7 +131,7 @@ async def _look(question: Question) -> Facts:
     )
 
 
-async def _told_or(look: Awaitable[T], without: Callable[[str], T]) -> T:
+async def _text_or(look: Awaitable[T], without: Callable[[str], T]) -> T:
     """What a look has found; or, when it failed, what is left without it, with the reason."""
     try:
         return await look
@@ -146,7 +146,7 @@ async def _kernel(root: Path, settings: Settings, privileged: bool) -> Kernel:
 
 
 async def _again(root: Path, before: Kernel, watched: float) -> Kernel:
-    return read_again(root, before, watched)
+    return reread(root, before, watched)
 
 
 async def _rulesets(root: Path, run: Runner, privileged: bool) -> tuple[tuple[Ruleset, ...], str]:

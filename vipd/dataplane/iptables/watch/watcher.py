@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from socket import socket
 
 from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.disturbance import Scope
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
+from vipd.dataplane.iptables.watch.external_change import Scope
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, RulePoll, WatchedFamily

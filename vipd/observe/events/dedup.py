@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from vipd.observe.events.occurrence import Occurrence
+from vipd.observe.events.event import EventRecord
 
 WINDOW = timedelta(seconds=60)
 """What comes later than this after the last of its kind is an event of its own."""
@@ -53,7 +53,7 @@ Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 
 @dataclass(slots=True)
 class _Fold:
-    told: Occurrence
+    told: EventRecord
     """As it was told last."""
     apart: int = 1
     """How many were told singly."""
@@ -65,7 +65,7 @@ class Folds:
     def __init__(self) -> None:
         self._folds: OrderedDict[Kind, _Fold] = OrderedDict()
 
-    def take_in(self, occurrence: Occurrence) -> Occurrence:
+    def take_in(self, occurrence: EventRecord) -> EventRecord:
         """The event itself, or, with its id, the event that it and some before it are told as."""
         kind = _kind(occurrence)
         fold = self._folds.get(kind)
@@ -83,11 +83,11 @@ class Folds:
         return fold.told
 
 
-def _kind(o: Occurrence) -> Kind:
+def _kind(o: EventRecord) -> Kind:
     cause, reason = _PID.sub("", o.cause), _NUMBER.sub("#", o.reason)
     return o.event, o.level, o.services, o.backends, o.unit, cause, reason
 
 
-def _over(before: Occurrence, now: Occurrence) -> bool:
+def _over(before: EventRecord, now: EventRecord) -> bool:
     """Also when the clock was set back for longer than that."""
     return abs(now.at - before.at) > WINDOW or abs(now.at - (before.since or before.at)) > LONGEST

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.disturbance import Actor, Deed, Disturbance, Scope
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope
 from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind
 from vipd.model.service import Family
 
@@ -30,12 +30,12 @@ class _Work:
 
     families: set[Family] = field(default_factory=set)
     chains: set[tuple[Family, ChainId]] = field(default_factory=set)
-    deeds: set[Deed] = field(default_factory=set)
+    deeds: set[ChangeKind] = field(default_factory=set)
     everything: bool = False
 
-    def add(self, change: Change, deed: Deed) -> None:
+    def add(self, change: Change, kind_of_change: ChangeKind) -> None:
         self.families.add(change.family)
-        self.deeds.add(deed)
+        self.deeds.add(kind_of_change)
         if change.kind is Kind.TABLE_DELETED or len(self.chains) >= CHAINS_LIMIT:
             self.everything = True
         elif not self.everything:
@@ -48,7 +48,7 @@ class _Work:
         self.everything = self.everything or other.everything or len(self.chains) > CHAINS_LIMIT
 
 
-class Gathering:
+class Debouncer:
     """Collects changes until they are worth telling.
 
     A transaction is judged at the end of its burst and not when it is read: a process of ours may have
@@ -72,9 +72,9 @@ class Gathering:
 
     def change(self, change: Change) -> None:
         """Take one message; its transaction is not complete before its Generation. ValueError: malformed."""
-        deed = self._scope.touched(change)
-        if deed is not None:
-            self._open.setdefault(change.port, _Work()).add(change, deed)
+        kind_of_change = self._scope.touched(change)
+        if kind_of_change is not None:
+            self._open.setdefault(change.port, _Work()).add(change, kind_of_change)
 
     def skip(self, port: int) -> None:
         """Messages of this sender were left unread, being our own as it seems; its Generation will tell."""
@@ -104,7 +104,7 @@ class Gathering:
         self._open.clear()
         self._unseen.clear()
 
-    def collect(self, is_ours: IsOurs) -> Disturbance | None:
+    def collect(self, is_ours: IsOurs) -> ExternalChange | None:
         """The burst as one disturbance; None when all of it was our own."""
         burst, actors = _Work(), dict[Actor, None]()
         for generation, actor, work in self._closed:
@@ -113,14 +113,14 @@ class Gathering:
                 actors[actor] = None
         if self._lost:
             burst.families |= self._scope.families
-            burst.deeds.add(Deed.EVENTS_LOST)
+            burst.deeds.add(ChangeKind.EVENTS_LOST)
             burst.everything = True
         self._closed, self._lost = [], False
         if not burst.deeds:
             return None
         chains = frozenset(burst.chains)
         deeds = frozenset(burst.deeds)
-        return Disturbance(frozenset(burst.families), chains, deeds, tuple(actors), burst.everything)
+        return ExternalChange(frozenset(burst.families), chains, deeds, tuple(actors), burst.everything)
 
     def _touch(self, now: float) -> None:
         self._first = now if self.due is None else self._first

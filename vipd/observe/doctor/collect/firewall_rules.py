@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
-from vipd.dataplane.forward_accept.fates import NftForward, read_nft_table
+from vipd.dataplane.forward_accept.chain_verdicts import NftForward, read_nft_table
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reading import BaseChain, TableReader
