@@ -40,12 +40,15 @@ class HostReader:
         self._facts = NO_FACTS
         self._faults: dict[str, str] = {}
         self._reading: asyncio.Future[None] | None = None
+        self._slow = False
+        """The last reading that was waited for took longer than anybody waits."""
 
     async def read(self, own: frozenset[str]) -> HostFacts:
         """As it is now, on a host with these addresses. What cannot be read is as it was at the last look."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
             await asyncio.wait((self._reading,), timeout=PATIENCE_SECONDS)
+            self._slow = not self._reading.done()
         else:  # it takes long, or hangs, and somebody has waited for it already
             await asyncio.wait((self._reading,), timeout=0.05)
         self._facts = self._tried("what was read of it", lambda: self._compiled(own), self._facts)
@@ -53,7 +56,8 @@ class HostReader:
 
     def faults(self) -> tuple[str, ...]:
         """What cannot be read now, and why."""
-        slow = self._reading is not None and not self._reading.done()
+        # One that has only just begun is not slow, whoever asks in that moment.
+        slow = self._slow and self._reading is not None and not self._reading.done()
         hangs = "this host cannot be looked at: reading its routes, neighbours and sockets takes long"
         return (*self._faults.values(), *((hangs,) if slow else ()))
 
