@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from vipd import host_reader
-from vipd.host_reader import HostReader
-from vipd.settings import Settings
+from vipd.host import reader as host_reader
+from vipd.host.reader import HostReader
+from vipd.host.settings.settings import Settings
 
 
 def test_a_reading_that_has_just_begun_is_not_slow_and_one_that_hangs_is(

@@ -46,7 +46,7 @@ def another(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
     program = f"""if True:
         import sys, time
         from pathlib import Path
-        from vipd import start
+        from vipd.host import preflight as start
         from vipd.host.settings.settings import Settings
         start.RUNTIME_DIR = Path({str(tmp_path / "run")!r})
         with start.state_lock(Settings(state_dir={str(tmp_path / "other")!r}, chain_prefix={PREFIX!r})):

@@ -75,7 +75,7 @@ def test_the_documentation_of_settings_has_the_same_words(setting: settings_refe
 
 
 def test_a_key_without_a_meaning_is_told() -> None:
-    with pytest.raises(LookupError, match=r"A test: no meaning of b; hint: .*meanings\.py"):
+    with pytest.raises(LookupError, match=r"A test: no meaning of b; hint: .*key_docs\.py"):
         list(Group("A test", ("a", "b"), {"a": Key("text", "", "A.")}).described())
 
 
