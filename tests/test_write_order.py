@@ -170,6 +170,18 @@ def test_what_a_large_one_gives_up_is_taken_in_the_same_step() -> None:
     assert not WriteOrder().postponed({had.key: now, taker.key: taker}, {had.key: had}.get)
 
 
+def test_large_changes_without_end_do_not_keep_another_large_one_out() -> None:
+    """What waits comes last among the changes of a step, and is written first."""
+    waiting, *busy = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE) for n in range(3)]
+    order = WriteOrder()
+    later = order.postponed({each.key: each for each in (*busy, waiting)}, lambda _: None)
+    assert waiting.key in later
+    for _ in range(2):
+        changes = {each.key: each for each in (*busy, waiting) if each in busy or each.key in later}
+        later = order.postponed(changes, lambda _: None)
+    assert waiting.key not in later
+
+
 def test_several_large_ones_share_a_step_up_to_a_limit() -> None:
     many = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE // 2) for n in range(5)]
     changes = {each.key: each for each in many}

@@ -25,13 +25,16 @@ Place = tuple[str, int, Protocol]
 class WriteOrder:
     """Divides changes among steps.
 
-    Where small changes meet large ones, the small ones are written first. The large ones follow in steps of
-    their own, some at a time; small changes that come meanwhile delay them by every other step at most.
+    Where small changes meet large ones, the small ones are written first. The large ones follow some at a
+    time, those first that have waited longest; while small changes keep coming, every other step writes large
+    ones.
     """
 
     def __init__(self) -> None:
         self._gave_way = False
-        """At the last step all large changes were postponed."""
+        """The last step wrote none of the large changes."""
+        self._waiting: dict[ForwardingKey, int] = {}
+        """The changes that it postponed, with their turn."""
 
     def postponed(self, changes: Changes, before: Before) -> Changes:
         """The changes to leave for a later step, each with what the dataplane has in its place.
@@ -40,14 +43,13 @@ class WriteOrder:
         moves from one service to another is never missing, and never in both.
         """
         large = {key: f.work() for key, f in changes.items() if f is not None and f.work() > LARGE}
-        if not large or len(changes) == 1:
-            self._gave_way = False
-            return {}
-        shared = _shared(changes, before)
+        shared = _shared(changes, before) if large else frozenset()
         movable = [key for key in large if shared.isdisjoint(_places(changes[key], before(key)))]
+        movable.sort(key=lambda key: self._waiting.get(key, len(self._waiting)))
         gives_way = len(movable) < len(changes) and not self._gave_way
         later = movable if gives_way else movable[_fitting([large[key] for key in movable]) :]
         self._gave_way = bool(later) and gives_way
+        self._waiting = {key: turn for turn, key in enumerate(later)}
         return {key: before(key) for key in later}
 
 
