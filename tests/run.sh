@@ -4,7 +4,7 @@
 #     sudo bash tests/run.sh [arguments for pytest]
 #
 # All of them run, whichever fails; the exit code is 1 when any did, 2 when this is not root. Packets and processes
-# share a machine that may stand still for seconds: up to three failed tests are tried again, with nothing beside them.
+# share a machine that may stand still for seconds: up to twenty failed tests are tried again, with nothing beside them.
 # Who passes then is named at the end, as something to look at.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/prepare.sh"
@@ -38,7 +38,7 @@ else
 fi
 
 last_failed=.pytest_cache/v/cache/lastfailed
-most_tried_again=3
+most_tried_again=20
 unsteady=()
 tests() { # arguments for pytest
     local code=0

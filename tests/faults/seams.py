@@ -220,7 +220,7 @@ ETCD = (
     ),
     Seam(
         "report to etcd",
-        "vipd.sources.etcd.heartbeat:HostBeacon._tell",
+        "vipd.sources.etcd.heartbeat:HostHeartbeat._tell",
         (),
         "report cannot be published",
         quiet=RETURNS,
