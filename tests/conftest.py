@@ -29,15 +29,15 @@ LONGEST = (
     "tests/system",
     "tests/onefile",
     "tests/fleet",
-    "tests/etcd",
-    "tests/health_checks",
+    "tests/sources/etcd",
+    "tests/health",
     "tests/docs/test_pages",
-    "tests/bench_tests",
+    "tests/observe/bench",
     "tests/faults",
-    "tests/nftables",
+    "tests/dataplane/nftables",
     "tests/packets",
-    "tests/live_trace/",
-    "tests/page",
+    "tests/observe/live_trace/",
+    "tests/observe/page",
 )
 
 

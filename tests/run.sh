@@ -13,7 +13,7 @@ require_root "tests/run.sh"
 want_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages
 make_venv dev
-bash "$project/tests/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"
+bash "$project/tests/observe/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"
 cd "$project"
 
 failed=()

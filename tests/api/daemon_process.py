@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tests.samples import HEAD
+from tests.model.samples import HEAD
 
 PATIENCE_SECONDS = 60.0
 """For what takes a second, on a machine that does much else."""

@@ -16,8 +16,8 @@ from aiohttp import ClientSession, UnixConnector, web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
-from tests.fake_dataplane import FakeDataplane, FakeSurroundings
-from tests.samples import HEAD
+from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
+from tests.model.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.connections.clients import has_ended
-from tests.health.asking import until
+from tests.host.connections.clients import has_ended
+from tests.observe.health_ports.asking import until
 from vipd.api.peers import bind_socket
 from vipd.api.serving import LIMITS, serving
 from vipd.cli.connection import Daemon
@@ -308,7 +308,7 @@ SMALL = """
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     from pathlib import Path
     from aiohttp import web
-    from tests.health.asking import free_port, running, until
+    from tests.observe.health_ports.asking import free_port, running, until
     from vipd.api.peers import bind_socket
     from vipd.api.serving import serving
     from vipd.observe.listeners import Listeners, Place

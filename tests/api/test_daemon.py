@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
-from tests.samples import block
+from tests.model.samples import block
 from vipd.declaration.native import parse_declaration
 
 pytestmark = pytest.mark.root

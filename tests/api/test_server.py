@@ -9,8 +9,8 @@ import pytest
 from yarl import URL
 
 from tests.api.serving import DNS, WEB, Answer, Api, served
-from tests.fake_dataplane import broken_tool
-from tests.samples import block
+from tests.dataplane.fake_dataplane import broken_tool
+from tests.model.samples import block
 from vipd.api import bodies, server
 from vipd.control.reconciler import Reconciler
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.samples import service
+from tests.model.samples import service
 from vipd.api import turns
 from vipd.api.stats_routes import MOST_LISTINGS, StatsRoutes
 from vipd.api.turns import Turns

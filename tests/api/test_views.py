@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.api.serving import Api, served
-from tests.page.examples import web
-from tests.samples import declared
+from tests.model.samples import declared
+from tests.observe.page.examples import web
 from vipd.control.service_status import RefusedUnit
 from vipd.declaration.unit import Unit
 from vipd.observe.views import time_text

@@ -15,11 +15,11 @@ from typing import Any
 from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
-from tests.etcd.members import Cluster, Member, install
 from tests.fleet.network import entered
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import Lab, Wiring
+from tests.sources.etcd.members import Cluster, Member, install
 from vipd.observe.bench.declared import declaration
 
 GROUP = "control"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.declared import Machine, numbered
-from tests.dataplane.fake_kernel import FakeKernel
+from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
 from vipd.dataplane import programs
 from vipd.dataplane.base import ApplyError, MissingProgramError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.declared import numbered
-from tests.fake_dataplane import FakeDataplane, Rules, broken_tool
+from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import AcceptPlan

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.control.reconciling import World
 from tests.docs.markdown import ROOT, Block, blocks, prose
-from tests.reconciling import World
 from vipd.cli.offline import explain_files
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import Settings

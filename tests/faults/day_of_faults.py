@@ -24,11 +24,11 @@ from random import Random
 from typing import Any, cast
 
 import vipd
-from tests.fake_dataplane import FakeDataplane
+from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.faults.faulty_vipd import install
 from tests.faults.seams import ETCD, SEAMS, Seam
 from tests.faults.simulated_etcd import SimulatedEtcd
-from tests.simulated_time import SimulatedLoop
+from tests.lab.simulated_time import SimulatedLoop
 from vipd.daemon import daemon
 from vipd.daemon.status_reporter import Reporter
 from vipd.dataplane.base import ApplyError, DataplanePlan

@@ -292,22 +292,22 @@ MEANINGLESS = {
 is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
-    "tests/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
+    "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
     "tests/sources/test_state_files.py": ("vipd.host.changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
     "tests/api/test_turns.py": ("vipd.api.turns",),
-    "tests/connections/test_limits.py": (
+    "tests/host/connections/test_limits.py": (
         "vipd.host.connections.connection",
         "vipd.host.connections.connections",
         "vipd.host.connections.http",
         "vipd.host.connections.limits",
     ),
-    "tests/test_start.py": ("vipd.host.preflight",),
-    "tests/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
-    "tests/metrics/test_scrape.py": ("vipd.observe.browsers",),
-    "tests/health/test_healthz.py": ("vipd.api.healthz",),
-    "tests/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
-    "tests/systemd/test_journal.py": ("vipd.host.systemd.journal",),
+    "tests/host/test_preflight.py": ("vipd.host.preflight",),
+    "tests/host/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
+    "tests/observe/metrics/test_scrape.py": ("vipd.observe.browsers",),
+    "tests/api/test_healthz.py": ("vipd.api.healthz",),
+    "tests/observe/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
+    "tests/host/systemd/test_journal.py": ("vipd.host.systemd.journal",),
 }
 """Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the
 daemon, rather than is asked by it; and what it does once, before it runs."""

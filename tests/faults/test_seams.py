@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd.members import install
 from tests.faults.dataplanes import Equipment
 from tests.faults.faulty_vipd import TIMEOUT_SECONDS
 from tests.faults.seams import (
@@ -35,6 +34,7 @@ from tests.faults.seams import (
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import finish
 from tests.lab.topology import Lab
+from tests.sources.etcd.members import install
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

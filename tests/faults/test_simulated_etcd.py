@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.etcd.members import cluster, install
 from tests.faults.simulated_etcd import SimulatedEtcd
+from tests.sources.etcd.members import cluster, install
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.connection import Connection

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from tests.etcd.members import Cluster, Member, install
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.sources.etcd.members import Cluster, Member, install
 
 HUB = "10.77.0.254"
 CLONE_NEWNET = 0x40000000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from tests.simulated_time import simulate
+from tests.lab.simulated_time import simulate
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.messages import Header, KeyValue
 from vipd.sources.etcd.registration import Registration

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.samples import service
+from tests.model.samples import service
 from vipd.control.admission import AddressPolicy
 from vipd.control.registrations import Registrar
 from vipd.model.service import Origin, Registered

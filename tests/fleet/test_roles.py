@@ -15,8 +15,8 @@ from random import Random
 import pytest
 
 from tests.docs.markdown import ROOT, blocks
-from tests.etcd.following import following
-from tests.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
+from tests.sources.etcd.following import following
+from tests.sources.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import Outcome
 from vipd.host.settings.etcd import EtcdSettings

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd.members import etcdctl
 from tests.fleet.network import PATIENCE_SECONDS, FleetLab, entered
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import Process
+from tests.sources.etcd.members import etcdctl
 
 pytestmark = pytest.mark.root
 

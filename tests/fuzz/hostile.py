@@ -12,8 +12,8 @@ from urllib.parse import quote
 import yaml
 
 from tests.api.test_hostile_requests import BODIES, DEEP, PARAMETERS, RAW, WORDS
+from tests.api.test_text_round_trip import WORDS as TEXTS
 from tests.faults.broken_declarations import GARBAGE, checks, declaration
-from tests.test_text_round_trip import WORDS as TEXTS
 
 ODD = (*GARBAGE, *WORDS, *TEXTS)
 HEADERS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.samples import HEAD
+from tests.model.samples import HEAD
 from vipd.declaration.native import parse_declaration
 from vipd.model import limits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.samples import service
+from tests.model.samples import service
 from vipd.control.admission import AddressPolicy, Admission
 from vipd.control.registrations import Registrar
 from vipd.declaration.problems import Declaration, Problem, listed

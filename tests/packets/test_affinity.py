@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.dataplane.nftables.serving import CLIENTS
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import CLIENT_SOURCES, CLIENT_SOURCES_IPV6, Lab
-from tests.nftables.serving import CLIENTS
 from tests.packets.outside import Declared, backend_texts, inside_address, node_port, outside_address
 from tests.packets.services import ENOUGH, Services, backend_text
 from vipd.model.service import Frontend, Protocol

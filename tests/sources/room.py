@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.samples import HEAD, block
+from tests.model.samples import HEAD, block
 from vipd.control.catalog import merge
 from vipd.sources.files import FileSource
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.api.daemon_process import host
-from tests.etcd.gateway import broken
-from tests.samples import HEAD, block
+from tests.model.samples import HEAD, block
+from tests.sources.etcd.gateway import broken
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.dataplane.switching import ChosenDataplane

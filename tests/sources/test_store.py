@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.declaration.strategies import PATIENT, services
-from tests.samples import HEAD, block, service
+from tests.model.samples import HEAD, block, service
 from vipd.declaration.native import parse_declaration
 from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
 from vipd.sources.store import UNIT, StoreError, StoreSource

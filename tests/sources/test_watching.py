@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import watchfiles
 
-from tests.samples import HEAD, block
+from tests.model.samples import HEAD, block
 from tests.sources.room import GOOD, OTHER, Room, link_swap
 from vipd.control.catalog import merge
 from vipd.host.supervisor import Supervisor

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.etcd import members
 from tests.fleet.network import entered
+from tests.sources.etcd import members
 from tests.system.conftest import SERVED_PORT, Prepared
 from tests.system.machine import Machine
 

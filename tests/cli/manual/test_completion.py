@@ -1,0 +1,230 @@
+"""The shells themselves complete command lines of `vipctl`, by the scripts that are installed for them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.manual.conftest import Room
+from tests.cli.manual.terminal import Terminal, terminal
+from vipd.cli import completion
+from vipd.cli.main import VERBS, run
+
+SHELLS = ("bash", "zsh", "fish")
+TYPED = r"TYPED(<.*>)END"
+
+
+def needs(shell: str) -> pytest.MarkDecorator:
+    reason = f"{shell} is not installed: apt-get install {shell}"
+    return pytest.mark.skipif(shutil.which(shell) is None, reason=reason)
+
+
+EACH = [pytest.param(shell, marks=needs(shell)) for shell in SHELLS]
+
+Offered = Callable[[str, str], list[str]]
+
+
+def bash_offers(room: Room, line: str) -> list[str]:
+    script = room.made / "completions/bash/vipctl"
+    code = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _vipctl; printf "%s\\n" "${COMPREPLY[@]}"'
+    return told(
+        room,
+        "bash",
+        "--norc",
+        "-c",
+        f"COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'; {code}",
+        "bash",
+        script,
+        line,
+    )
+
+
+def fish_offers(room: Room, line: str) -> list[str]:
+    script = room.made / "completions/fish/vipctl.fish"
+    lines = told(room, "fish", "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"', script, line)
+    return [offered.partition("\t")[0] for offered in lines]
+
+
+def told(room: Room, *command: str | Path) -> list[str]:
+    ended = subprocess.run(
+        command,
+        env=room.environment,
+        cwd=room.path / "home",
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.stderr == ""
+    return [line for line in ended.stdout.splitlines() if line]
+
+
+@contextmanager
+def interactive(name: str, room: Room) -> Iterator[Terminal]:
+    """An interactive shell as a user has it, the script in place."""
+    made = room.made / "completions"
+    command, setup = {
+        "bash": ("bash --norc -i", f"source {made}/bash/vipctl"),
+        "zsh": ("zsh -f -i", f"fpath=({made}/zsh $fpath); autoload -Uz compinit; compinit -D -u"),
+        "fish": ("fish --no-config -i", f"source {made}/fish/vipctl.fish"),
+    }[name]
+    with terminal(command.split(), room.environment) as shown:
+        # The quotes keep what is typed, and echoed, from being taken for the answer.
+        shown.type(f"cd {room.path / 'home'}; {setup}; echo rea''dy\r")
+        shown.expect("ready")
+        yield shown
+
+
+@pytest.fixture(scope="module", params=EACH)
+def shell(request: pytest.FixtureRequest, room: Room) -> Iterator[Terminal]:
+    with interactive(request.param, room) as shown:
+        yield shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("desc\t dn\t", "<describe><dns>"),
+        ("describe 'shop'/\t", "<describe><shop/web>"),
+        ("describe 10.96'.0.2\t", "<describe><10.96.0.20:443/tcp>"),
+        ("describe shop/w\t", "<describe><shop/web>"),
+        ("describe 10.96.0.2\t", "<describe><10.96.0.20:443/tcp>"),
+        ("describe 10.96.0.10:\t", "<describe><10.96.0.10:53/udp>"),
+        ("remove-backend dns 10.244.2\t", "<remove-backend><dns><10.244.2.21:5353>"),
+        ("remove-backend dns fd00:2\t", "<remove-backend><dns><fd00:244::5>"),
+        ("set dns/10.244.0\t --weight 2", "<set><dns/10.244.0.5><--weight><2>"),
+        ("set 10.96.0.10:53/udp/10.244.0\t", "<set><10.96.0.10:53/udp/10.244.0.5>"),
+        ("add 10.96.0.9:53/udp --masq\t for\t", "<add><10.96.0.9:53/udp><--masquerade><forwarded>"),
+        ("list --output=na\t", "<list><--output=name>"),
+        ("check we\t", "<check><web.yaml>"),
+        ("check --services-dir de\t", "<check><--services-dir><declared>"),
+        ("check --set mark_\tx", "<check><--set><mark_bit=x>"),
+    ],
+)
+def test_a_tab_completes_a_word(shell: Terminal, keys: str, words: str) -> None:
+    shell.type(f"vipctl {keys}\r")
+    # zsh takes the slash behind a directory back when nothing follows it.
+    assert shell.expect(TYPED)[1].replace("/>", ">") == words
+
+
+def test_an_address_in_brackets_is_completed(shell: Terminal) -> None:
+    # Typed as each shell lets one type a bracket; zsh takes a bare one for a pattern.
+    shell.type("vipctl describe \\[fd00:96\t\r")
+    assert shell.expect(TYPED)[1] == "<describe><[fd00:96::10]:53/udp>"
+
+
+def test_the_daemon_that_the_line_names_is_asked(shell: Terminal, room: Room) -> None:
+    shell.type("export VIPD_SOCKET=/nowhere\r")
+    path = room.daemon.socket
+    for option in (f"--socket={path}", f"--socket {path}"):
+        for words in (f"{option} describe", f"describe {option}"):
+            shell.type(f"vipctl {words} dn\t\r")
+            assert shell.expect(TYPED)[1].endswith("<dns>"), words
+    shell.type("vipctl describe dn\t\r")
+    assert shell.expect(TYPED)[1] == "<describe><dn>"
+    shell.type(f"export VIPD_SOCKET={path}\r")
+
+
+def test_a_quoted_word_is_completed(shell: Terminal) -> None:
+    shell.type("vipctl describe '10.96.0.10:5\t\r")
+    assert shell.expect(TYPED)[1] == "<describe><10.96.0.10:53/udp>"
+
+
+@needs("bash")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("vipctl ", list(VERBS)),
+        ("vipctl --", ["--socket", "--store", "--version", "--help"]),
+        ("vipctl describe ", ["dns", "shop/web", "10.96.0.30:80/tcp"]),
+        ("vipctl describe 10.96.0.3", ["10.96.0.30:80/tcp"]),
+        ("vipctl remove ", ["dns", "10.96.0.30:80/tcp"]),
+        ("vipctl remove-backend dns ", ["10.244.0.5", "10.244.2.21:5353", "fd00:244::5"]),
+        ("vipctl remove-backend -q --socket=/nowhere dns ", []),
+        ("vipctl --socket /nowhere describe ", []),
+        ("vipctl describe -o json -- d", ["dns"]),
+        ("vipctl add 10.96.0.1:53/udp ", []),
+        ("vipctl explain --from ", ["local"]),
+        ("vipctl no-such-verb ", []),
+        ("vipctl completion ", ["bash", "zsh", "fish"]),
+    ],
+)
+def test_what_bash_offers(room: Room, line: str, offered: list[str]) -> None:
+    assert bash_offers(room, line) == offered
+
+
+@needs("fish")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("vipctl ", set(VERBS)),
+        ("vipctl describe ", {"dns", "shop/web", "10.96.0.30:80/tcp"}),
+        ("vipctl remove ", {"dns", "10.96.0.30:80/tcp"}),
+        ("vipctl remove-backend --socket /nowhere dns ", set()),
+        ("vipctl add 10.96.0.1:53/udp ", set()),
+        ("vipctl list -o ", {"table", "wide", "json", "yaml", "name"}),
+        ("vipctl completion ", {"bash", "zsh", "fish"}),
+    ],
+)
+def test_what_fish_offers(room: Room, line: str, offered: set[str]) -> None:
+    assert set(fish_offers(room, line)) == offered
+
+
+@needs("zsh")
+def test_zsh_lists_words_with_what_they_are(room: Room) -> None:
+    with interactive("zsh", room) as shown:
+        shown.type("vipctl \t")
+        for verb, known in sorted(VERBS.items()):
+            shown.expect(rf"\b{verb} +-- {re.escape(known.summary)}")
+        shown.type("\x15vipctl describe \t")
+        shown.expect(r"10\.96\.0\.30:80/tcp")
+        shown.expect(r"dns  10\.96\.0\.10:53/udp \[fd00:96::10\]:53/udp")
+        shown.expect(r"shop/web  10\.96\.0\.20:443/tcp")
+
+
+@pytest.mark.parametrize(
+    "offers", [pytest.param(bash_offers, marks=needs("bash")), pytest.param(fish_offers, marks=needs("fish"))]
+)
+def test_words_of_the_program_need_no_program(room: Room, offers: Callable[[Room, str], list[str]]) -> None:
+    before = room.calls()
+    assert "describe" in offers(room, "vipctl de")
+    assert "--affinity" in offers(room, "vipctl add --a")
+    assert room.calls() == before
+    assert offers(room, "vipctl describe d") == ["dns"]
+    assert room.calls() == before + 1
+
+
+@pytest.mark.parametrize("shell_name", SHELLS)
+def test_vipctl_prints_the_script_that_is_installed(
+    shell_name: str, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", shell_name]) == 0
+    names = {"bash": "bash/vipctl", "zsh": "zsh/_vipctl", "fish": "fish/vipctl.fish"}
+    assert capsys.readouterr().out == (made / "completions" / names[shell_name]).read_text()
+
+
+def test_nothing_is_said_when_no_daemon_is_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["--socket", str(tmp_path / "none"), "complete", "targets", "--", "d"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "PATIENCE", 0.2)
+    path = str(tmp_path / "silent.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        start = time.monotonic()
+        assert run(["--socket", path, "complete", "targets", "--", "d"]) == 0
+        assert time.monotonic() - start < 30  # a verb waits for ninety seconds
+    assert capsys.readouterr() == ("", "")

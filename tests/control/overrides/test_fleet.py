@@ -1,0 +1,81 @@
+"""Orders of this host beside those of the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from json import loads
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.control.overrides.world import BELOW, PREFIX, Etcd, World
+from tests.model.samples import service
+from vipd.model.override import from_json
+from vipd.sources.etcd.client import EtcdClient
+from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store import EtcdStore, Written
+
+PLACE = {"service": "dns", "backend": "10.0.0.1"}
+DNS = service("dns", "10.96.0.10", "", 1, "10.0.0.1")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    made.declare([DNS])
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("fleet", [True, False])
+def test_a_resume_of_what_has_left_the_declaration_says_that_it_worked(world: World, fleet: bool) -> None:
+    world.give({**PLACE, "admin": "draining"}, fleet)
+    world.declare([])
+    other = world.resume(PLACE, not fleet)
+    assert (other["changed"], len(other["elsewhere"])) == (False, 1)
+    done = world.resume(PLACE, fleet)
+    assert (done["changed"], done["elsewhere"], len(done["overrides"])) == (True, [], 1)
+    assert world.listed() == []
+
+
+@pytest.mark.parametrize("timed_first", [True, False])
+def test_a_weight_for_the_fleet_outlives_a_timed_drain(world: World, timed_first: bool) -> None:
+    orders = [{**PLACE, "admin": "draining", "for": 60}, {**PLACE, "weight": 5}]
+    for order in orders if timed_first else orders[::-1]:
+        world.give(order, fleet=True)
+    assert {bool(lease) for _, _, lease in world.etcd.kvs.values()} == {True, False}
+    # A version that knows no parts has the last key of a subject in force.
+    last = from_json(loads(max(world.etcd.kvs.items())[1][0]))
+    assert (str(last.admin), last.until) == ("draining", world.now + timedelta(seconds=60))
+    world.pass_time(61)
+    world.etcd.end_leases()
+    world.hear()
+    assert [order.get("weight") for order in world.listed()] == [5]
+    assert list(world.etcd.overrides) == ["_weights/services/dns/10.0.0.1"]
+
+
+def test_what_an_older_version_wrote_as_one_order_is_kept_in_parts(world: World) -> None:
+    world.give({**PLACE, "admin": "draining", "weight": 5, "for": 60}, fleet=True)
+    assert list(world.etcd.kvs) == [f"{BELOW}services/dns/10.0.0.1"]
+    world.give({**PLACE, "admin": "disabled"}, fleet=True)
+    found = sorted((o["admin"], o.get("weight"), "until" in o) for o in world.listed())
+    assert found == [("active", 5, True), ("disabled", None, False)]
+    world.resume(PLACE, fleet=True)
+    assert world.etcd.kvs == {}
+
+
+def test_nobody_waits_for_etcd_while_vipd_stops(world: World) -> None:
+    etcd: Etcd = world.etcd
+    store = EtcdStore(cast(EtcdClient, etcd), cast(EtcdSource, etcd), PREFIX, lambda: world.now)
+
+    async def story() -> str:
+        waiting = asyncio.create_task(store.heard(Written(7, {f"{BELOW}x": True})))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        store.stopping = True
+        return await waiting
+
+    assert "vipd is stopping" in asyncio.run(story())

@@ -1,0 +1,390 @@
+"""An exception that nobody expected is the fault of one unit, one service or one part of vipd, and of no
+other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.control.reconciling import DNS, WEB, World, lived_without_waiting, looping
+from tests.dataplane.fake_dataplane import FakeDataplane
+from tests.lab.simulated_time import simulate
+from tests.model.samples import declared, service
+from vipd.control import admission, catalog, reconciler
+from vipd.control import claim_conflicts as contest
+from vipd.control.claim_conflicts import Contest
+from vipd.control.contained_catalog import ContainedCatalog
+from vipd.control.reconciler_partners import AllServing
+from vipd.dataplane.base import DataplanePlan
+from vipd.declaration import native
+from vipd.declaration.conflicts import Claim
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.problems import Declaration
+from vipd.declaration.unit import Unit
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Service
+from vipd.sources.etcd.keys import read_value
+from vipd.sources.etcd.values import Layout
+from vipd.sources.files import FileSource
+
+TWO = """\
+apiVersion: vipd/v1
+services:
+  - {name: a, address: 10.96.0.1, ports: [80/tcp], backends: [10.244.0.1]}
+  - {name: bomb, address: 10.96.0.2, ports: [80/tcp], backends: [10.244.0.2]}
+"""
+
+
+class UnexpectedError(Exception):
+    """What nobody expects."""
+
+
+class Bomb:
+    """Wraps a function so that it raises for the service `bomb` while it is armed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+        self.armed = True
+        self._real = getattr(module, name)
+        monkeypatch.setattr(module, name, self)
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        if self.armed and any("bomb" in str(getattr(each, "name", "")) for each in arguments):
+            raise UnexpectedError("boom")
+        return self._real(*arguments, **named)
+
+
+BOMB = service("bomb", "10.96.0.66")
+
+
+def test_reading_one_service_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = native.read_service  # type: ignore[attr-defined]  # the name that the module calls
+
+    def breaking(report: object, node: object, path: str, *others: object) -> object:
+        if path == "services[1]":
+            raise UnexpectedError("boom")
+        return real(report, node, path, *others)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(native, "read_service", breaking)
+    found = parse_declaration(TWO, "shop.yaml")
+    (problem,) = found.problems
+    told = "shop.yaml:4: internal error while reading this service: UnexpectedError: boom; please report it"
+    assert str(problem) == told
+    assert "Traceback" in problem.trace
+    assert [each.name for each in found.services] == ["a"]
+
+
+@pytest.mark.parametrize("part", ["read_tree", "conflicts_of", "is_kubernetes"])
+def test_reading_never_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, part, lambda *_: 1 / 0)
+    assert "internal error" in str(parse_declaration(TWO, "shop.yaml").problems[0])
+
+
+def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        (tmp_path / f"{name}.yaml").write_text(TWO)
+    files = FileSource(tmp_path, tmp_path / "kept")
+    real = parse_declaration
+
+    def breaking(text: str, path: str, source: str = "file") -> Declaration:
+        if "bad" in path:
+            raise UnexpectedError("boom")
+        return real(text, path, source)
+
+    monkeypatch.setattr("vipd.sources.files.parse_declaration", breaking)
+    assert files.scan()
+    units = files.units()
+    assert units[f"file:{tmp_path}/good.yaml"].candidate.ok
+    (problem,) = units[f"file:{tmp_path}/bad.yaml"].candidate.problems
+    told = "internal error while reading this file: UnexpectedError: boom; please report it"
+    assert str(problem) == f"{tmp_path}/bad.yaml: {told}"
+    assert not files.scan(), "the same problem is no change"
+    monkeypatch.undo()
+    monkeypatch.setattr("vipd.sources.files.AGAIN_SECONDS", 0.0)
+    assert files.scan(), "it is read again by itself"
+    assert files.units()[f"file:{tmp_path}/bad.yaml"].candidate.ok
+
+
+def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vipd.sources.etcd.keys.read_service_value", lambda *_: 1 / 0)
+    found = read_value(Layout("/vipd/"), "/vipd/services/a", "{}")
+    assert isinstance(found, Declaration)
+    assert "etcd:/vipd/services/a: internal error while reading this key" in str(found.problems[0])
+
+
+def test_admission_of_one_service_refuses_its_unit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Bomb(monkeypatch, admission, "_check_problems")
+    units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(BOMB, WEB), declared(WEB))}
+    admitting = admission.Admission()
+    policy = admission.AddressPolicy()
+    admitting.admit(admitting.notice([units], policy))
+    assert admitting.units["file:/a"].candidate.ok
+    assert "internal error while admitting bomb: UnexpectedError: boom" in str(
+        admitting.units["file:/b"].candidate.problems
+    )
+    assert [each.name for each in admitting.units["file:/b"].accepted.services] == ["web"]
+
+
+def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
+    asked: list[object] = []
+
+    def ask(check: object) -> tuple[str, ...]:
+        asked.append(check)
+        return ()
+
+    text = TWO + "  - {name: c, address: 10.96.0.3, ports: [80/tcp], check: {type: exec}}\n"
+    found = parse_declaration(text, "shop.yaml")
+    assert not found.ok
+    admission.admit_unit(Unit(found), admission.AddressPolicy(check_problems=ask))
+    assert asked == []
+    admitting = admission.Admission()
+    assert (
+        admitting.questions(admitting.notice([{"file:/a": Unit(found)}], admission.AddressPolicy())) == set()
+    )
+
+
+@pytest.mark.parametrize("others", [0, 1, 7])
+def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = Bomb(monkeypatch, catalog, "claims_of")
+    monkeypatch.setattr(contest, "claims_of", bomb)
+    units = {f"file:/{n}": Unit(declared(service(f"s{n}", f"10.97.0.{n}"))) for n in range(others)}
+    known = declared(service("old", "10.96.0.66"))
+    units["file:/bad"] = Unit(declared(BOMB), known)
+    contained = ContainedCatalog()
+    merged = contained.merge(units, units.keys())
+    assert set(merged.services) == {"old", *(f"s{n}" for n in range(others))}
+    assert set(merged.problems) == {"file:/bad"}
+    assert "internal error while merging it with all others" in str(merged.problems["file:/bad"])
+    assert contained.holds
+    assert set(contained.merge(units, ()).services) == set(merged.services), (
+        "it stays so until it is tried again"
+    )
+    bomb.armed = False
+    contained.retry()
+    merged = contained.merge(units, ())
+    assert "bomb" in merged.services
+    assert "old" not in merged.services
+    assert not merged.problems
+    assert not contained.holds
+
+
+def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = contest.conflicts_between
+
+    def breaking(all_units: Contest, suspects: Iterable[Claim]) -> object:
+        names = {each.name for part in all_units.left().values() for each in part.services}
+        if {"dns", "web"} <= names:
+            raise UnexpectedError("boom")
+        return real(all_units, suspects)
+
+    monkeypatch.setattr(catalog, "conflicts_between", breaking)
+    units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(WEB))}
+    contained = ContainedCatalog()
+    contained._catalog.merge = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first
+    assert set(contained.merge(units, units.keys()).services) == {"dns"}
+
+
+def selected(monkeypatch: pytest.MonkeyPatch) -> Bomb:
+    return Bomb(monkeypatch, reconciler, "choose")
+
+
+def followed(monkeypatch: pytest.MonkeyPatch) -> Bomb:
+    class Following(Bomb):
+        def __call__(self, *arguments: object, **named: object) -> object:
+            if self.armed and "bomb" in str(arguments[-1]):
+                raise UnexpectedError("boom")
+            return None
+
+    return Following(monkeypatch, AllServing, "follow")
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Bomb:
+    class Updating(Bomb):
+        def __call__(self, *arguments: object, **named: object) -> object:
+            changes = arguments[-1]
+            assert isinstance(changes, Mapping)
+            if self.armed and any(key.service == "bomb" and f is not None for key, f in changes.items()):
+                raise UnexpectedError("boom")
+            return self._real(self.dataplane, changes)
+
+        dataplane: FakeDataplane
+
+    return Updating(monkeypatch, FakeDataplane, "update")
+
+
+def planned(monkeypatch: pytest.MonkeyPatch) -> Bomb:
+    class Planning(Bomb):
+        dataplane: FakeDataplane
+
+        async def __call__(self, *_: object, **__: object) -> DataplanePlan:
+            if self.armed and any(key.service == "bomb" for key in self.dataplane._wanted):
+                raise UnexpectedError("boom")
+            plan: DataplanePlan = await self._real(self.dataplane)
+            return plan
+
+    return Planning(monkeypatch, FakeDataplane, "plan")
+
+
+@pytest.mark.parametrize("arm", [selected, followed, compiled, planned])
+def test_one_service_is_quarantined_and_all_others_go_through(
+    arm: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bomb = arm(monkeypatch)  # type: ignore[operator]  # one of the above
+    others = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 8)]
+
+    async def story(world: World) -> None:
+        bomb.dataplane = world.dataplane
+        assert await world.settled(world.reconciler.wake())
+        expected = {each.name for each in others} | ({"bomb"} if arm is followed else set())
+        assert world.names() == expected
+        why = world.reconciler.progress.quarantined["bomb"]
+        assert "internal error while" in why
+        assert "UnexpectedError: boom; please report it" in why
+        assert world.reconciler.progress.state == "degraded"
+        world.source.candidate = declared(*others, BOMB, WEB)
+        assert await world.settled(world.reconciler.wake())
+        assert "web" in world.names(), "another service's change goes through"
+        await asyncio.sleep(40)
+        assert caplog.text.count("Traceback") == caplog.text.count("bomb is quarantined") == 1
+        bomb.armed = False
+        await asyncio.sleep(70)
+        assert world.names() == {"bomb", "web", *(each.name for each in others)}, "without help"
+        assert world.reconciler.progress.state == "in-sync"
+
+    with caplog.at_level(logging.ERROR):
+        lived_without_waiting(story, *others, BOMB)
+
+
+@pytest.mark.parametrize("arm", [selected, followed, compiled, planned])
+def test_a_day_of_it_costs_one_line_in_the_log(
+    arm: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bomb = arm(monkeypatch)  # type: ignore[operator]  # one of the above
+
+    async def story() -> World:
+        world = World(DNS, BOMB)
+        bomb.dataplane = world.dataplane
+        async with looping(world):
+            for minute in range(24 * 60):
+                if minute % 10 == 0:  # others change meanwhile
+                    changed = service(
+                        "dns", "10.96.0.10", "", 1, f"10.244.{minute // 250}.{minute % 250 + 1}"
+                    )
+                    world.source.candidate = declared(changed, BOMB)
+                    world.reconciler.wake()
+                await asyncio.sleep(60)
+        return world
+
+    with caplog.at_level(logging.WARNING):
+        world = simulate(story())
+    assert set(world.reconciler.progress.quarantined) == {"bomb"}
+    assert world.reconciler.progress.state == "degraded"
+    told = [record for record in caplog.records if record.name.startswith("vipd")]
+    assert len(told) <= 2, "the service, and once that it is looked for"
+
+
+def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = planned(monkeypatch)
+    bomb.armed = False
+
+    def endpoints(world: World) -> set[str]:
+        return {
+            endpoint.address
+            for forwarding in world.dataplane.kernel.values()
+            if forwarding.key.service == "bomb"
+            for endpoint in forwarding.endpoints
+        }
+
+    async def story(world: World) -> None:
+        bomb.dataplane = world.dataplane  # type: ignore[attr-defined]  # of its subclass
+        assert await world.settled(world.reconciler.wake())
+        before = endpoints(world)
+        assert before
+
+        def wrong(key: ForwardingKey, forwarding: Forwarding) -> bool:
+            return key.service == "bomb" and any(e.address == "10.244.9.9" for e in forwarding.endpoints)
+
+        real = bomb._real
+
+        async def breaking(dataplane: FakeDataplane) -> DataplanePlan:
+            if any(wrong(*each) for each in dataplane._wanted.items()):
+                raise UnexpectedError("boom")
+            plan: DataplanePlan = await real(dataplane)
+            return plan
+
+        monkeypatch.setattr(FakeDataplane, "plan", breaking)
+        changed: Service = service("bomb", "10.96.0.66", "", 1, "10.244.9.9")
+        world.source.candidate = declared(changed, DNS)
+        assert await world.settled(world.reconciler.wake())
+        assert "bomb" in world.reconciler.progress.quarantined
+        assert endpoints(world) == before
+        world.source.candidate = declared(BOMB, DNS)
+        assert await world.settled(world.reconciler.wake())
+        assert not world.reconciler.progress.quarantined, "another version is tried at once"
+
+    lived_without_waiting(story, BOMB)
+
+
+class Failing:
+    """A follower of the reconciler of which every call raises while it is broken."""
+
+    broken = True
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        self.look()
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        self.look()
+
+    def applied(self, wrote: bool = True) -> None:
+        self.look()
+
+    def look(self) -> None:
+        if self.broken:
+            raise UnexpectedError("boom")
+
+
+def test_a_follower_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        follower = Failing()
+        world.reconciler.followers.append(follower)
+        world.reconciler.after_step.append(follower.look)
+        for _ in range(50):
+            assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+        assert "Failing" in " ".join(world.reconciler.containment.warnings)
+        assert caplog.text.count("Traceback") <= 4, "once for each of its calls"
+        follower.broken = False
+        world.source.candidate = declared(WEB)
+        assert await world.settled(world.reconciler.wake())
+        assert [w for w in world.reconciler.containment.warnings if "addresses" not in w] == []
+
+    lived_without_waiting(story, DNS)
+
+
+def test_a_source_that_fails_keeps_its_units_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        assert await world.settled(world.reconciler.wake())
+        monkeypatch.setattr(world.source, "units", lambda: 1 / 0)
+        monkeypatch.setattr(world.source, "faults", lambda: 1 / 0)
+        assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+        assert "nowhere: internal error while reading its units" in " ".join(
+            world.reconciler.containment.warnings
+        )
+        monkeypatch.undo()
+        world.source.candidate = declared(WEB)
+        assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"web"}
+        assert world.reconciler.containment.warnings == ()
+
+    lived_without_waiting(story, DNS)

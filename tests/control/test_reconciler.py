@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
+from tests.dataplane.fake_dataplane import FakeDataplane
+from tests.model.samples import broken, declared, service
+from vipd.control import reconciler as room
+from vipd.control.selection import choose
+from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
+from vipd.host.batches import AT_ONCE
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Service
+
+
+def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
+    async def story(world: World) -> None:
+        assert world.reconciler.progress.state == "starting"
+        assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"dns", "web"}
+        assert world.reconciler.progress.state == "in-sync"
+        assert world.reconciler.progress.last_apply is not None
+
+    lived(story, DNS, WEB)
+
+
+def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        assert world.dataplane.events == ["accepted", "update", "plan", "apply"]
+
+    lived(story, DNS)
+
+
+def test_nothing_is_written_when_nothing_is_different() -> None:
+    async def story(world: World) -> None:
+        for _ in range(3):
+            assert await world.settled(world.reconciler.wake())
+        assert world.dataplane.events.count("apply") == 1
+        assert world.reconciler.progress.applies == 1
+
+    lived(story, DNS)
+
+
+def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
+    async def story(world: World) -> None:
+        world.dataplane.gate = asyncio.Event()
+        wishes = [world.reconciler.wake()]
+        await world.dataplane.entered.wait()
+        assert world.dataplane.applying
+        world.source.candidate = declared(DNS, WEB)
+        wishes += [world.reconciler.wake() for _ in range(100)]
+        assert world.reconciler.progress.state != "in-sync"
+        world.dataplane.gate.set()
+        assert all([await world.settled(wish) for wish in wishes])
+        assert world.names() == {"dns", "web"}
+        assert world.dataplane.events.count("plan") == 2
+
+    lived(story, DNS)
+
+
+def test_a_wish_made_during_a_step_is_not_settled_by_that_step() -> None:
+    async def story(world: World) -> None:
+        world.dataplane.gate = asyncio.Event()
+        world.reconciler.wake()
+        await world.dataplane.entered.wait()
+        world.source.candidate = declared(WEB)
+        waiting = asyncio.create_task(world.settled(world.reconciler.wake()))
+        world.dataplane.gate.set()
+        assert await waiting
+        assert world.names() == {"web"}
+
+    lived(story, DNS)
+
+
+def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+
+    def counted(service: Service, *rest: object) -> object:
+        chosen.append(service.name)
+        return choose(service, *rest)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(room, "choose", counted)
+
+    async def story(world: World) -> None:
+        many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
+        world.source.candidate = declared(*many)
+        await world.settled(world.reconciler.wake())
+        chosen.clear()
+        new = service("s7", "10.97.0.7", "", 1, "10.244.9.9")
+        world.source.candidate = declared(*[new if s.name == "s7" else s for s in many if s.name != "s9"])
+        await world.settled(world.reconciler.wake())
+        assert chosen == ["s7"]
+        assert world.dataplane.updates[-1] == {"s7", "s9"}
+        assert "s9" not in world.names()
+
+    lived(story, DNS)
+
+
+def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.source.candidate = declared(service("dns", "10.96.0.10"))
+        await world.settled(world.reconciler.wake())
+        assert world.dataplane.updates == [{"dns"}], "no other update"
+        assert world.reconciler.progress.applies == 1
+
+    lived(story, DNS)
+
+
+def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_written() -> None:
+    async def story(world: World) -> None:
+        world.host.warnings = ("net.ipv6.conf.all.forwarding cannot be set",)
+        await world.settled(world.reconciler.wake())
+        assert world.host.prepared == [{Family.IPV4, Family.IPV6}]
+        assert world.reconciler.progress.warnings == world.host.warnings
+
+    lived(story, DNS, service("six", "fd00::10", "", 1, "fd01::5"))
+
+
+def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.source.candidate = broken("/d/a.yaml")
+        for _ in range(2):
+            assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+        assert set(world.reconciler.problems) == {"fake"}
+
+    with caplog.at_level(logging.ERROR):
+        lived(story, DNS)
+    assert caplog.text.count("it is wrong") == 1
+
+
+def test_the_difference_is_shown_without_being_written() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        assert await world.reconciler.difference() == ""
+        world.dataplane.kernel = {}
+        assert "dns" in await world.reconciler.difference()
+        assert world.names() == set()
+        assert await world.settled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+
+    lived(story, DNS)
+
+
+def test_the_difference_waits_for_a_running_step() -> None:
+    async def story(world: World) -> None:
+        world.dataplane.gate = asyncio.Event()
+        world.reconciler.wake()
+        await world.dataplane.entered.wait()
+        asked = asyncio.create_task(world.reconciler.difference())
+        for _ in range(100):  # turns, in which it would disturb the step if it did not wait
+            await asyncio.sleep(0)
+        assert not asked.done()
+        world.dataplane.gate.set()
+        assert await asked == ""
+        assert world.dataplane.misuse == []
+
+    lived(story, DNS)
+
+
+def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.dataplane.events.clear()
+        await world.reconciler.difference()
+        assert set(world.dataplane.events) == {"survey", "difference"}
+
+    lived(story, DNS)
+
+
+def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.dataplane.events.clear()
+        world.dataplane.surveying = asyncio.Event()
+        first = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        await world.dataplane.surveyed.wait()
+        world.dataplane.kernel = {}
+        later = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        world.source.candidate = declared(DNS, WEB)
+        assert await world.settled(world.reconciler.wake()), "a step does not wait for a reader"
+        assert world.names() == {"dns", "web"}
+        world.dataplane.surveying.set()
+        assert set(await asyncio.gather(*first, *later)) == {""}
+        # The first run was disturbed by the step, and looked again; those who came later share one.
+        assert world.dataplane.events.count("survey") == 3
+        assert world.dataplane.misuse == []
+
+    lived(story, DNS)
+
+
+def test_a_difference_that_is_always_disturbed_comes_to_an_end() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        asked = asyncio.create_task(world.reconciler.difference())
+        steps = 0
+        while not asked.done():
+            await world.settled(world.reconciler.wake())
+            steps += 1
+        assert await asked == ""
+        assert steps > 1
+
+    lived(story, DNS)
+
+
+def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        update = world.dataplane.update
+
+        def broken_after_all(changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+            update(changes)
+            raise KeyError("a fault in vipd")
+
+        monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
+        world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
+        assert await world.settled(world.reconciler.wake())
+        assert set(world.reconciler.progress.quarantined) == {"dns", "web"}
+        monkeypatch.undo()
+        world.source.candidate = declared(service("dns", "10.96.0.10"))
+        await world.fulfilled(world.reconciler.wake())
+        assert world.names() == {"dns"}
+        assert {e.address for f in world.dataplane.kernel.values() for e in f.endpoints} == {"10.244.0.5"}
+        assert set(world.reconciler.services) == {"dns"}
+
+    lived(story, DNS)
+
+
+def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_nowhere() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.source.candidate = declared(service("dns", "10.96.0.10", "/d/a.yaml", 7))
+        await world.settled(world.reconciler.wake())
+        assert world.reconciler.services["dns"].origin.line == 7
+        assert world.dataplane.updates == [{"dns"}], "no other update"
+
+    lived(story, service("dns", "10.96.0.10", "/d/a.yaml", 3))
+
+
+def test_while_many_services_are_loaded_others_get_their_turn() -> None:
+    async def story(world: World) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while world.reconciler.progress.state != "in-sync":
+                turns += 1
+                await asyncio.sleep(0)
+
+        waiting = asyncio.create_task(other())
+        assert await world.settled(world.reconciler.wake())
+        await waiting
+        assert turns > 2 * len(many) // AT_ONCE
+        assert world.reconciler.readiness.ready == len(many)
+
+    many = [service(f"s{n}", f"10.97.{n // 250}.{n % 250 + 1}") for n in range(1500)]
+    lived(story, *many)
+
+
+def test_cancelling_ends_the_loop_during_a_step() -> None:
+    async def run() -> None:
+        world = World(DNS)
+        world.dataplane.gate = asyncio.Event()
+        task = asyncio.create_task(world.reconciler.run())
+        world.reconciler.wake()
+        await world.dataplane.entered.wait()
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+        assert done, "cancelling must end the loop"
+
+    asyncio.run(run())
+
+
+def test_a_large_load_shows_that_it_goes_on() -> None:
+    async def story(world: World) -> None:
+        await world.fulfilled(world.reconciler.wake())
+
+    def beats(number: int) -> int:
+        services = (service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number))
+        return lived(story, *services).reconciler.pulse.beats
+
+    assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"
+
+
+def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,000 that went held it for 60 ms, and so would a hundred thousand for seconds."""
+    merged_in = list[bool]()
+    merge = Snapshot._merge
+
+    def noted(*arguments: Any) -> None:
+        merged_in.append(threading.current_thread() is threading.main_thread())
+        merge(*arguments)
+
+    monkeypatch.setattr(Snapshot, "_merge", noted)
+
+    async def story(world: World) -> None:
+        for candidate in (declared(*many), declared()):
+            merged_in.clear()
+            world.source.candidate = candidate
+            await world.fulfilled(world.reconciler.wake())
+            assert merged_in[0] is False
+
+    many = [service(f"s{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(IN_THREAD_ABOVE + 1)]
+    lived(story)

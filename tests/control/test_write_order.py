@@ -1,0 +1,190 @@
+"""Small changes are written before large ones, which follow, and nothing that moves is parted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.control.reconciling import World, lived
+from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
+from tests.model.samples import declared, service
+from vipd.control.write_order import LARGE, MOST_AT_ONCE, WriteOrder
+from vipd.dataplane.base import ApplyError
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, Service, ServicePort
+
+SMALL = service("small", "10.96.0.10")
+
+
+def backends(count: int) -> list[str]:
+    return [f"10.{100 + (n >> 16)}.{n >> 8 & 255}.{n & 255}" for n in range(count)]
+
+
+def large(ports: int, count: int = MOST_AT_ONCE, address: str = "10.96.0.20") -> Service:
+    """A service each of whose ports takes a step of its own."""
+    named = tuple(ServicePort(80 + n, Protocol.TCP, name=f"p{n}") for n in range(ports))
+    return replace(service("large", address, "", 1, *backends(count)), ports=named)
+
+
+def forwarding(name: str, address: str, count: int = 1, port: int = 80) -> Forwarding:
+    key = ForwardingKey(name, "", Protocol.TCP, Family.IPV4)
+    return Forwarding(
+        key, (address,), port, tuple(Endpoint(a, 80) for a in backends(count)), Masquerade.HAIRPIN
+    )
+
+
+def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -> None:
+    async def story(world: World) -> None:
+        reconciler = world.reconciler
+        await world.settled(reconciler.wake())
+        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
+        world.source.candidate = declared(SMALL, large(3))
+        applied = reconciler.wake()
+        await world.dataplane.entered.wait()  # the first of the three ports
+        world.source.candidate = declared(SMALL, service("new", "10.96.0.11"), large(3))
+        added = reconciler.wake()
+        world.dataplane.gate.set()
+        assert await reconciler.settled(added, 60.0, ["new"])
+        assert "new" in world.names()
+        assert reconciler.progress.later == {"large"}
+        assert reconciler.progress.state == "pending"
+        assert [reconciler.progress.is_pending(name) for name in ("small", "new", "large")] == [
+            False,
+            False,
+            True,
+        ]
+        assert len(world.dataplane.kernel) == 3, "two small ones and a part of the large one"
+        assert await reconciler.settled(applied, 60.0, ["large"])
+        assert len(world.dataplane.kernel) == 5
+        assert await reconciler.settled(added, 60.0), "of all services"
+        assert not reconciler.progress.later
+        assert reconciler.progress.state == "in-sync"
+        assert world.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
+
+    lived(story, SMALL)
+
+
+def test_at_the_start_all_is_written_at_once() -> None:
+    async def story(world: World) -> None:
+        assert await world.settled(world.reconciler.wake())
+        assert world.dataplane.events.count("apply") == 1
+        assert len(world.dataplane.kernel) == 4
+
+    lived(story, SMALL, large(3))
+
+
+def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        for n in range(1, 8):
+            world.source.candidate = declared(
+                service("small", "10.96.0.10", "", 1, f"10.244.0.{n}"), large(3)
+            )
+            world.reconciler.wake()
+            await world.reconciler.step()
+        assert len(world.dataplane.kernel) == 4
+
+    lived(story, SMALL)
+
+
+def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
+        world.source.candidate = declared(SMALL, large(3))
+        world.reconciler.wake()
+        await world.dataplane.entered.wait()
+        world.source.candidate = declared(SMALL)
+        gone = world.reconciler.wake()
+        world.dataplane.gate.set()
+        assert await world.settled(gone)
+        assert world.names() == {"small"}
+        assert world.reconciler.progress.state == "in-sync"
+
+    lived(story, SMALL)
+
+
+def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        world.source.candidate = declared(service("small", "10.96.0.10", "", 1, "10.244.0.6"), large(2))
+        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
+        wish = world.reconciler.wake()
+        await world.dataplane.entered.wait()
+        world.dataplane.failures += [ApplyError("it", "fails")] * 2
+        world.dataplane.gate.set()
+        assert not await world.reconciler.settled(wish, 60.0, ["large"])
+        assert world.reconciler.progress.state == "failed"
+        await world.fulfilled(world.reconciler.wake())
+        assert len(world.dataplane.kernel) == 3
+
+    lived(story, SMALL)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_part_that_raises_is_held_and_what_was_there_stays(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        await world.settled(world.reconciler.wake())
+        known = dict(world.dataplane.kernel)
+        apply = FakeDataplane.apply
+
+        async def failing(dataplane: FakeDataplane, plan: FakePlan) -> None:
+            if len([key for key in plan.wanted if key.service == "large"]) >= fails:
+                raise IndexError("nobody expected this")
+            await apply(dataplane, plan)
+
+        monkeypatch.setattr(FakeDataplane, "apply", failing)
+        world.source.candidate = declared(SMALL, large(2))
+        await world.settled(world.reconciler.wake())
+        assert "large" in world.reconciler.progress.quarantined
+        kept = {key: f for key, f in world.dataplane.kernel.items() if key.service != "large"}
+        assert kept == known
+        assert len(world.dataplane.kernel) == len(known) + fails - 1
+
+    lived(story, SMALL)
+
+
+def test_a_frontend_that_moves_is_written_in_one_step() -> None:
+    old, new = forwarding("old", "10.96.0.20"), forwarding("new", "10.96.0.20", LARGE + 1)
+    other = forwarding("other", "10.96.0.21")
+    before = {old.key: old, new.key: None, other.key: None}
+    changes = {old.key: None, new.key: new, other.key: other}
+    assert not WriteOrder().postponed(changes, before.get)
+    elsewhere = replace(new, addresses=("10.96.0.22",))
+    assert WriteOrder().postponed({**changes, new.key: elsewhere}, before.get) == {new.key: None}
+    as_external = replace(elsewhere, external_addresses=(ExternalAddress("10.96.0.20"),))
+    assert not WriteOrder().postponed({**changes, new.key: as_external}, before.get)
+    on_node = replace(elsewhere, node_port=30000)
+    moved_port = {**before, old.key: replace(old, node_port=30000)}
+    assert not WriteOrder().postponed({**changes, new.key: on_node}, moved_port.get)
+
+
+def test_what_a_large_one_gives_up_is_taken_in_the_same_step() -> None:
+    had = forwarding("large", "10.96.0.20", LARGE + 1)
+    now = replace(had, addresses=("10.96.0.21",))
+    taker = forwarding("taker", "10.96.0.20")
+    assert not WriteOrder().postponed({had.key: now, taker.key: taker}, {had.key: had}.get)
+
+
+def test_large_changes_without_end_do_not_keep_another_large_one_out() -> None:
+    """What waits comes last among the changes of a step, and is written first."""
+    waiting, *busy = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE) for n in range(3)]
+    order = WriteOrder()
+    later = order.postponed({each.key: each for each in (*busy, waiting)}, lambda _: None)
+    assert waiting.key in later
+    for _ in range(2):
+        changes = {each.key: each for each in (*busy, waiting) if each in busy or each.key in later}
+        later = order.postponed(changes, lambda _: None)
+    assert waiting.key not in later
+
+
+def test_several_large_ones_share_a_step_up_to_a_limit() -> None:
+    many = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE // 2) for n in range(5)]
+    changes = {each.key: each for each in many}
+    order = WriteOrder()
+    assert list(order.postponed(changes, lambda _: None)) == [each.key for each in many[2:]]
+    assert not order.postponed({many[0].key: many[0]}, lambda _: None)

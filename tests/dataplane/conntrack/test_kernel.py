@@ -1,0 +1,258 @@
+"""The client against a real table in a namespace of its own, with the conntrack tool as a witness."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as Xml
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.conntrack.kernel import ESTABLISHED, connect_in, insert, made
+from tests.dataplane.namespace import Namespace
+from vipd.dataplane.conntrack.cleaner import Cleaned, clean
+from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
+from vipd.dataplane.conntrack.messages import Query
+from vipd.dataplane.conntrack.netlink import Conntrack
+from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted
+from vipd.model.service import Family, Protocol
+
+pytestmark = pytest.mark.root
+
+VIP, VIP6, WEB = ("10.96.0.10", 53), ("fd00:96::a", 53), ("10.96.0.20", 80)
+B1, B2 = ("10.244.0.1", 5353), ("10.244.0.2", 5353)
+TCP_STATES = {"SYN_SENT": 1, "SYN_RECV": 2, "ESTABLISHED": 3, "FIN_WAIT": 4, "CLOSE_WAIT": 5, "CLOSE": 8}
+
+MIXED = [
+    made(("10.10.0.2", 40000), VIP, B1, replied=True),
+    made(("10.10.0.2", 40001), VIP),
+    made(("10.10.0.2", 40002), VIP, B2, reply_destination=("10.244.0.254", 61000)),
+    made(("10.10.0.2", 40003), WEB, B1, protocol=Protocol.TCP, tcp_state=ESTABLISHED, replied=True),
+    made(("10.10.0.2", 40004), WEB, protocol=Protocol.TCP, tcp_state=TCP_SYN_SENT),
+    made(("10.10.0.2", 40005), WEB, B2, protocol=Protocol.TCP, tcp_state=5, replied=True)._replace(mark=77),
+    made(("fd00:10::2", 40006), VIP6, ("fd00:244::1", 5353), replied=True),
+    made(("fd00:10::2", 40007), VIP6),
+    made(("10.10.0.2", 40008), ("10.96.0.40", 7), B1, protocol=Protocol.SCTP),
+]
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    with Namespace() as made_namespace:
+        yield made_namespace
+
+
+def read(namespace: Namespace, query: Query) -> list[Entry]:
+    with Conntrack(connect_in(namespace.name)()) as table:
+        return [entry for chunk in table.dump(query) for entry in chunk]
+
+
+def read_all(namespace: Namespace) -> list[Entry]:
+    return [entry for family in Family for entry in read(namespace, Query(family))]
+
+
+def delete(namespace: Namespace, *found: Entry) -> int:
+    with Conntrack(connect_in(namespace.name)()) as table:
+        return table.delete(found)
+
+
+def witnessed(namespace: Namespace) -> list[tuple[object, ...]]:
+    """What the conntrack tool sees."""
+    found: list[tuple[object, ...]] = []
+    for family in Family:
+        argv = ["conntrack", "-L", "-f", str(family), "-o", "xml,id"]
+        done = subprocess.run(
+            ["ip", "netns", "exec", namespace.name, *argv], capture_output=True, text=True, check=True
+        )
+        for flow in Xml.fromstring(done.stdout) if done.stdout.strip() else ():  # noqa: S314
+            original, reply, rest = flow.findall("meta")
+            state = rest.findtext("state") or ""
+            found.append(
+                (
+                    original.find("layer4").get("protoname"),  # type: ignore[union-attr]
+                    *_ends(original),
+                    *_ends(reply),
+                    rest.find("unreplied") is None,
+                    TCP_STATES[state] if original.find("layer4[@protoname='tcp']") is not None else 0,
+                    int(rest.findtext("mark") or 0),
+                    int(rest.findtext("id") or 0),
+                )
+            )
+    return sorted(found, key=str)
+
+
+def _ends(meta: Xml.Element) -> tuple[tuple[str, int], tuple[str, int]]:
+    def text(name: str) -> str:
+        return meta.findtext(f".//{name}") or ""
+
+    return (text("src"), int(text("sport"))), (text("dst"), int(text("dport")))
+
+
+def test_the_conntrack_tool_sees_the_same(namespace: Namespace) -> None:
+    insert(connect_in(namespace.name), MIXED)
+    ours = [
+        (
+            str(e.protocol),
+            e.source,
+            e.destination,
+            e.reply_source,
+            e.reply_destination,
+            e.replied,
+            e.tcp_state,
+            e.mark,
+            int.from_bytes(e.identity[-4:], "big"),
+        )
+        for e in read_all(namespace)
+    ]
+    assert sorted(ours, key=str) == witnessed(namespace)
+    assert len(ours) == len(MIXED)
+
+
+QUERIES = pytest.mark.parametrize(
+    ("query", "ports"),
+    [
+        (Query(Family.IPV4, Protocol.UDP), {40000, 40001, 40002}),
+        (Query(Family.IPV4, Protocol.UDP, unreplied=True), {40001, 40002}),
+        (Query(Family.IPV4, Protocol.TCP, unreplied=True), {40004}),
+        (Query(Family.IPV4, Protocol.SCTP), {40008}),
+        (Query(Family.IPV6, Protocol.UDP), {40006, 40007}),
+        (Query(Family.IPV6, Protocol.TCP), set()),
+    ],
+)
+
+
+@QUERIES
+def test_queries(namespace: Namespace, query: Query, ports: set[int]) -> None:
+    insert(connect_in(namespace.name), MIXED)
+    assert {entry.source[1] for entry in read(namespace, query)} == ports
+
+
+@QUERIES
+def test_the_kernel_leaves_out_what_is_not_asked_for(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch, query: Query, ports: set[int]
+) -> None:
+    """Else a host with a million established connections would have them all read."""
+    version = tuple(map(int, os.uname().release.split(".")[:2]))
+    if version < (5, 15):
+        pytest.skip(f"Linux {os.uname().release} cannot leave out replied entries; 5.15 can")
+    monkeypatch.setattr(Query, "fits", lambda self, entry: True)
+    insert(connect_in(namespace.name), MIXED)
+    assert {entry.source[1] for entry in read(namespace, query)} == ports
+
+
+def test_exactly_the_named_entries_are_deleted(namespace: Namespace) -> None:
+    insert(connect_in(namespace.name), MIXED)
+    for entry in read_all(namespace):
+        before = set(read_identities(namespace))
+        assert delete(namespace, entry) == 1
+        assert before - set(read_identities(namespace)) == {entry.identity}
+    assert witnessed(namespace) == []
+
+
+def read_identities(namespace: Namespace) -> list[bytes]:
+    return [entry.identity for entry in read_all(namespace)]
+
+
+def test_a_younger_entry_between_the_same_ends_is_left_alone(namespace: Namespace) -> None:
+    """Between reading and deleting, a flow may end and its client begin again, rightly translated."""
+    connect = connect_in(namespace.name)
+    insert(connect, MIXED[:1])
+    (old,) = read_all(namespace)
+    assert delete(namespace, old) == 1
+    # The kernel makes the id of the entry's place in memory among others, which may be used again: then that
+    # is given to others, too.
+    for attempt in range(20):
+        others = [made((f"10.10.9.{attempt}", port), VIP, B1) for port in range(1, 200)]
+        insert(connect, [*others, MIXED[0]._replace(reply_source=B2)])
+        young = [entry for entry in read_all(namespace) if entry.source == old.source]
+        assert len(young) == 1
+        if young[0].identity != old.identity:
+            break
+        delete(namespace, young[0])
+    assert young[0].identity != old.identity
+    assert delete(namespace, old) == 0
+    assert young[0].identity in read_identities(namespace)
+
+
+def test_zones_are_apart(namespace: Namespace) -> None:
+    connect = connect_in(namespace.name)
+    insert(connect, MIXED[:1])
+    insert(connect, MIXED[:1], zone=5)
+    first, second = read_all(namespace)
+    assert first.identity != second.identity
+    zoned = max(first, second, key=lambda entry: len(entry.identity))
+    assert delete(namespace, zoned) == 1
+    assert zoned.identity not in read_identities(namespace)
+    assert len(read_all(namespace)) == 1
+
+
+def test_without_the_privilege_the_error_names_it(namespace: Namespace) -> None:
+    program = (
+        "from vipd.dataplane.conntrack.messages import Query\n"
+        "from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket\n"
+        "from vipd.model.service import Family\n"
+        "try: list(Conntrack(open_socket()).dump(Query(Family.IPV4)))\n"
+        "except ConntrackError as error: print(error)\n"
+    )
+    inside = ["ip", "netns", "exec", namespace.name]
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program]
+    done = subprocess.run(
+        [*inside, *bare],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=Path(__file__).parents[3],
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    assert "not permitted; hint: connection tracking needs CAP_NET_ADMIN" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_entries(namespace: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints how long it takes, and how long the event loop waits for its turn meanwhile."""
+    connect, count = connect_in(namespace.name), 100_000
+
+    def flows(to: tuple[str, int], protocol: Protocol, state: int) -> Iterator[Entry]:
+        for n in range(count // 2):
+            source = (f"10.9.{n >> 8 & 255}.{n & 255}", 1024 + (n >> 16))
+            yield made(source, to, B2 if n % 10 else B1, protocol=protocol, replied=True, tcp_state=state)
+
+    insert(connect, flows(VIP, Protocol.UDP, 0))
+    insert(connect, flows(WEB, Protocol.TCP, ESTABLISHED))
+
+    def wanted(**ends_tcp: bool) -> Wanted:
+        backend = frozenset({B2})
+        return Wanted(
+            {
+                Destination(Family.IPV4, Protocol.UDP, *VIP): Target(backend, ends_flows=True),
+                Destination(Family.IPV4, Protocol.TCP, *WEB): Target(backend, ends_flows=bool(ends_tcp)),
+            }
+        )
+
+    unasked, tenth = timed(wanted(), connect_in(namespace.name)), count // 20
+    whole = timed(wanted(tcp=True), connect_in(namespace.name))
+    with capsys.disabled():
+        for what, (cleaned, delay) in (("UDP and opening TCP", unasked), ("all of UDP and TCP", whole)):
+            print(f"\n  {what}: {cleaned}; longest wait of the loop: {delay * 1000:.0f} ms", end="")
+    assert (unasked[0].examined, unasked[0].deleted) == (count // 2, {Reason.BACKEND_GONE: tenth})
+    assert (whole[0].examined, whole[0].deleted) == (count - tenth, {Reason.BACKEND_GONE: tenth})
+
+
+def timed(wanted: Wanted, connect: object) -> tuple[Cleaned, float]:
+    """A run, and the longest time by which a timer of the loop was late during it."""
+
+    async def both() -> tuple[Cleaned, float]:
+        run, longest = asyncio.create_task(clean(wanted, connect)), 0.0  # type: ignore[arg-type]
+        while not run.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.perf_counter() - began - 0.005)
+        return await run, longest
+
+    return asyncio.run(both())

@@ -1,0 +1,154 @@
+"""One script of restores through the fake and through the real programs: same rules, same return codes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.dataplane.declared import kube_like_services
+from tests.dataplane.iptables.fake_kernel import FakeKernel
+from tests.dataplane.namespace import Namespace
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.render import render
+from vipd.host.process import Runner
+from vipd.model.service import Family, Masquerade
+
+LONGEST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ01"
+
+
+def block(table: str, *lines: str) -> str:
+    return "\n".join([f"*{table}", *lines, "COMMIT", ""])
+
+
+def rendered(family: Family) -> str:
+    policy = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
+    forwardings = [f for service in kube_like_services() for f in choose(service, policy)]
+    return render(forwardings, RuleOptions(family))
+
+
+SCRIPT = {
+    "a new chain, named in a comment": block(
+        "filter", ":A - [0:0]", '-A A -m comment --comment "to -j B or not" -j DROP', "-A A -j ACCEPT"
+    ),
+    "a jump to a chain that does not exist": block("nat", ":B - [0:0]", "-A B -j MISSING"),
+    "a jump to a chain declared later": block("nat", ":B - [0:0]", "-A B -j C", ":C - [0:0]"),
+    "first block good, second bad": block("filter", ":B - [0:0]", "-A B -j A")
+    + block("nat", ":B - [0:0]", "-A C -j RETURN"),
+    "append to an undeclared chain": block("filter", "-A NONE -j ACCEPT"),
+    "insert into an undeclared chain": block("filter", "-I NONE 1 -j ACCEPT"),
+    "flush of an undeclared chain": block("filter", "-F NONE"),
+    "remove a chain with rules": block("filter", "-X A"),
+    "remove a referenced chain": block("filter", ":A - [0:0]", "-X A"),
+    "all of that undid nothing": block("filter", "-A B -j RETURN"),
+    "remove a chain that is not there": block("filter", "-X NONE"),
+    "remove a built-in chain": block("filter", "-X OUTPUT"),
+    "delete a rule that is not there": block("filter", "-D A -j REJECT --reject-with icmp-port-unreachable"),
+    "insert at the head, twice": block("filter", "-I INPUT 1 -j A", "-I INPUT 2 -j B", "-I INPUT 1 -j B"),
+    "insert too far": block("filter", "-I INPUT 5 -j ACCEPT"),
+    "delete the first of two": block("filter", "-D INPUT -j B"),
+    "delete what stands behind a comment": block(
+        "filter", '-D A -m comment --comment "to -j B or not" -j DROP'
+    ),
+    "a name of 28 characters": block("filter", f":{LONGEST} - [0:0]"),
+    "a name of 29 characters": block("filter", f":{LONGEST}2 - [0:0]"),
+    "probabilities": block(
+        "nat",
+        ":P - [0:0]",
+        *(
+            f"-A P -m statistic --mode random --probability {p} -j RETURN"
+            for p in ("0.3333333333", "0.0000000001", "0.1000000000", "0.9999999999", "0.0000152588")
+        ),
+    ),
+    "declared again means emptied": block("filter", ":A - [0:0]"),
+    "declared and removed at once": block("filter", ":D - [0:0]", "-X D"),
+    "two chains that refer to each other, removed": block(
+        "filter", ":E - [0:0]", ":F - [0:0]", "-A E -j F", "-A F -j E"
+    )
+    + block("filter", ":E - [0:0]", ":F - [0:0]", "-X E", "-X F"),
+    "a policy": block("filter", ":FORWARD DROP [0:0]"),
+    "no COMMIT": "*filter\n-A INPUT -j ACCEPT\n",
+    "no such table": block("nope", "-A INPUT -j ACCEPT"),
+    "nothing": "",
+    "a table without lines": block("mangle"),
+    "vipd's rules": rendered(Family.IPV4),
+}
+
+
+async def play(run: Runner, variant: str) -> list[tuple[str, int, dict[str, str]]]:
+    """Each step's return code, and the tables as saved after it."""
+    played = []
+    for step, text in SCRIPT.items():
+        finished = await run([f"iptables-{variant}-restore", "--noflush", "-w", "5"], text)
+        played.append((step, finished.code, tables(await saved(run, f"iptables-{variant}-save"))))
+    finished = await run([f"ip6tables-{variant}-restore", "--noflush", "-w", "5"], rendered(Family.IPV6))
+    played.append(("IPv6", finished.code, tables(await saved(run, f"ip6tables-{variant}-save"))))
+    return played
+
+
+async def saved(run: Runner, program: str) -> str:
+    finished = await run([program], "")
+    assert finished.code == 0, finished.errors
+    return finished.output
+
+
+def tables(text: str) -> dict[str, str]:
+    """Table to its lines, counters zeroed: the order of tables is not part of the comparison."""
+    text = re.sub(r"\[\d+:\d+\]", "[0:0]", re.sub(r"(?m)^#.*\n", "", text))
+    return {part.partition("\n")[0]: part for part in re.findall(r"(?ms)^\*.*?^COMMIT\n", text)}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_fake_does_as_the_real_programs(variant: str) -> None:
+    faked = asyncio.run(play(FakeKernel().run, variant))
+    with Namespace() as namespace:
+        real = asyncio.run(play(namespace.run, variant))
+    for fake_step, real_step in zip(faked, real, strict=True):
+        assert fake_step == real_step
+    assert {code for _, code, _ in real} == {0, 1, 2} | ({4} if variant == "nft" else set())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_fake_names_its_version_as_the_real_programs(variant: str) -> None:
+    with Namespace() as namespace:
+        for stem in ("iptables", "ip6tables"):
+            real = asyncio.run(namespace.run([f"{stem}-{variant}", "--version"], "")).output
+            version = re.search(r"\d+(\.\d+)+", real)
+            assert version
+            fake = FakeKernel(version=version[0])
+            assert asyncio.run(fake.run([f"{stem}-{variant}", "--version"], "")).output == real
+
+
+def test_saved_text_can_be_restored() -> None:
+    first, second = FakeKernel(), FakeKernel()
+    first.restore(rendered(Family.IPV4))
+    second.restore(first.saved())
+    assert first.saved() == second.saved() != ""
+
+
+def test_log_names_the_chains_of_each_block() -> None:
+    kernel = FakeKernel()
+    text = block("filter", ":A - [0:0]", "-A A -j DROP", "-I INPUT 1 -j A") + block(
+        "nat", ":B - [0:0]", "-X B"
+    )
+    assert asyncio.run(kernel.run(["iptables-restore", "--noflush", "-w", "5"], text)).code == 0
+    assert [(b.table, b.chains, b.done) for b in kernel.blocks] == [
+        ("filter", frozenset({"A", "INPUT"}), True),
+        ("nat", frozenset({"B"}), True),
+    ]
+
+
+def test_failing_block_leaves_earlier_ones_applied() -> None:
+    kernel = FakeKernel()
+    kernel.failing[2] = "line 9 failed"
+    text = block("filter", ":A - [0:0]") + block("nat", ":B - [0:0]") + block("filter", ":C - [0:0]")
+    finished = asyncio.run(kernel.run(["iptables-restore", "--noflush", "-w", "5"], text))
+    assert (finished.code, finished.errors) == (1, "iptables-restore: line 9 failed\n")
+    assert "A" in kernel.chains("filter")
+    assert "C" not in kernel.chains("filter")
+    assert not kernel.chains("nat")
+    assert [b.done for b in kernel.blocks] == [True, False]

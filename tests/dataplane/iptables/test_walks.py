@@ -1,0 +1,336 @@
+"""From any declared state to any other: where the rules end, and what packets meet on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.dataplane import states
+from tests.dataplane.declared import HTTP, Machine, backends
+from tests.dataplane.iptables.fake_kernel import Block, FakeKernel
+from tests.dataplane.namespace import Namespace
+from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.restore_text import Batches
+from vipd.host.process import Runner
+from vipd.model.service import Family, Frontend, Service, family_of
+
+FOREIGN = """\
+*filter
+:FOREIGN - [0:0]
+:INPUT DROP [0:0]
+-A FOREIGN -s 198.51.100.1/32 -j DROP
+-A INPUT -j FOREIGN
+-A FORWARD -j FOREIGN
+COMMIT
+*nat
+:FOREIGN-NAT - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:VIPD-MINE - [0:0]
+-A PREROUTING -s 198.51.100.1/32 -j FOREIGN-NAT
+-A POSTROUTING -s 198.51.100.1/32 -j MASQUERADE
+COMMIT
+"""
+OURS = re.compile(r"-j VIPD-(?!MINE)")
+
+Walk = Sequence[tuple[Service, ...]]
+
+
+@contextmanager
+def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
+    with machine_on(kernel.run, cidrs, **more) as built:
+        yield built
+
+
+@contextmanager
+def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Machine(run, Path(directory), cluster_cidrs=cidrs, **more)
+
+
+def foreign_kernel() -> FakeKernel:
+    kernel = FakeKernel()
+    kernel.restore(FOREIGN)
+    return kernel
+
+
+def rules(kernel: FakeKernel) -> dict[tuple[Family, str], str]:
+    """Everything the kernel holds, but for tables in which nothing has been changed."""
+    found = {}
+    for family in Family:
+        for table in tables(kernel.saved(family)):
+            found[family, table.partition("\n")[0]] = table
+    return found
+
+
+def cold_start(state: tuple[Service, ...], cidrs: tuple[str, ...]) -> dict[tuple[Family, str], str]:
+    """What a first daemon on this host writes."""
+    kernel = foreign_kernel()
+    with machine(kernel, cidrs) as fresh:
+        fresh.become(state)
+    return rules(kernel)
+
+
+@settings(deadline=None, max_examples=60)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, ...]) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel, cidrs) as walking:
+        for state in walk:
+            walking.become(state)
+            assert rules(kernel) == cold_start(state, cidrs)
+            assert not walking.plan()
+
+
+@settings(deadline=None, max_examples=40)
+@given(walk=states.walks, cidrs=states.cluster_cidrs, restarts=st.sets(st.integers(0, 5)))
+def test_a_restart_finds_nothing_to_do_and_walks_on(
+    walk: Walk, cidrs: tuple[str, ...], restarts: set[int]
+) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel, cidrs) as walking:
+        for number, state in enumerate(walk):
+            walking.become(state)
+            if number in restarts:
+                walking.restart()
+                assert not walking.plan()
+            walking.dataplane.forget()
+            assert str(walking.plan()) == ""
+            assert rules(kernel) == cold_start(state, cidrs)
+
+
+@settings(deadline=None, max_examples=40)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel, cidrs) as walking:
+        walking.become(walk[0])
+        for state in (*walk, walk[0]):
+            walking.declare(state)
+        assert not walking.step()
+        for state in walk:
+            walking.declare(state)
+        walking.step()
+        assert rules(kernel) == cold_start(walk[-1], cidrs)
+
+
+@settings(deadline=None, max_examples=40)
+@given(before=states.state(), after=states.state(), cidrs=states.cluster_cidrs)
+def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
+    before: tuple[Service, ...], after: tuple[Service, ...], cidrs: tuple[str, ...]
+) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel, ("10.20.0.0/16", "10.30.0.0/16"), flow_mark_bit=5) as old:
+        old.become(before)
+    with machine(kernel, cidrs) as new:
+        new.become(after)
+        assert rules(kernel) == cold_start(after, cidrs)
+        new.become(())
+        assert not ours(kernel)
+
+
+@settings(deadline=None, max_examples=30)
+@given(walk=states.walks)
+def test_rules_of_others_are_untouched(walk: Walk) -> None:
+    kernel, alone = foreign_kernel(), foreign_kernel()
+    with machine(kernel) as walking:
+        for state in (*walk, ()):
+            walking.become(state)
+            assert foreign(kernel) == foreign(alone)
+
+
+@settings(deadline=None, max_examples=30)
+@given(walk=states.walks)
+def test_without_services_nothing_of_ours_is_left(walk: Walk) -> None:
+    kernel = foreign_kernel()
+    with machine(kernel) as walking:
+        for state in walk:
+            walking.become(state)
+        walking.become(())
+        assert not ours(kernel)
+        assert rules(kernel) == rules(foreign_kernel())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, ...]) -> None:
+    """It holds the same rules as the fake, and looking at it afresh finds nothing to do."""
+    kernel = FakeKernel(default=variant)
+    with (
+        Namespace() as namespace,
+        machine(kernel, cidrs) as faked,
+        machine_on(namespace.run, cidrs, iptables_variant=variant) as real,
+    ):
+        for state in walk:
+            faked.become(state)
+            real.become(state)
+            real.dataplane.forget()
+            assert str(real.plan()) == ""
+            for stem, family in (("iptables", Family.IPV4), ("ip6tables", Family.IPV6)):
+                assert namespace_rules(namespace, f"{stem}-{variant}-save") == tables(kernel.saved(family))
+
+
+@settings(deadline=None, max_examples=60)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...]) -> None:
+    kernel = FakeKernel()
+    with machine(kernel, cidrs) as walking:
+        for state in walk:
+            walking.become(state)
+            found = reached(kernel, frontends(state))
+            for frontend, shares in declared_shares(state, walking.policy).items():
+                for traced in traced_shares(found[frontend]):
+                    assert traced == pytest.approx(dict(shares), abs=2e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
+    """Guarantee G1, with the services in one restore."""
+    check_each_block(walk, cidrs, lambda old, new, policy: frontends(old) & frontends(new))
+
+
+@settings(deadline=None, max_examples=40)
+@given(walk=states.walks, cidrs=states.cluster_cidrs)
+def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
+    walk: Walk, cidrs: tuple[str, ...], batches_of_two: None
+) -> None:
+    """Guarantee G1, with the services split over several restores, for VIPs that keep their service."""
+    check_each_block(walk, cidrs, keeping_their_forwarding)
+
+
+def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed(batches_of_two: None) -> None:
+    """The leaf chain of the service it leaves must not be rewritten while the VIP is still sent there."""
+    two = ("10.96.0.1", "10.96.0.2")
+    before = (
+        Service("test/a", two, (HTTP,), backends("10.244.0.1")),
+        Service("test/b", ("10.96.0.3",), (HTTP,), backends("10.244.0.3")),
+    )
+    after = (
+        Service("test/a", two[:1], (HTTP,), backends("10.244.0.2")),
+        Service("test/b", ("10.96.0.3", "10.96.0.2"), (HTTP,), backends("10.244.0.3")),
+        *(Service(f"test/c{i}", (f"10.96.1.{i}",), (HTTP,), backends("10.244.0.4")) for i in range(3)),
+    )
+    check_each_block([before, after], (), lambda old, new, policy: frontends(old) & frontends(new))
+
+
+@pytest.fixture(scope="module")
+def batches_of_two() -> Iterator[None]:
+    """So that a few services are a large load."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vipd.dataplane.iptables.restore_text.NFT_BATCHES", Batches(2, 2000, 1))
+        yield
+
+
+Kept = Callable[[tuple[Service, ...], tuple[Service, ...], SelectionPolicy], set[Frontend]]
+"""Which frontends of an old and a new state must be served at every moment between."""
+
+
+def keeping_their_forwarding(
+    old: tuple[Service, ...], new: tuple[Service, ...], policy: SelectionPolicy
+) -> set[Frontend]:
+    owners = [
+        {
+            Frontend(address, forwarding.port, forwarding.key.protocol): forwarding.key
+            for service in state
+            for forwarding in choose(service, policy)
+            for address in forwarding.addresses
+        }
+        for state in (old, new)
+    ]
+    return {frontend for frontend, key in owners[0].items() if owners[1].get(frontend) == key}
+
+
+def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept) -> None:
+    kernel = FakeKernel()
+    with machine(kernel, cidrs) as walking:
+        old: tuple[Service, ...] = ()
+        for new in walk:
+            kept = choose_kept(old, new, walking.policy)
+            before, seen = reached_either_way(kernel, kept), list[tuple[Block, dict[Frontend, list[Reach]]]]()
+            kernel.after_block = recorder(kernel, kept, seen)
+            walking.become(new)
+            after = reached_either_way(kernel, kept)
+            for block, during in seen:
+                for frontend, reaches in during.items():
+                    for was, now, then in zip(reaches, before[frontend], after[frontend], strict=True):
+                        assert was in (now, then), (
+                            f"{frontend} after block {block.number}, {block.family} {block.table}"
+                        )
+            old = new
+
+
+def recorder(
+    kernel: FakeKernel, kept: set[Frontend], seen: list[tuple[Block, dict[Frontend, list[Reach]]]]
+) -> Callable[[Block], None]:
+    def record(block: Block) -> None:
+        same = {frontend for frontend in kept if family_of(frontend.address) is block.family}
+        seen.append((block, reached_either_way(kernel, same)))
+
+    return record
+
+
+def reached_either_way(kernel: FakeKernel, asked: set[Frontend]) -> dict[Frontend, list[Reach]]:
+    """Where packets of new clients go, and those of a client that every affinity list remembers."""
+    lists = frozenset(re.findall(r"--name (\S+)", kernel.saved(Family.IPV4) + kernel.saved(Family.IPV6)))
+    new, known = reached(kernel, asked), reached(kernel, asked, lists)
+    return {frontend: [new[frontend], known[frontend]] for frontend in asked}
+
+
+def reached(
+    kernel: FakeKernel, asked: set[Frontend], pinned: frozenset[str] = frozenset()
+) -> dict[Frontend, Reach]:
+    found: dict[Frontend, Reach] = {}
+    for family in Family:
+        same = [frontend for frontend in asked if family_of(frontend.address) is family]
+        found |= reach(kernel.saved(family), same, pinned)
+    return found
+
+
+def frontends(state: tuple[Service, ...]) -> set[Frontend]:
+    return {frontend for service in state for frontend in service.frontends()}
+
+
+def namespace_rules(namespace: Namespace, program: str) -> list[str]:
+    finished = asyncio.run(namespace.run([program], ""))
+    assert finished.code == 0, finished.errors
+    return tables(re.sub(r"\[\d+:\d+\]", "[0:0]", finished.output))
+
+
+def tables(saved: str) -> list[str]:
+    """The tables in which there is anything, in a fixed order."""
+    found = re.findall(r"(?ms)^\*.*?^COMMIT\n", saved)
+    return sorted(table for table in found if re.search(r"(?m)^-A|^:\S+ (-|DROP) ", table))
+
+
+def ours(kernel: FakeKernel) -> list[str]:
+    """Every chain and jump of ours."""
+    names = Names("VIPD")
+    found = []
+    for family in Family:
+        for table in ("nat", "filter", "mangle"):
+            for name, rules in kernel.chains(table, family).items():
+                found += [name] if names.owns(ChainId(table, name)) else []
+                found += [rule for rule in rules if OURS.search(rule)]
+    return found
+
+
+def foreign(kernel: FakeKernel) -> str:
+    """The saved rules of one family without those of ours."""
+    kept = [
+        line
+        for line in kernel.saved().splitlines()
+        if not OURS.search(line) and not re.match(r"(:|-A )VIPD-(?!MINE)", line)
+    ]
+    return "\n".join(kept)

@@ -1,0 +1,211 @@
+"""While rules change, no packet finds a hole: flows are made all the time, and each is served.
+
+`VIPD_CHANGES=10000 pytest tests/dataplane/nftables/test_no_hole.py` makes that many changes in the first two
+tests, and a tenth of it in the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.nftables.programmed import Programmed
+from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, web
+from tests.lab.flow import PATIENCE, finish
+from tests.lab.topology import Lab
+from vipd.dataplane.nftables.plan import elements_text
+from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Policy, Service
+
+CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
+STEPS = CHANGES // 10
+"""Each starts several programs."""
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + CHANGES)]
+
+
+@pytest.fixture
+def programmed(serving: Programmed) -> Programmed:
+    """The dataplane of the lab's host."""
+    return serving
+
+
+ENOUGH = 150
+"""Connections without which nothing is proved."""
+
+
+def connections(lab: Lab) -> int:
+    """How many connections the client has begun so far."""
+    names, values = lab.client.run("grep", "^Tcp:", "/proc/net/snmp").stdout.splitlines()
+    return int(dict(zip(names.split(), values.split(), strict=True))["ActiveOpens"])
+
+
+def at_least(number: int, enough: Callable[[], bool]) -> Iterator[int]:
+    """So many changes, and more while there were too few connections."""
+    for each in itertools.count():
+        if each >= number and (each - number) % 10 == 0 and enough():
+            return
+        yield each
+
+
+PASSAGE = f"""table inet passage {{
+    counter came {{}}
+    counter left {{}}
+    chain arriving {{
+        type filter hook prerouting priority -350;
+        ip daddr {VIPS[4]} tcp dport 80 tcp flags & (syn | ack) == syn counter name came
+        ip6 daddr {VIPS[6]} tcp dport 80 tcp flags & (syn | ack) == syn counter name came
+    }}
+    chain leaving {{
+        type filter hook postrouting priority 350;
+        tcp dport {SERVED} tcp flags & (syn | ack) == syn counter name left
+    }}
+}}
+"""
+
+
+@contextmanager
+def every_packet_let_through(lab: Lab) -> Iterator[None]:
+    """Each first packet of a connection that reaches the host, sent again or not, leaves it for a backend.
+
+    They are counted, for a client that waits long may only be on a busy machine."""
+    lab.host.run("nft", "-f", "-", text=PASSAGE)
+    try:
+        yield
+        counted = json.loads(lab.host.run("nft", "-j", "list", "counters", "table", "inet", "passage").stdout)
+        found = {each["counter"]["name"]: each["counter"]["packets"] for each in counted["nftables"][1:]}
+        assert found["came"] > ENOUGH
+        assert found["left"] == found["came"]
+    finally:
+        lab.host.run("nft", "delete", "table", "inet", "passage")
+
+
+@contextmanager
+def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[Callable[[], bool]]:
+    """Connections one after the other, in two threads, from before the first change on; each is answered by a
+    backend, without a packet lost on the host. What is given tells whether there were enough of them."""
+    asked = ("--to", VIPS[family], "--port", "80", "--life", str(300 + CHANGES))
+    before = connections(lab)
+    with every_packet_let_through(lab):
+        process = lab.client.start(sys.executable, "-I", CLIENTS, "steady", *asked)
+        try:
+            end = time.monotonic() + PATIENCE
+            while connections(lab) == before:
+                assert time.monotonic() < end, "the client makes no connection"
+                time.sleep(0.05)
+            yield lambda: connections(lab) - before > ENOUGH
+            outcomes, _ = process.communicate("", timeout=PATIENCE)
+        finally:
+            finish(process)
+    served = json.loads(outcomes)
+    failed = sum(times for who, times in served.items() if who not in ("b1", "b2", "b3"))
+    print(f"{changes}, {sum(served.values())} connections made, {failed} failed")
+    assert failed == 0, served
+    assert sum(served.values()) > 100
+
+
+def states(lab: Lab) -> list[Service]:
+    """Other backends each time, alone or together, of equal weights and of others."""
+    b1, b2, b3 = lab.backends
+    picked = (((b1, b2, b3), (1, 1, 1)), ((b1,), (1,)), ((b2, b3), (5, 2)), ((b3,), (1,)))
+    return [web(lab, *weights, backends=nodes) for nodes, weights in picked]
+
+
+@pytest.mark.parametrize("affinity", [None, Affinity(1)], ids=["without affinity", "with affinity"])
+def test_one_transaction_after_the_other(
+    lab: Lab, programmed: Programmed, tmp_path: Path, affinity: Affinity | None
+) -> None:
+    """As fast as one nft takes them."""
+    texts = transactions(programmed, [other(state, affinity=affinity) for state in states(lab)])
+    with (tmp_path / "nft").open("w") as errors:
+        nft = lab.host.start("nft", "-i", stderr=errors)
+    assert nft.stdin is not None
+    with flows_all_the_time(lab, 4, f"{CHANGES} transactions") as enough:
+        for number in at_least(CHANGES, enough):
+            nft.stdin.write(texts[number % len(texts)])
+        nft.communicate("", timeout=300 + CHANGES)
+    assert (tmp_path / "nft").read_text() == ""
+
+
+KINDS: dict[str, tuple[dict[str, object], ...]] = {
+    "inside": (
+        {},
+        {"affinity": Affinity(1)},
+        {"balance": Balance.ROUND_ROBIN},
+        {"affinity": Affinity(600), "internal_policy": Policy.CLUSTER, "answers_ping": False},
+        {"affinity": Affinity(1), "balance": Balance.ROUND_ROBIN},
+    ),
+    "outside": (
+        {"allow_from": ("10.10.0.0/24", "fd00:10::/64")},
+        {"addresses": tuple(VIPS.values()), "external_addresses": ()},
+        {"allow_from": ("10.0.0.0/8", "fd00::/16")},
+        {},
+        {"allow_from": ("10.10.0.0/24", "10.8.0.0/13", "fd00:10::/64"), "affinity": Affinity(1)},
+    ),
+}
+"""Ways in which a service is served, each by other chains."""
+
+
+def walk(lab: Lab, way: str) -> list[Service]:
+    """A service of each of these kinds, one after the other."""
+    external = tuple(map(ExternalAddress, VIPS.values()))
+    placed = {"addresses": (), "external_addresses": external} if way == "outside" else {}
+    kinds = zip(KINDS[way], cycle(states(lab)), strict=False)
+    return [other(state, **{**placed, **kind}) for kind, state in kinds]
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("way", list(KINDS))
+def test_one_step_of_the_dataplane_after_the_other(
+    lab: Lab, programmed: Programmed, way: str, family: int
+) -> None:
+    """With chains that come and go, for each state is a service of another kind."""
+    states = walk(lab, way)
+    programmed.become(states[-1])
+    with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
+        for number in at_least(STEPS, enough):
+            programmed.become(states[number % len(states)])
+    programmed.dataplane.forget()
+    assert str(programmed.plan()) == ""
+
+
+@pytest.mark.parametrize("way", list(KINDS))
+def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
+    lab: Lab, programmed: Programmed, way: str
+) -> None:
+    """As a packet does that has met its frontend before a change, and looks for all else after it."""
+    leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
+    with every_packet_let_through(lab):
+        for before, after in itertools.permutations(walk(lab, way), 2):
+            programmed.become(before)
+            programmed.declare([after])
+            changes = "".join(text for text, _ in programmed.plan().plans[Family.IPV4].transactions())
+            kept = [line for line in changes.splitlines() if not line.startswith(leading)]
+            programmed.inside.nft("-f", "-", text="\n".join(kept))
+            lab.client.send(VIPS[4], 80, count=10).all_answered()
+            programmed.dataplane.forget()
+            programmed.step()
+
+
+def transactions(programmed: Programmed, states: list[Service]) -> list[str]:
+    """One line for each transaction that leads from a state to the next, and from the last to the first."""
+    for state in states:
+        programmed.declare([state])
+        programmed.write()
+    lines = []
+    for state in states:
+        programmed.declare([state])
+        part = programmed.plan().plans[Family.IPV4]
+        steps = (part.early, *part.steps, part.late)
+        text = elements_text("ip vipd", steps)
+        lines.append(text.strip().replace("\n", "; ") + "\n")
+        programmed.write()
+    return lines

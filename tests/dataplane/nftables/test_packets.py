@@ -1,0 +1,282 @@
+"""Real flows through the table: who serves them, and what they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.nftables.programmed import Inside, Programmed
+from tests.dataplane.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, web
+from tests.lab.chi_square import chi_square_p
+from tests.lab.topology import (
+    CLIENT_SOURCES,
+    CLIENT_SOURCES_IPV6,
+    HOST_TOWARDS_BACKENDS,
+    Lab,
+)
+from vipd.control.selection import Host
+from vipd.dataplane.counting import Place
+from vipd.dataplane.nftables.flow_counter import ElementCounter
+from vipd.model.service import (
+    Affinity,
+    Backend,
+    Balance,
+    ExternalAddress,
+    Family,
+    Masquerade,
+    Policy,
+    Protocol,
+    Service,
+    ServicePort,
+)
+
+pytestmark = pytest.mark.root
+
+SILENCE = 0.4
+
+
+@pytest.fixture
+def programmed(serving: Programmed) -> Programmed:
+    """The dataplane of the lab's host."""
+    return serving
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_weights(lab: Lab, programmed: Programmed, family: int, protocol: str) -> None:
+    programmed.become(web(lab, 5, 2, 1))
+    for node in (lab.client, lab.host):
+        result = node.send(VIPS[family], 80, protocol, count=400).all_answered()
+        assert chi_square_p(result.backends, {"b1": 5, "b2": 2, "b3": 1}) > 1e-10, result.backends
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_checksums_are_right_without_offloading(lab: Lab, programmed: Programmed, family: int) -> None:
+    """Between namespaces checksums are left to nobody; without offloading they are made and looked at."""
+    programmed.become(
+        web(lab), other(web(lab), name="pinned", addresses=("10.96.0.2", "fd00:96::2"), affinity=Affinity(60))
+    )
+    on_host = [(lab.host, device) for device in ("clients", "cluster", *(b.name for b in lab.backends))]
+    for node, device in ((lab.client, "eth0"), *on_host, *((b, "eth0") for b in lab.backends)):
+        node.run(sys.executable, "-I", CLIENTS, "checksums", "--to", device)
+    for node in (lab.client, lab.host):
+        for vip in (VIPS[family], VIPS[family][:-1] + "2"):
+            for protocol in ("tcp", "udp"):
+                node.send(vip, 80, protocol, count=60).all_answered()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_round_robin_takes_turns(lab: Lab, programmed: Programmed, family: int) -> None:
+    programmed.become(other(web(lab, 2, 1, 1), balance=Balance.ROUND_ROBIN))
+    result = lab.client.send(VIPS[family], 80, count=40).all_answered()
+    assert result.backends == {"b1": 20, "b2": 10, "b3": 10}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_source_hash_keeps_clients_when_another_backend_leaves(
+    lab: Lab, programmed: Programmed, family: int
+) -> None:
+    hashed = other(web(lab), balance=Balance.SOURCE_HASH)
+    programmed.become(hashed)
+    if family == 6:
+        assert len(lab.client.send(VIPS[6], 80, count=20).all_answered().backends) == 1
+        return
+    before = many_clients(lab, VIPS[4], 300)
+    assert many_clients(lab, VIPS[4], 300) == before
+    assert set(before.values()) == {"b1", "b2", "b3"}
+    programmed.become(
+        other(hashed, backends=tuple(b for b in hashed.backends if b.address != lab.backends[2].ipv4))
+    )
+    after = many_clients(lab, VIPS[4], 300)
+    moved = [source for source in before if before[source] != "b3" and after[source] != before[source]]
+    assert len(moved) <= 0.03 * len(before)
+    assert "b3" not in after.values()
+
+
+def test_source_hash_is_the_same_on_every_host(lab: Lab, programmed: Programmed, tmp_path: Path) -> None:
+    """Two hosts that know the backends in another order: each client meets the same one by both."""
+    hashed = other(web(lab, 3, 2, 1), balance=Balance.SOURCE_HASH)
+    programmed.become(hashed)
+    first = many_clients(lab, VIPS[4], 200)
+    with built_lab() as second:
+        elsewhere = Programmed(Inside(second.host.namespace), tmp_path / "second")
+        elsewhere.become(other(hashed, name="elsewhere", backends=hashed.backends[::-1]))
+        assert many_clients(second, VIPS[4], 200) == first
+        ipv6 = [node.send(VIPS[6], 80).all_answered().backends for node in (lab.client, second.client)]
+        assert ipv6[0] == ipv6[1]
+    assert set(first.values()) == {"b1", "b2", "b3"}
+
+
+def test_a_thousand_clients_keep_their_backends(lab: Lab, programmed: Programmed) -> None:
+    pinned = other(web(lab), affinity=Affinity(600))
+    programmed.become(pinned)
+    first = many_clients(lab, VIPS[4], 1000)
+    assert set(first.values()) == {"b1", "b2", "b3"}
+    assert many_clients(lab, VIPS[4], 1000) == first
+    # Whoever had the backend that leaves gets another; nobody else moves; and who was moved stays.
+    left = tuple(b for b in pinned.backends if b.address != lab.backends[1].ipv4)
+    programmed.become(other(pinned, backends=left))
+    second = many_clients(lab, VIPS[4], 1000)
+    assert "b2" not in second.values()
+    assert {s: b for s, b in second.items() if first[s] != "b2"} == {
+        s: b for s, b in first.items() if b != "b2"
+    }
+    programmed.restart()
+    programmed.become(pinned)
+    assert many_clients(lab, VIPS[4], 1000) == second
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_pin_to_another_host_gives_way_to_the_local_policy(
+    lab: Lab, programmed: Programmed, family: int
+) -> None:
+    """Then the client has a backend that serves it by every way, and keeps that one."""
+    outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
+    nearest = lab.backends[0]
+    programmed.policy = replace(programmed.policy, host=Host(frozenset({nearest.address(family)})))
+    service = Service(
+        "web",
+        (VIPS[family],),
+        (ServicePort(80, Protocol.TCP, "tcp", SERVED, node_port=30080),),
+        tuple(Backend(backend.address(family)) for backend in lab.backends),
+        affinity=Affinity(600),
+        external_addresses=(ExternalAddress(outside, True),),
+        external_policy=Policy.LOCAL,
+    )
+    programmed.become(service)
+    sources = CLIENT_SOURCES if family == 4 else CLIENT_SOURCES_IPV6
+    ways = ((VIPS[family], 80), (outside, 80), (lab.host.address(family), 30080))
+
+    def served(vip: str, port: int) -> set[str]:
+        answers = [lab.client.send(vip, port, source=source).all_answered() for source in sources]
+        return {backend for answer in answers for backend in answer.backends}
+
+    served(*ways[0])
+    assert [served(*way) for way in (*ways[1:], ways[0])] == [{nearest.name}] * 3
+    assert pins(programmed, family) == len(sources)
+
+
+def test_affinity_is_refreshed_by_new_flows_and_ends(lab: Lab, programmed: Programmed) -> None:
+    timeout = 5
+    programmed.become(other(web(lab), affinity=Affinity(timeout)))
+    refreshed = (kept_by_new_flows(lab, programmed, timeout) for _ in range(20))
+    assert any(refreshed), "the machine is too slow: every pause was as long as the timeout"
+    time.sleep(timeout + 0.3)
+    assert [pins(programmed, family) for family in VIPS] == [0, 0]
+
+
+def kept_by_new_flows(lab: Lab, programmed: Programmed, timeout: float) -> bool:
+    """Clients keep their backends beyond the timeout by flows in time; False when those were too late."""
+    asked = time.monotonic()
+    first = {f: lab.client.send(vip, 80, count=20).all_answered().backends for f, vip in VIPS.items()}
+    assert [len(backends) for backends in first.values()] == [1, 1]
+    for _ in range(2):
+        time.sleep(0.54 * timeout)
+        before, asked = asked, time.monotonic()
+        found = {f: set(lab.client.send(vip, 80).all_answered().backends) for f, vip in VIPS.items()}
+        if time.monotonic() - before >= timeout:
+            return False
+        assert found == {f: set(backends) for f, backends in first.items()}
+    held = [pins(programmed, family) for family in VIPS]
+    if time.monotonic() - asked >= timeout:
+        return False
+    assert held == [1, 1]
+    return True
+
+
+def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programmed) -> None:
+    service = web(lab)
+    programmed.become(service)
+    lab.client.send(VIPS[4], 80, count=30).all_answered()
+    lab.host.send(VIPS[4], 80, "udp", count=12).all_answered()
+    programmed.become(web(lab, 1, 1, 5))
+    programmed.restart()
+    programmed.become(service)
+    lab.client.send(VIPS[6], 80, count=9).all_answered()
+    total = Counter[tuple[Protocol, Family]]()
+    for place, flows in counted(programmed).items():
+        total[place.key.protocol, place.key.family] += flows
+    assert total == {
+        (Protocol.TCP, Family.IPV4): 30,
+        (Protocol.UDP, Family.IPV4): 12,
+        (Protocol.TCP, Family.IPV6): 9,
+    }
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_refusals_and_ping(lab: Lab, programmed: Programmed, family: int) -> None:
+    vip = VIPS[family]
+    programmed.become(web(lab))
+    for node in (lab.client, lab.backends[0]):
+        node.send(vip, 81, count=2).all_failed("refused").at_once()
+        node.send(vip, 81, "udp", count=2).all_failed("refused")
+        assert node.run("ping", "-n", "-c", "1", "-W", "20", vip, check=False).returncode == 0
+    programmed.become(other(web(lab), backends=()))
+    for node, protocol in ((lab.client, "tcp"), (lab.client, "udp"), (lab.host, "tcp")):
+        node.send(vip, 80, protocol, count=2).all_failed("refused").at_once()
+    assert lab.client.run("ping", "-n", "-c", "1", "-W", "0.3", vip, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("mode", list(Masquerade))
+def test_sources_seen(lab: Lab, programmed: Programmed, mode: Masquerade) -> None:
+    programmed.become(other(web(lab), masquerade=mode))
+    for family in (4, 6):
+        seen = lab.client.send(VIPS[family], 80, count=6).all_answered().sources
+        kept = mode is Masquerade.HAIRPIN
+        assert seen == {lab.client.address(family) if kept else HOST_TOWARDS_BACKENDS[family]}
+    programmed.become(other(web(lab, backends=lab.backends[:1]), masquerade=mode))
+    hairpin = lab.backends[0].send(VIPS[4], 80, count=3).all_answered()
+    assert hairpin.sources == {HOST_TOWARDS_BACKENDS[4]}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_traffic_from_outside(lab: Lab, programmed: Programmed, family: int) -> None:
+    """Limited sources, a node port, and the local policy: a remote backend serves the host itself alone."""
+    outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
+    allowed = f"{lab.client.address(family)}/{32 if family == 4 else 128}"
+    service = Service(
+        "web",
+        (VIPS[family],),
+        (ServicePort(80, Protocol.TCP, "tcp", SERVED, node_port=30080),),
+        (Backend(lab.backends[0].address(family)),),
+        external_addresses=(ExternalAddress(outside, True, (allowed,)),),
+    )
+    programmed.become(service)
+    lab.client.send(outside, 80, count=3).all_answered()
+    second = CLIENT_SOURCES[1] if family == 4 else "fd00:10::3"
+    lab.client.send(outside, 80, source=second, timeout=SILENCE).all_failed("timeout")
+    for node in (lab.client, lab.host):
+        node.send(lab.host.address(family), 30080, count=3).all_answered()
+    programmed.become(other(service, external_policy=Policy.LOCAL))
+    lab.client.send(outside, 80, timeout=SILENCE).all_failed("timeout")
+    lab.client.send(lab.host.address(family), 30080, timeout=SILENCE).all_failed("timeout")
+    lab.host.send(lab.host.address(family), 30080, count=3).all_answered()
+    lab.client.send(VIPS[family], 80, count=3).all_answered()
+
+
+def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
+    """Which backend answers each of many addresses."""
+    asked = ("many", "--to", vip, "--port", "80", "--from", MANY, "--count", str(count))
+    found: dict[str, str] = json.loads(
+        lab.client.run(sys.executable, "-I", CLIENTS, *asked, timeout=290).stdout
+    )
+    return found
+
+
+def counted(programmed: Programmed) -> Mapping[Place, int]:
+    """New flows of backends, all that the kernel has counted."""
+    dataplane = programmed.dataplane
+    return asyncio.run(ElementCounter(dataplane.counted, dataplane.forwardings).take())
+
+
+def pins(programmed: Programmed, family: int) -> int:
+    table = "ip" if family == 4 else "ip6"
+    return programmed.inside.nft("list", "map", table, "vipd", "pins").count("expires")

@@ -1,0 +1,313 @@
+"""What the table is made of, without a kernel: elements grow with services, chains with kinds of services."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.dataplane.nftables.declared import numbered
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.dataplane.nftables.chains import Spread
+from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
+from vipd.dataplane.nftables.handlers import Handlers
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
+from vipd.dataplane.nftables.table import Step, WantedTable
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import (
+    Affinity,
+    Balance,
+    ExternalAddress,
+    Family,
+    Masquerade,
+    Policy,
+    Protocol,
+    Refusal,
+    Service,
+)
+
+OPTIONS = TableOptions(Family.IPV4)
+POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
+ENDPOINTS = (Endpoint("10.244.0.1", 8080), Endpoint("10.244.0.2", 8080))
+PLAIN = Forwarding(
+    ForwardingKey("web", "", Protocol.TCP, Family.IPV4), ("10.96.0.1",), 80, ENDPOINTS, Masquerade.FORWARDED
+)
+FRONTEND = Slot("frontends", "10.96.0.1 . tcp . 80")
+
+
+def table(*services: Service) -> WantedTable:
+    made = WantedTable(OPTIONS)
+    for service in services:
+        for forwarding in choose(service, POLICY):
+            made.update(forwarding.key, forwarding)
+    return made
+
+
+def compiled(forwarding: Forwarding) -> Fragment:
+    return compile_forwarding(forwarding, OPTIONS, Handlers(Family.IPV4))
+
+
+def handler(**changes: object) -> str:
+    """The chain that a frontend's number stands for."""
+    found = compiled(replace(PLAIN, **changes))  # type: ignore[arg-type]
+    return found.handlers[found.elements[FRONTEND]]
+
+
+def test_chains_do_not_grow_with_services() -> None:
+    few = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(2)))
+    many = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(300)))
+    assert many.structure() == few.structure()
+    assert len(dict(many.elements())) == 300 * 5, "a frontend, two slots, and the VIP in two sets"
+
+
+def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
+    made = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(50)))
+    made.written()
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    assert installed is not None
+    (forwarding,) = choose(numbered(7, "10.244.0.1", "10.244.0.3"), POLICY)
+    made.update(forwarding.key, forwarding)
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    assert str(plan) == (
+        "-endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080\n"
+        "+endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.3 . 8080\n"
+    )
+    assert len(list(plan.transactions())) == 1
+
+
+def changed(made: WantedTable, service: Service) -> Plan:
+    """What has to be written when one service is declared anew, all others being written."""
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    for forwarding in choose(service, POLICY):
+        made.update(forwarding.key, forwarding)
+    return make_plan(OPTIONS, made.structure(), installed, *made.touched())
+
+
+def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after() -> None:
+    web = numbered(7, "10.244.0.1", "10.244.0.2")
+    plan = changed(table(web), replace(web, affinity=Affinity(60)))
+    made, led = (text for text, _ in plan.transactions())
+    assert "add chain ip vipd random-2-pinned-60" in made
+    assert "10.96.0.7" not in made
+    assert "add chain" not in led
+    assert {line.split()[4] for line in led.splitlines() if line.startswith("delete element")} == {
+        "frontends"
+    }
+    (gone,) = plan.deferred_deletes()
+    assert gone.startswith("delete element ip vipd endpoints { ")
+    assert gone.count("10.96.0.7 . tcp . 80 . ") == 2
+    assert str(plan).count("-endpoints ") == 2
+
+
+def test_another_number_of_backends_is_no_other_kind() -> None:
+    web, other = numbered(7, "10.244.0.1", "10.244.0.2"), numbered(8, "10.244.0.1")
+    plan = changed(table(web, other), replace(web, backends=web.backends[:1]))
+    assert len(list(plan.transactions())) == 1
+    assert list(plan.deferred_deletes()) == []
+
+
+def test_a_service_that_ends_ends_in_one_transaction() -> None:
+    made = table(numbered(7, "10.244.0.1"), numbered(8, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    (forwarding,) = choose(numbered(7, "10.244.0.1"), POLICY)
+    made.update(forwarding.key, None)
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    assert len(list(plan.transactions())) == 1
+    assert list(plan.deferred_deletes()) == []
+
+
+def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:
+    made, left = table(numbered(7, "10.244.0.1")), table(numbered(8, "10.244.0.1"))
+    steps, _ = made.against({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))
+    (step,) = steps
+    assert {slot.holder for slot in step.deleted} == {"frontends"}
+    assert {slot.holder for slot in step.parting} == {"endpoints"}
+
+
+def test_an_element_that_goes_over_to_another_service_waits_for_nothing() -> None:
+    one, another = Slot("endpoints", "a"), Slot("endpoints", "b")
+    steps = [Step((), {}, {}, {one: "1", another: "2"}), Step((), {}, {one: "3"})]
+    (step,) = together(steps)
+    assert (step.deleted, step.added, step.parting) == ({one: "1"}, {one: "3"}, {another: "2"})
+
+
+def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
+    made = table(numbered(7, "10.244.0.1"))
+    older = Installed("vipd format 0", chains={"unused": FoundChain(None, ("refuses",))})
+    first, whole = (
+        text for text, _ in make_plan(OPTIONS, made.structure(), older, *made.touched()).transactions()
+    )
+    assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
+    assert whole.startswith("delete table ip vipd\n")
+    assert "10.96.0.7" in whole
+
+
+def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
+    """A kernel may look behind every element of such a map: one behind another would be a square."""
+    limited = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
+    service = replace(numbered(1, "10.244.0.1"), external_addresses=limited, affinity=Affinity(60))
+    chains = table(service).structure().chains
+    asking = {name for name, rules in chains.items() if any(" vmap @" in rule for rule in rules)}
+    assert asking == {"dispatch", "handover", "limited-24"}
+    assert not [rule for rule in chains["dispatch"] if "vmap @frontends" in rule]
+
+
+def test_a_new_service_of_a_known_kind_changes_no_verdict() -> None:
+    """Else the kernel would check all of them again."""
+    made = table(numbered(1, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.written()
+    assert installed is not None
+    for forwarding in choose(numbered(2, "10.244.0.1"), POLICY):
+        made.update(forwarding.key, forwarding)
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    assert {line.partition(" ")[0] for line in str(plan).splitlines()} == {
+        "+frontends",
+        "+endpoints",
+        "+claimed",
+        "+pinged",
+    }
+    for forwarding in choose(numbered(3, "10.244.0.1", "10.244.0.2"), POLICY):
+        made.update(forwarding.key, forwarding)
+    assert "element ip vipd handlers" in str(make_plan(OPTIONS, made.structure(), installed, *made.touched()))
+
+
+def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though what follows from their names were the same."""
+    monkeypatch.setattr(
+        "vipd.dataplane.nftables.handlers.name_address",
+        lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
+    )
+    handlers = Handlers(Family.IPV4)
+    assert [handlers.number(chain) for chain in ("random-1", "random-2", "random-1")] == [
+        "10.0.0.1",
+        "10.0.0.2",
+        "10.0.0.1",
+    ]
+    handlers.keep({"random-2"})
+    assert handlers.number("random-3") == "10.0.0.1"
+    assert handlers.number("random-2") == "10.0.0.2"
+
+
+@pytest.mark.parametrize(("family", "slot"), [(Family.IPV4, "0.0.0.1"), (Family.IPV6, "100::1")])
+def test_a_chain_has_no_number_that_a_slot_may_have(
+    monkeypatch: pytest.MonkeyPatch, family: Family, slot: str
+) -> None:
+    """Rules tell by the number whether one was found."""
+    names = {"random-1": slot, "random-1 1": "77.0.0.1"}
+    monkeypatch.setattr("vipd.dataplane.nftables.handlers.name_address", lambda _, name: names[name])
+    assert Handlers(family).number("random-1") == "77.0.0.1"
+
+
+def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
+    """And the last try asks no pins: when a change comes between two lookups, the first may have made one to
+    a backend that is gone."""
+    rules = Spread(2, Balance.RANDOM, timeout=60).rules(TableOptions(Family.IPV4))
+    looking = [number for number, rule in enumerate(rules) if rule.endswith("map @pins")]
+    forgetting = [number for number, rule in enumerate(rules) if "delete @pins" in rule]
+    assert len(looking) == len(forgetting) == 2
+    assert looking[0] < forgetting[0] < looking[1] < forgetting[1]
+    assert sum("dnat" in rule for rule in rules[forgetting[1] :]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "forwarded-random-2"),
+        ({"masquerade": Masquerade.HAIRPIN}, "random-2"),
+        ({"masquerade": Masquerade.ALWAYS}, "always-random-2"),
+        ({"affinity_timeout": 60}, "forwarded-random-2-pinned-60"),
+        ({"endpoints": (), "served": False}, "refuse"),
+        ({"endpoints": (), "served": False, "refusal": Refusal.DROP}, "silence"),
+        ({"endpoints": (), "served": True, "internal_policy": Policy.LOCAL}, "silence"),
+        (
+            {"local_endpoints": ENDPOINTS[:1], "internal_policy": Policy.LOCAL},
+            "forwarded-local-random-1",
+        ),
+        ({"balance": Balance.SOURCE_HASH}, "forwarded-source-hash-4093"),
+    ],
+)
+def test_where_a_frontend_leads(changes: dict[str, object], expected: str) -> None:
+    assert handler(**changes) == expected
+
+
+def test_each_round_robin_service_counts_its_own_turns() -> None:
+    one = handler(balance=Balance.ROUND_ROBIN)
+    other = handler(balance=Balance.ROUND_ROBIN, key=PLAIN.key._replace(service="other"))
+    assert one != other
+
+
+def test_a_pin_survives_the_others_that_come_and_go() -> None:
+    def numbers(*addresses: str) -> dict[str, str]:
+        endpoints = tuple(Endpoint(address, 80) for address in addresses)
+        found = compiled(replace(PLAIN, endpoints=endpoints, affinity_timeout=60)).elements
+        return {v: s.key.rpartition(" . ")[2] for s, v in found.items() if s.holder == "numbered"}
+
+    all_three = numbers("10.244.0.1", "10.244.0.2", "10.244.0.3")
+    assert len(set(all_three.values())) == 3
+    assert numbers("10.244.0.1", "10.244.0.3").items() <= all_three.items()
+
+
+def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_goes() -> None:
+    def numbers(**changes: object) -> set[str]:
+        forwarding = replace(PLAIN, affinity_timeout=60, **changes)  # type: ignore[arg-type]
+        elements = compiled(forwarding).elements
+        ways = {s: v for s, v in elements.items() if s.holder in ("services", "node_services")}
+        assert len(ways) == len([s for s in elements if s.holder in ("frontends", "node_ports")])
+        return set(ways.values())
+
+    (number,) = numbers()
+    external = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
+    assert numbers(external_addresses=external, node_port=30080, endpoints=ENDPOINTS[1:]) == {number}
+    assert numbers(addresses=("10.96.0.9",), port=8080) == {number}
+    others = [PLAIN.key._replace(service="other"), PLAIN.key._replace(protocol=Protocol.UDP)]
+    assert all(number not in numbers(key=key) for key in others)
+
+
+def test_an_endpoint_has_one_number_under_both_policies() -> None:
+    external = (ExternalAddress("203.0.113.1", allow_from=()),)
+    forwarding = replace(
+        PLAIN,
+        affinity_timeout=60,
+        local_endpoints=ENDPOINTS[1:],
+        external_policy=Policy.LOCAL,
+        external_addresses=external,
+    )
+    elements = compiled(forwarding).elements
+    numbered = {s.key: v for s, v in elements.items() if s.holder == "numbered"}
+    local = {s.key: v for s, v in elements.items() if s.holder == "local_numbered"}
+    assert set(local.values()) == {"10.244.0.2 . 8080"}
+    assert local.items() <= numbered.items()
+
+
+def test_the_local_policy_has_slots_of_its_own() -> None:
+    external = (ExternalAddress("203.0.113.1", allow_from=()),)
+    forwarding = replace(
+        PLAIN, local_endpoints=ENDPOINTS[1:], external_policy=Policy.LOCAL, external_addresses=external
+    )
+    elements = compiled(forwarding).elements
+    local = number_address(Family.IPV4, LOCAL_OFFSET)
+    assert elements[Slot("endpoints", f"203.0.113.1 . tcp . 80 . {local}")] == "10.244.0.2 . 8080"
+    assert elements[Slot("endpoints", "203.0.113.1 . tcp . 80 . 0.0.0.1")] == "10.244.0.2 . 8080"
+
+
+def test_limits_with_every_address_are_none() -> None:
+    external = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
+    fragment = compiled(replace(PLAIN, external_addresses=external))
+    assert not fragment.lengths
+    number = fragment.elements[Slot("frontends", "203.0.113.1 . tcp . 80")]
+    assert fragment.handlers[number] == "always-random-2"
+
+
+def test_nothing_declared_nothing_there() -> None:
+    made = table(numbered(1, "10.244.0.1"))
+    for forwarding in list(made.forwardings()):
+        made.update(forwarding.key, None)
+    assert made.structure().chains == {}
+    assert not dict(made.elements())

@@ -1,0 +1,318 @@
+"""The table over time: what others do to it, what the kernel does not take, other formats, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.declared import HTTP, backends
+from tests.dataplane.nftables.declared import numbered
+from tests.dataplane.nftables.programmed import Inside, Programmed
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.watch.events import open_socket
+from vipd.dataplane.iptables.watch.external_change import ExternalChange
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.nftables.family import FamilyTable
+from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
+from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.reading import open_netlink
+from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
+from vipd.dataplane.nftables.render import render
+from vipd.dataplane.nftables.tools import Nft, find_nft
+from vipd.dataplane.nftables.watch import TableWatch
+from vipd.dataplane.programs import Programs
+from vipd.host.changes import HostRecord
+from vipd.host.process import Finished, Runner
+from vipd.host.settings.settings import load_settings
+from vipd.model.service import Affinity, ExternalAddress, Family, Service
+
+pytestmark = pytest.mark.root
+
+WEB = Service(
+    "web",
+    ("10.96.0.1", "fd00:96::1"),
+    (HTTP,),
+    backends("10.244.0.1", "10.244.0.2@3", "fd00:244::1"),
+    affinity=Affinity(600),
+    external_addresses=(ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),),
+)
+PLAIN = numbered(2, "10.244.0.1", "10.244.0.2")
+FOREIGN = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
+
+DISTURBANCES = [
+    "flush ruleset",
+    "delete table ip vipd",
+    "flush chain ip vipd dispatch",
+    "delete element ip vipd frontends { 10.96.0.1 . tcp . 80 }",
+    "flush map ip vipd picks",
+    "add element ip vipd frontends { 10.9.9.9 . tcp . 80 : 1.2.3.4 }",
+    "flush map ip vipd handlers",
+    "delete table ip6 vipd",
+    "add element ip vipd handlers { 1.2.3.4 : drop }",
+    "insert rule ip vipd postrouting drop",
+    "add rule ip vipd unused accept",
+    "delete map ip6 vipd node_picks",
+    "add chain ip vipd theirs; add rule ip vipd theirs drop",
+    "delete table ip vipd; add table ip vipd; add chain ip vipd dispatch",
+    "delete element ip vipd claimed { 10.96.0.1 }; add element ip vipd hairpin { 1.1.1.1 . 1.1.1.1 }",
+]
+
+
+@pytest.mark.parametrize("kind_of_change", DISTURBANCES)
+def test_what_others_do_is_undone(programmed: Programmed, kind_of_change: str) -> None:
+    programmed.become(WEB, PLAIN)
+    before = programmed.tables()
+    programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
+    assert programmed.tables() != before
+    programmed.dataplane.forget()
+    programmed.step()
+    assert programmed.tables() == before
+
+
+@pytest.mark.parametrize("kind_of_change", DISTURBANCES[1::2])
+def test_others_are_seen_and_only_what_they_touched_is_read(
+    programmed: Programmed, kind_of_change: str
+) -> None:
+    programmed.become(WEB, PLAIN)
+    before = programmed.tables()
+    disturbance = seen(
+        programmed.inside, lambda: programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
+    )
+    assert any(actor.name == "nft" for actor in disturbance.actors)
+    if disturbance.everything:
+        programmed.dataplane.forget()
+    else:
+        programmed.dataplane.doubt(disturbance.chains)
+    programmed.declare([WEB, PLAIN, numbered(3, "10.244.0.3")])
+    programmed.step()
+    programmed.become(WEB, PLAIN)
+    assert programmed.tables() == before
+
+
+def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
+    own = OwnProcesses(time.monotonic)
+
+    async def watched() -> list[ExternalChange]:
+        programmed.declare([WEB])
+        found: list[ExternalChange] = []
+        async with TableWatch(Names("VIPD"), own, lambda: listening) as watch:
+            await programmed.dataplane.apply(await programmed.dataplane.plan())
+            try:
+                found.append(await asyncio.wait_for(anext(watch), 0.5))
+            except TimeoutError:
+                return found
+        return found
+
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        process = await asyncio.create_subprocess_exec(
+            "ip", "netns", "exec", inside.namespace, *argv,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        with own.running(process.pid):
+            output, errors = await process.communicate(stdin.encode())
+        return Finished(process.returncode or 0, output.decode(), errors.decode())
+
+    listening = inside.make(open_socket)
+    programmed = Programmed(inside, tmp_path, run)
+    assert asyncio.run(watched()) == []
+
+
+def test_chains_that_drop_are_told_with_what_would_help(programmed: Programmed) -> None:
+    programmed.become(WEB)
+    assert asyncio.run(dropping_chains(programmed.inside.open_socket)) == ()
+    programmed.inside.nft("-f", "-", text=FOREIGN.replace("forward", "input"))
+    chains = asyncio.run(dropping_chains(programmed.inside.open_socket))
+    (told,) = warnings(chains, health_ports=True)
+    assert "chain c of table ip other" in told
+    assert warnings(chains, health_ports=False) == ()
+
+
+def test_foreign_tables_are_left_alone(programmed: Programmed) -> None:
+    programmed.inside.nft("-f", "-", text=FOREIGN)
+    before = programmed.tables()
+    programmed.become(WEB)
+    assert "chain c" in programmed.tables()
+    programmed.become()
+    assert programmed.tables() == before
+
+
+def test_a_restart_writes_nothing_and_keeps_what_packets_left(programmed: Programmed) -> None:
+    programmed.become(WEB, PLAIN)
+    learnt = "add element ip vipd pins { 192.0.2.9 . 0.0.0.1 : 0.0.0.7 }"
+    programmed.inside.nft("-f", "-", text=learnt)
+    programmed.restart()
+    assert str(programmed.plan()) == ""
+    programmed.become(WEB)
+    assert "192.0.2.9" in programmed.inside.nft("list", "map", "ip", "vipd", "pins")
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        'table ip vipd { comment "vipd format 0"; chain dispatch { type filter hook input priority 0; }; }',
+        "table ip vipd { map frontends { type ipv4_addr : verdict; }; }",
+        "table ip vipd { chain prerouting { type nat hook prerouting priority 7; }; }",
+    ],
+)
+def test_a_table_of_another_format_is_replaced(programmed: Programmed, older: str) -> None:
+    programmed.become(WEB)
+    wanted = programmed.tables()
+    programmed.inside.nft("-f", "-", text=f"flush ruleset\n{older}")
+    programmed.restart()
+    programmed.step()
+    assert programmed.tables() == wanted
+
+
+def test_who_the_kernel_refuses_holds_back_nobody(inside: Inside, tmp_path: Path) -> None:
+    refused = "10.96.0.7 "
+    programmed = Programmed(inside, tmp_path, refusing(inside.run, refused))
+    others = [numbered(number, "10.244.0.1") for number in range(1, 20) if number != 7]
+    programmed.become(*others, numbered(7, "10.244.0.1"))
+    (key,) = programmed.dataplane.quarantined()
+    assert key.service == "test/s7"
+    clean = programmed.tables()
+    assert "10.96.0.7" not in clean
+    assert str(programmed.plan()) == ""
+    programmed.become(*others)
+    assert programmed.tables() == clean
+    assert not programmed.dataplane.quarantined()
+
+
+def test_a_refused_change_leaves_what_was_there(inside: Inside, tmp_path: Path) -> None:
+    programmed = Programmed(inside, tmp_path, refusing(inside.run, "10.244.0.66"))
+    programmed.become(numbered(1, "10.244.0.1"), numbered(2, "10.244.0.1"))
+    programmed.become(numbered(1, "10.244.0.66"), numbered(2, "10.244.0.2"))
+    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s1"]
+    listing = programmed.tables()
+    assert "10.96.0.1 . tcp . 80 . 0.0.0.0 : 10.244.0.1 . 8080" in listing
+    assert "10.96.0.2 . tcp . 80 . 0.0.0.0 : 10.244.0.2 . 8080" in listing
+
+
+def test_a_refusal_in_a_later_batch_blames_only_whoever_it_is_about(
+    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vipd.dataplane.nftables.plan.BATCH_ELEMENTS", 5)
+    programmed = Programmed(inside, tmp_path, refusing(inside.run, "10.244.0.66"))
+    programmed.become(*(numbered(number, "10.244.0.1", "10.244.0.2") for number in range(1, 9)))
+    changed = [numbered(number, "10.244.0.2") for number in range(1, 9) if number != 6]
+    programmed.become(*changed, numbered(6, "10.244.0.66"))
+    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s6"]
+    listing = programmed.tables()
+    assert "10.96.0.8 . tcp . 80 . 0.0.0.0 : 10.244.0.2 . 8080" in listing
+    assert "10.96.0.6 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080" in listing
+
+
+def test_a_broken_nft_blames_no_service(inside: Inside, tmp_path: Path) -> None:
+    programmed = Programmed(inside, tmp_path, refusing(inside.run, "table"))
+    programmed.declare([numbered(1, "10.244.0.1")])
+    plan = programmed.plan()
+    with pytest.raises(ApplyError):
+        asyncio.run(programmed.dataplane.apply(plan))
+    assert not programmed.dataplane.quarantined()
+
+
+def test_a_service_moves_to_another_ones_address(programmed: Programmed) -> None:
+    one, other = numbered(1, "10.244.0.1"), numbered(2, "10.244.0.2")
+    programmed.become(one, other)
+    moved = Service("test/s3", one.addresses, one.ports, backends("10.244.0.3", "10.244.0.4"))
+    plan = programmed.become(moved, other)
+    texts = [text for text, _ in plan.plans[Family.IPV4].transactions()]
+    assert len([text for text in texts if one.addresses[0] in text]) == 1
+    programmed.dataplane.forget()
+    assert str(programmed.plan()) == ""
+
+
+def test_removal_needs_no_daemon_and_leaves_nothing(programmed: Programmed) -> None:
+    programmed.inside.nft("-f", "-", text=FOREIGN)
+    before = programmed.tables()
+    programmed.become(WEB)
+    leftovers = asyncio.run(find_leftovers(["VIPD", "OTHER"], programmed.inside.open_socket))
+    assert [leftover.table for leftover in leftovers] == ["ip vipd", "ip6 vipd"]
+    asyncio.run(remove(leftovers, programmed.inside.run))
+    assert programmed.tables() == before
+
+
+def test_a_table_lets_nobody_in_before_it_goes() -> None:
+    written = []
+
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        written.append(stdin)
+        return Finished(0, "", "")
+
+    asyncio.run(remove([Leftover("ip vipd", 9, 9, ("prerouting", "output"))], run))
+    assert written == [
+        "flush chain ip vipd prerouting\nflush chain ip vipd output\n",
+        "delete table ip vipd\n",
+    ]
+
+
+def test_a_rendered_table_is_the_one_that_is_programmed(programmed: Programmed) -> None:
+    programmed.become(WEB, PLAIN)
+    wanted = programmed.tables()
+    programmed.inside.nft("flush", "ruleset")
+    for family in Family:
+        options = TableOptions.of(programmed.settings, family)
+        programmed.inside.nft("-f", "-", text=render(programmed.forwardings.values(), options))
+    assert programmed.tables() == wanted
+
+
+def test_without_nft_only_what_needs_it_fails(inside: Inside, tmp_path: Path) -> None:
+    async def absent(argv: Sequence[str], stdin: str) -> Finished:
+        raise FileNotFoundError(argv[0])
+
+    programmed = Programmed(inside, tmp_path, absent)
+    assert not programmed.plan()
+    programmed.declare([WEB])
+    assert "apt install nftables" in str(programmed.plan())
+
+
+def refusing(run: Runner, word: str) -> Runner:
+    """A runner whose nft takes no transaction with this word; but what it only checks, unless that word is in
+    everything."""
+
+    async def refuse(argv: Sequence[str], stdin: str) -> Finished:
+        if word in stdin and ("--check" not in argv or word == "table"):
+            return Finished(1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n")
+        return await run(argv, stdin)
+
+    return refuse
+
+
+def seen(inside: Inside, kind_of_change: Callable[[], object]) -> ExternalChange:
+    """What is told of a deed."""
+
+    async def watched() -> ExternalChange:
+        async with TableWatch(Names("VIPD"), OwnProcesses(time.monotonic), lambda: listening) as watch:
+            await asyncio.to_thread(kind_of_change)
+            return await asyncio.wait_for(anext(watch), 60)
+
+    listening = inside.make(open_socket)
+    return asyncio.run(watched())
+
+
+def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
+    able = False
+
+    async def run(argv: Sequence[str], text: str) -> Finished:
+        lacks = not able and any(word in text for word in ("probe-affinity", "probe-random-ports"))
+        return Finished(int(lacks), "", "Error: syntax error" if lacks else "")
+
+    async def story() -> None:
+        nonlocal able
+        nft = Programs(("nft",), lambda: find_nft(run))
+        settings = load_settings(flags={"state_dir": str(tmp_path)})
+        table = FamilyTable(Family.IPV4, nft, settings, HostRecord(tmp_path), run, open_netlink)
+        found = []
+        for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
+            able = now
+            await table._prepare(Nft(f"nftables v{version}"))
+            found.append((table.table.options.affinity, table.table.options.random_fully))
+        wanted = TableOptions.of(settings, Family.IPV4).random_fully
+        assert found == [(False, False), (False, False), (True, wanted)], "the same one is not asked again"
+
+    asyncio.run(story())

@@ -1,0 +1,449 @@
+"""The whole room: targets come and go, backends die and return, and vipd itself restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.health.servers import PATIENCE, full_backlog, run, tcp_server, until
+from tests.lab.held_ports import held_ports
+from tests.lab.simulated_time import simulate
+from vipd.health import scheduler
+from vipd.health.checker import Health
+from vipd.health.memory import encode
+from vipd.health.probes.base import Done
+from vipd.health.remembered import Remembered
+from vipd.health.result import Result
+from vipd.health.scheduler import Scheduler
+from vipd.health.slots import Slots
+from vipd.health.state import Record, State
+from vipd.model.check import ExecProbe, HttpProbe, Start, TcpProbe, Timing
+from vipd.model.check_target import Target
+from vipd.model.service import Protocol
+
+LATEST = 1.5 + 0.02
+"""Seconds: three intervals of half a second, and two looks of the test's."""
+FAST = Timing(interval=0.2, timeout=0.1, rise=2, fall=3)
+
+
+class Backend:
+    """A listener that can die and come back on its port, which is held for it."""
+
+    def __init__(self, port: int) -> None:
+        self.address, self.port = "127.0.0.1", port
+        self.listener: socket.socket | None = None
+        self.revive()
+
+    def target(self, timing: Timing = FAST, **probe: str) -> Target:
+        checked = HttpProbe(**probe) if probe else TcpProbe()  # type: ignore[arg-type]
+        return Target(self.address, self.port, Protocol.TCP, checked, timing)
+
+    def die(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+    def revive(self, address: str = "127.0.0.1") -> None:
+        self.listener = socket.create_server((address, self.port), backlog=256)
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    with held_ports(1) as (port,):
+        made = Backend(port)
+        yield made
+        made.die()
+
+
+@contextlib.asynccontextmanager
+async def running(health: Health) -> AsyncIterator[Health]:
+    task = asyncio.create_task(health.run())
+    try:
+        yield health
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def becomes(health: Health, target: Target, state: State) -> None:
+    await until(lambda: health.verdict(target).state is state)
+
+
+def test_a_backend_dies_and_comes_back(backend: Backend) -> None:
+    async def story() -> None:
+        told: list[frozenset[Target]] = []
+        health, target = Health(), backend.target()
+        health.listeners.append(told.append)
+        health.follow("web", [target])
+        assert health.verdict(target).state is State.UNKNOWN
+        assert health.verdict(target).fit
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            backend.die()
+            await becomes(health, target, State.UNHEALTHY)
+            verdict = health.verdict(target)
+            assert verdict.reason == "connection refused, 3 of 3"
+            assert not verdict.fit
+            assert verdict.serves_since is None
+            assert abs(verdict.since.timestamp() - time.time()) < PATIENCE
+            backend.revive()
+            await becomes(health, target, State.HEALTHY)
+            await asyncio.sleep(0)
+        verdict = health.verdict(target)
+        assert verdict.changes == 2
+        assert verdict.serves_since is not None
+        assert told == [frozenset((target,))] * 3
+
+    run(story())
+
+
+def test_death_is_noticed_within_fall_intervals() -> None:
+    """On a clock of its own, so that no busy machine makes it late."""
+    slow = Timing(interval=0.5, timeout=0.3, rise=1, fall=3)
+    asked = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), slow)
+
+    async def story(part: float) -> float:
+        dead = False
+        health = Health(clock=asyncio.get_running_loop().time, random=lambda: part)
+        health.follow("web", [asked])
+
+        def ask(_: Target, done: Done) -> Answered:
+            done(Result.bad("connection refused") if dead else Result.answered(0.001))
+            return Answered()
+
+        loop = asyncio.get_running_loop()
+        health._scheduler = Scheduler(loop, ask, health._answered, health._random, {"": Slots("checks", 10)})
+        health._schedule_all()
+        await until(lambda: health.verdict(asked).state is State.HEALTHY)
+        await asyncio.sleep(0.02)
+        dead, began = True, loop.time()
+        await until(lambda: health.verdict(asked).state is State.UNHEALTHY)
+        health._stop()
+        return loop.time() - began
+
+    noticed = [simulate(story(part)) for part in (0.0, 0.3, 0.999)]
+    assert 1.0 < min(noticed) <= max(noticed) <= LATEST, noticed
+
+
+class Answered:
+    """An attempt that is over."""
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_until_the_first_verdict_start_says_what_counts(backend: Backend) -> None:
+    health, target = Health(), backend.target(replace(FAST, start=Start.UNHEALTHY))
+    health.follow("web", [target])
+    assert not health.verdict(target).fit
+
+
+def test_one_slow_probe_delays_no_other(backend: Backend) -> None:
+    """More hang than could be waited for one after the other."""
+
+    async def story(silent: int) -> None:
+        health, target = Health(), backend.target()
+        patient = Timing(interval=PATIENCE, timeout=PATIENCE)
+        hanging = [
+            Target("127.0.0.1", silent, Protocol.TCP, TcpProbe(), replace(patient, fall=n + 1))
+            for n in range(50)
+        ]
+        health.follow("hanging", hanging)
+        health.follow("web", [target])
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            assert {health.verdict(h).state for h in hanging} == {State.UNKNOWN}
+
+    with full_backlog() as silent:
+        run(story(silent))
+
+
+def test_services_share_a_probe_and_it_lasts_as_long_as_one_needs_it(backend: Backend) -> None:
+    async def story() -> None:
+        health, target = Health(), backend.target()
+        health.follow("one", [target])
+        health.follow("other", [target])
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            health.follow("one", [])
+            assert health.verdict(target).state is State.HEALTHY
+            assert len(list(health.verdicts())) == 1
+            health.follow("other", [])
+            assert list(health.verdicts()) == []
+            # Who comes back is as it was.
+            health.follow("other", [target])
+            assert health.verdict(target).state is State.HEALTHY
+
+    run(story())
+
+
+def test_a_target_that_is_gone_is_asked_no_more_and_not_told_of(backend: Backend) -> None:
+    async def story() -> None:
+        told: list[frozenset[Target]] = []
+        health, target = Health(), backend.target()
+        health.follow("web", [target])
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            health.listeners.append(told.append)
+            health.follow("web", [])
+            backend.die()
+            await asyncio.sleep(4 * FAST.interval)
+        assert told == []
+
+    run(story())
+
+
+def test_a_changed_check_keeps_the_verdict_and_counts_anew(backend: Backend) -> None:
+    async def story() -> None:
+        health, old = Health(), backend.target()
+        backend.die()
+        health.follow("web", [old])
+        async with running(health):
+            await becomes(health, old, State.UNHEALTHY)
+            slower = backend.target(replace(FAST, interval=9.0))
+            health.follow("web", [slower])
+            verdict = health.verdict(slower)
+            assert verdict.state is State.UNHEALTHY
+            assert verdict.reason == "as before: connection refused, 3 of 3"
+            backend.revive()
+            other = replace(slower, probe=TcpProbe(), timing=replace(FAST, rise=3))
+            health.follow("web", [other])
+            assert health.verdict(other).state is State.UNHEALTHY
+            await becomes(health, other, State.HEALTHY)
+
+    run(story())
+
+
+def test_verdicts_outlive_a_restart(backend: Backend, tmp_path: Path) -> None:
+    """Also one with another check: a dead backend does not go back to work because vipd was updated."""
+    file = tmp_path / "health.json"
+
+    async def first() -> None:
+        health = Health(file)
+        health.follow("web", [backend.target()])
+        async with running(health):
+            await becomes(health, backend.target(), State.UNHEALTHY)
+
+    backend.die()
+    run(first())
+    later, target = Health(file), backend.target(replace(FAST, interval=1.0))
+    later.follow("web", [target])
+    assert later.verdict(target).state is State.UNHEALTHY
+    assert not later.verdict(target).fit
+    long_after = Health(file, wall=lambda: time.time() + 3600)
+    long_after.follow("web", [target])
+    assert long_after.verdict(target).state is State.UNKNOWN
+
+
+def test_verdicts_are_saved_while_it_runs(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a crash costs no more than a few seconds of them."""
+    monkeypatch.setattr("vipd.health.checker.SAVE_SECONDS", 0.1)
+    file = tmp_path / "health.json"
+
+    async def story() -> None:
+        health = Health(file)
+        health.follow("web", [backend.target()])
+        async with running(health):
+            await until(file.exists)
+            await becomes(health, backend.target(), State.HEALTHY)
+            await until(lambda: b'"healthy"' in file.read_bytes())
+
+    run(story())
+
+
+def test_a_stalled_loop_condemns_nobody(backend: Backend) -> None:
+    """vipd is busy for longer than the whole row of answers would take."""
+
+    async def story() -> None:
+        told: list[frozenset[Target]] = []
+        health, target = Health(), backend.target()
+        health.follow("web", [target])
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            await asyncio.sleep(0)
+            health.listeners.append(told.append)
+            for _ in range(3):
+                time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
+                await asyncio.sleep(0.05)
+            assert health.verdict(target).state is State.HEALTHY
+            assert told == []
+
+    run(story())
+
+
+def test_what_cannot_be_asked_is_a_warning_and_no_verdict() -> None:
+    async def story() -> None:
+        probe = ExecProbe(command=("/nonexistent/check",), user="nobody")
+        target = Target("127.0.0.1", 80, Protocol.TCP, probe, FAST)
+        health = Health()
+        health.follow("web", [target])
+        async with running(health):
+            await until(lambda: bool(health.warnings()))
+            assert health.verdict(target).state is State.UNKNOWN
+        trouble = "cannot be asked: /nonexistent/check: no such file or directory"
+        assert health.warnings() == (f"exec 127.0.0.1:80 {trouble}",)
+        assert health.verdict(target).reason.startswith(trouble)
+
+    run(story())
+
+
+def test_a_flapping_backend_is_held_down(backend: Backend) -> None:
+    timing = Timing(interval=0.1, timeout=0.1, rise=1, fall=1)
+
+    async def story() -> str:
+        health, target = Health(), backend.target(timing)
+        health.follow("web", [target])
+        async with running(health):
+            await becomes(health, target, State.HEALTHY)
+            for _ in range(20):
+                backend.die()
+                await becomes(health, target, State.UNHEALTHY)
+                backend.revive()
+                await until(lambda: bool(held_down(health, target)) or health.verdict(target).fit)
+                if reason := held_down(health, target):
+                    return reason
+        return "it came back each time"
+
+    reason = run(story())
+    assert reason.startswith("flapping: ")
+    assert "held down for" in reason
+    assert "answered in " in reason
+
+
+def held_down(health: Health, target: Target) -> str:
+    """Why a target that answers well is not healthy."""
+    verdict = health.verdict(target)
+    waits = "answered in " in verdict.reason and "held down for" in verdict.reason
+    return verdict.reason if verdict.state is State.UNHEALTHY and waits else ""
+
+
+def test_new_targets_are_spread_and_asked_soon() -> None:
+    """One is asked at once; thousands are not all asked at once. On a clock of its own."""
+    slow = Timing(interval=9.0, timeout=1.0, rise=1)
+    targets = [Target(f"10.0.{n // 250}.{n % 250}", 80, Protocol.TCP, TcpProbe(), slow) for n in range(2000)]
+
+    async def story() -> list[float]:
+        loop, asked = asyncio.get_running_loop(), list[float]()
+
+        def ask(_: Target, done: Done) -> Answered:
+            asked.append(loop.time())
+            return Answered()
+
+        health = Health(clock=loop.time, random=Random(1).random)
+        health._scheduler = Scheduler(
+            loop, ask, health._answered, health._random, {"": Slots("checks", 10_000)}
+        )
+        for number, target in enumerate(targets):
+            health.follow(f"s{number}", [target])
+        await until(lambda: len(asked) == len(targets))
+        health._stop()
+        return asked
+
+    asked = simulate(story())
+    most = max(sum(1 for at in asked if begin <= at < begin + 0.1) for begin in asked[::50])
+    assert asked[0] < 0.1
+    assert 3.5 < asked[-1] <= 2000 * scheduler.FIRST_SECONDS_EACH + 0.1
+    assert most < 100, "in a tenth of a second"
+
+
+def test_a_restart_knows_which_check_of_a_backend_said_what(tmp_path: Path) -> None:
+    """Two services ask one backend, each something else."""
+    file = tmp_path / "health.json"
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        status = b"200 OK" if b" /ok " in asked else b"404 Not Found"
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def story() -> None:
+        async with tcp_server(reply) as port:
+            ok, nope = (
+                Target("127.0.0.1", port, Protocol.TCP, HttpProbe(path=path), replace(FAST, timeout=0.2))
+                for path in ("/ok", "/nope")
+            )
+            for services in ({"a": ok, "z": nope}, {"z": nope, "a": ok}):
+                health = Health(file)
+                for name, target in services.items():
+                    health.follow(name, [target])
+                async with running(health):
+                    await becomes(health, ok, State.HEALTHY)
+                    await becomes(health, nope, State.UNHEALTHY)
+                for order in (services, dict(reversed(services.items()))):
+                    later = Health(file)
+                    for name, target in order.items():
+                        later.follow(name, [target])
+                    assert later.verdict(ok).state is State.HEALTHY
+                    assert later.verdict(nope).state is State.UNHEALTHY
+
+    run(story())
+
+
+def test_crashes_in_a_row_bring_no_dead_backend_back(backend: Backend, tmp_path: Path) -> None:
+    """Each of them minutes after the one before, but too soon for another verdict."""
+    file, passed = tmp_path / "health.json", 0.0
+    target = backend.target(replace(FAST, interval=60.0))
+
+    async def first() -> None:
+        health = Health(file, wall=lambda: time.time() + passed)
+        health.follow("web", [backend.target()])
+        async with running(health):
+            await becomes(health, backend.target(), State.UNHEALTHY)
+
+    async def crash() -> None:
+        health, before = Health(file, wall=lambda: time.time() + passed), file.read_bytes()
+        health.follow("web", [target])
+        assert health.verdict(target).state is State.UNHEALTHY
+        health._stop = lambda: None  # type: ignore[method-assign]  # kill -9
+        async with running(health):
+            await until(lambda: file.read_bytes() != before)
+
+    backend.die()
+    run(first())
+    for _ in range(4):
+        passed += 300.0
+        run(crash())
+
+
+def test_a_check_that_may_be_another_one_than_an_older_version_knew_is_taken_back(tmp_path: Path) -> None:
+    file = tmp_path / "health.json"
+    nope, ok = (Target("10.0.0.1", 80, Protocol.TCP, HttpProbe(path=path), FAST) for path in ("/nope", "/ok"))
+    now = time.monotonic()
+    bad = Remembered.of(nope, ["z"], now, Record(now, State.UNHEALTHY, last="status 404"))
+    whole = json.loads(encode([bad], now, time.time()))
+    file.write_text(json.dumps({key: whole[key] for key in ("format", "verdicts")}))
+    alone = Health(file)
+    alone.follow("z", [nope])
+    assert alone.verdict(nope).state is State.UNHEALTHY
+    both = Health(file)
+    both.follow("z", [nope])
+    both.follow("a", [ok])
+    assert {both.verdict(each).state for each in (nope, ok)} == {State.UNKNOWN}
+
+
+def test_another_check_of_a_large_service_is_followed_at_once() -> None:
+    """Ten thousand backends: looking through all that are left for each new one would take a minute."""
+    before, after = (
+        [
+            Target(f"10.1.{n // 250}.{n % 250}", 80, Protocol.TCP, HttpProbe(path=path), FAST)
+            for n in range(10_000)
+        ]
+        for path in ("/a", "/b")
+    )
+    health = Health()
+    health.follow("web", before)
+    began = time.process_time()
+    health.follow("web", after)
+    assert time.process_time() - began < PATIENCE / 12

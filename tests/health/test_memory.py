@@ -1,0 +1,279 @@
+"""Verdicts outlive a restart, for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.health.servers import PATIENCE, run, until
+from vipd.health.flapping import CALM, Flapping
+from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, load
+from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
+from vipd.health.result import SaidWeight
+from vipd.health.state import Record, State
+from vipd.model.check import HttpProbe, TcpProbe, Timing
+from vipd.model.check_target import Target
+from vipd.model.service import Protocol
+
+TARGET = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())
+PLACE = ("10.0.0.1", 80, "tcp")
+RECORD = Record(
+    900.0,
+    State.UNHEALTHY,
+    last="timeout after 2 s, 3 of 3",
+    changes=7,
+    weight=SaidWeight(50, True),
+    flapping=Flapping((800.0, 900.0), 2, 1100.0),
+)
+
+
+def known(at: float = 1000.0, record: Record = RECORD, of: Target = TARGET) -> Remembered:
+    return Remembered.of(of, ["web"], at, record)
+
+
+def as_older_version(data: bytes) -> bytes:
+    """The file as one wrote it that kept one verdict for all checks of a place."""
+    whole = json.loads(data)
+    del whole["checks"]
+    return json.dumps(whole).encode()
+
+
+def test_what_is_written_is_read_by_another_clock() -> None:
+    data = encode([known()], now=1000.0, wall=50_000.0)
+    (found,) = decode(data, now=20.0, wall=50_030.0)
+    assert (found.place, found.at) == (PLACE, -10.0)
+    assert (found.check, found.services) == (check_id(TARGET), ("web",))
+    assert found.record == Record(
+        -110.0,
+        State.UNHEALTHY,
+        last=RECORD.last,
+        changes=7,
+        weight=RECORD.weight,
+        flapping=Flapping((-210.0, -110.0), 2, 90.0),
+    )
+
+
+@pytest.mark.parametrize("wall", [50_000.0 + TRUSTED_SECONDS + 1, 49_000.0])
+def test_nothing_is_trusted_that_is_old_or_from_the_future(wall: float) -> None:
+    data = encode([known()], now=1000.0, wall=50_000.0)
+    assert decode(data, now=1000.0, wall=wall) == []
+
+
+def test_each_verdict_has_its_own_age() -> None:
+    data = encode([known(500.0), known(999.0)], now=1000.0, wall=50_000.0)
+    assert len(decode(data, now=0.0, wall=50_000.0 + TRUSTED_SECONDS - 100)) == 1
+
+
+@given(st.binary(max_size=200))
+def test_what_is_not_ours_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (json has its own subclass)
+        decode(data, 0.0, 0.0)
+
+
+@given(st.data())
+def test_no_damage_does_worse_than_being_refused(data: st.DataObject) -> None:
+    whole = json.loads(encode([known()], now=1000.0, wall=50_000.0))
+    junk = data.draw(
+        st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
+    )
+    entry = whole[data.draw(st.sampled_from(["verdicts", "checks"]))][0]
+    entry[data.draw(st.integers(0, len(entry) - 1))] = junk
+    try:
+        read = decode(json.dumps(whole).encode(), 1000.0, 50_001.0)
+    except ValueError:
+        return
+    for each in read:
+        each.record.reason(1000.0)
+        datetime.fromtimestamp(each.record.since + 49_000.0, UTC)
+
+
+def test_a_damaged_file_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "health.json").write_bytes(b'{"format": 1, "verd')
+    with caplog.at_level(logging.WARNING):
+        assert load(tmp_path / "health.json", 0.0, 0.0) == []
+    assert "cannot be used" in caplog.text
+    caplog.clear()
+    assert load(tmp_path / "none.json", 0.0, 0.0) == []
+    assert caplog.text == ""
+
+
+def test_saving_fails_with_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved = SavedVerdicts(tmp_path / "gone" / "health.json", lambda: 1000.0, lambda: 50_000.0)
+    for _ in range(3):
+        saved.save(lambda: [known()])
+    assert len(caplog.records) == 1
+    assert saved.due
+    (tmp_path / "gone").mkdir()
+    saved.save(lambda: [known()])
+    assert [path.name for path in (tmp_path / "gone").iterdir()] == ["health.json"]
+    assert len(saved.load()) == 1
+    assert not saved.due
+
+
+def test_a_target_that_left_is_remembered_for_a_while() -> None:
+    memory = Memory()
+    memory.remember(TARGET, ["web"], RECORD, 1000.0)
+    assert memory.recall(TARGET, "web", [TARGET], 1001.0 + TRUSTED_SECONDS) is None
+    assert memory.recall(TARGET, "other", [TARGET], 1000.0 + TRUSTED_SECONDS) == RECORD
+    memory.remember(TARGET, ["web"], RECORD, 1000.0)
+    memory.tidy(1001.0 + TRUSTED_SECONDS)
+    assert list(memory.known()) == []
+    assert not memory._of
+
+
+def test_without_a_verdict_there_is_nothing_to_remember() -> None:
+    memory = Memory()
+    memory.remember(TARGET, ["web"], Record(0.0), 0.0)
+    assert memory.recall(TARGET, "web", [TARGET], 0.0) is None
+
+
+GOOD = Record(900.0, State.HEALTHY, last="answered in 1 ms")
+OK, NOPE, OTHER = (replace(TARGET, probe=HttpProbe(path=path)) for path in ("/ok", "/nope", "/other"))
+
+
+@pytest.mark.parametrize("order", [(OK, NOPE), (NOPE, OK)])
+def test_two_checks_of_one_backend_have_a_verdict_each(order: tuple[Target, Target]) -> None:
+    """In whatever order they are written, and read."""
+    records = {OK: GOOD, NOPE: RECORD}
+    data = encode([known(1000.0, records[each], each) for each in order], 1000.0, 50_000.0)
+    for asked in (order, order[::-1]):
+        memory = Memory()
+        for each in decode(data, 1000.0, 50_000.0):
+            memory.learn(each)
+        found = {each: memory.recall(each, "any", [each], 1000.0) for each in asked}
+        assert {each: record and record.state for each, record in found.items()} == {
+            OK: State.HEALTHY,
+            NOPE: State.UNHEALTHY,
+        }
+
+
+def test_a_check_takes_over_what_the_one_before_it_found_in_its_service_alone() -> None:
+    memory = Memory()
+    memory.learn(Remembered.of(NOPE, ["shop"], 1000.0, RECORD))
+    assert memory.recall(OTHER, "web", [OTHER], 1000.0) is None
+    assert memory.recall(OTHER, "shop", [OTHER, NOPE], 1000.0) is None
+    assert memory.recall(OTHER, "shop", [OTHER], 1000.0) == RECORD
+    memory.learn(Remembered.of(OK, ["shop"], 1000.0, GOOD))
+    assert memory.recall(OTHER, "shop", [OTHER], 1000.0) is None, (
+        "of two it is not known which one it replaces"
+    )
+
+
+def test_what_an_older_version_wrote_counts_where_one_check_alone_can_have_found_it() -> None:
+    data = as_older_version(encode([known(of=NOPE)], 1000.0, 50_000.0))
+    doubted: list[Target] = []
+    memory = Memory(doubted.append)
+    for each in decode(data, 1000.0, 50_000.0):
+        memory.learn(each)
+    slower = replace(NOPE, timing=Timing(interval=9.0))
+    for asks_alike in (NOPE, slower):
+        found = memory.recall(asks_alike, "shop", [asks_alike], 1000.0)
+        assert found is not None
+        assert found.state is State.UNHEALTHY
+    assert memory.recall(OK, "web", [OK], 1000.0) is None
+    assert doubted == [NOPE, slower]
+    assert memory.recall(NOPE, "shop", [NOPE], 1000.0) is None
+
+
+def test_the_version_before_reads_the_file() -> None:
+    """It is put back over a newer one: entries of 13 fields, of which the last at a place counts for it."""
+    read = json.loads(encode([known(1000.0, GOOD, OK), known(1000.0, RECORD, NOPE)], 1000.0, 50_000.0))
+    assert read["format"] == 1
+    assert [len(entry) for entry in read["verdicts"]] == [13, 13]
+    assert [entry[4] for entry in read["verdicts"]] == ["unhealthy", "healthy"]
+
+
+def saved_in(path: Path) -> list[State]:
+    return [each.record.state for each in load(path, time.monotonic(), time.time())] if path.exists() else []
+
+
+def test_a_bad_verdict_is_written_at_once(tmp_path: Path) -> None:
+    """Also while every thread that others use hangs."""
+    file = tmp_path / "health.json"
+
+    async def story() -> None:
+        release = threading.Event()
+        loop = asyncio.get_running_loop()
+        busy = ThreadPoolExecutor(1)
+        loop.set_default_executor(busy)
+        loop.run_in_executor(None, release.wait)
+        saved = SavedVerdicts(file, time.monotonic, time.time)
+        record = replace(RECORD, since=time.monotonic(), flapping=CALM)
+        task = asyncio.create_task(saved.keep(lambda: lambda: [known(time.monotonic(), record)], PATIENCE))
+        await asyncio.sleep(0.05)
+        saved.changed(bad=False)
+        assert saved.due
+        await asyncio.sleep(0.2)
+        assert not file.exists(), "what is not urgent waits"
+        saved.changed(bad=True)
+        await until(lambda: saved_in(file) == [State.UNHEALTHY])
+        release.set()
+        task.cancel()
+
+    run(story())
+
+
+def test_ten_thousand_bad_verdicts_are_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    count = 0
+    monkeypatch.setattr("vipd.health.memory.save", lambda path, data: written.append(len(decode_all(data))))
+
+    def decode_all(data: bytes) -> list[Remembered]:
+        return decode(data, time.monotonic(), time.time())
+
+    async def story() -> float:
+        nonlocal count
+        saved = SavedVerdicts(tmp_path / "health.json", time.monotonic, time.time)
+        record = replace(RECORD, since=time.monotonic(), flapping=CALM)
+
+        def now_known() -> list[Remembered]:
+            return [
+                known(time.monotonic(), record, replace(TARGET, port=n + 1)) for n in range(min(count, 50))
+            ]
+
+        task = asyncio.create_task(saved.keep(lambda: now_known, PATIENCE))
+        began = time.monotonic()
+        for _ in range(10_000):
+            count += 1
+            saved.changed(bad=True)
+            await asyncio.sleep(0)
+        await until(lambda: not saved.due)
+        task.cancel()
+        return time.monotonic() - began
+
+    took = run(story())
+    assert 1 <= len(written) <= 2 + took / AGAIN_SECONDS
+    assert written[-1] == 50
+
+
+def test_a_save_that_hangs_is_told_and_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("vipd.health.memory.save", lambda path, data: release.wait(PATIENCE))
+    monkeypatch.setattr("vipd.health.memory.HANGS_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.health.memory.LAST_SECONDS", 0.1)
+
+    async def story() -> None:
+        saved = SavedVerdicts(tmp_path / "health.json", time.monotonic, time.time)
+        task = asyncio.create_task(saved.keep(lambda: list, PATIENCE))
+        await asyncio.sleep(0)
+        saved.changed(bad=True)
+        await until(lambda: bool(saved.fault))
+        assert "the disk has not answered" in saved.fault
+        task.cancel()
+        saved.save(list)
+        release.set()
+
+    run(story())

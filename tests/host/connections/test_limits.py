@@ -1,0 +1,305 @@
+"""Clients over TCP that never send, never end, never read, or are too many: what each may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from tests.host.connections.clients import (
+    GENEROUS,
+    LARGE,
+    PATIENCE_SECONDS,
+    REQUEST,
+    Client,
+    closing,
+    crowd,
+    ended,
+    served,
+    status,
+)
+from tests.observe.health_ports.asking import free_port, until
+from vipd.api.serving import LIMITS as API
+from vipd.host.connections.limits import TOGETHER, Limits, Source, tcp_source
+from vipd.host.descriptors import WANTED, shares
+from vipd.observe.listeners import HEALTH_LIMITS, Listeners, Place
+from vipd.observe.metrics.scrape import LIMITS as METRICS
+from vipd.observe.page.server import LIMITS as PAGE
+
+SOON = 0.3
+HEAD = b"GET /echo HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET ", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 5000],
+    ids=["nothing", "a word", "no end", "a long line"],
+)
+def test_a_request_whose_head_does_not_end_is_not_waited_for(sent: bytes) -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 3, sent)
+            await until(lambda: ended(clients) == 3, "all ended")
+            await until(lambda: not len(listeners.connections), "none counted")
+
+    served(story, GENEROUS._replace(head_seconds=SOON))
+
+
+async def trickle(client: Client, data: bytes) -> None:
+    """Send it again and again, until the connection is ended by the other side."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not client.ended():
+                await client.send(data)
+                await asyncio.sleep(SOON / 10)
+
+
+def test_a_head_that_trickles_in_is_not_waited_for() -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        with closing() as clients:
+            client = Client(place)
+            clients.append(client)
+            await client.connect(b"GET / HTTP/1.1\r\n")
+            await trickle(client, b"a: b\r\n")
+
+    served(story, GENEROUS._replace(head_seconds=SOON))
+
+
+def test_a_body_that_trickles_in_is_not_waited_for() -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        with closing() as clients:
+            client = Client(place)
+            clients.append(client)
+            await client.connect(HEAD + b"Content-Length: 100000\r\n\r\n")
+            await trickle(client, b"x")
+
+    served(story, GENEROUS._replace(body_seconds=SOON))
+
+
+@pytest.mark.parametrize(
+    "more", [b"0\r\n" + b"a: b\r\n" * 1000, b"1;" + b"x" * 5000], ids=["trailers", "chunks"]
+)
+def test_a_body_without_end_is_not_read_for_ever(more: bytes) -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        with closing() as clients:
+            client = Client(place)
+            clients.append(client)
+            await client.connect(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", more)
+            await trickle(client, b"a: b\r\n" * 10)  # or it is no good request, and refused
+
+    served(story, GENEROUS._replace(body_seconds=SOON, head_seconds=SOON))
+
+
+def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            client = Client(place)
+            clients.append(client)
+            await client.connect(b"GET / HTTP/1.1\r\n")
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                for number in range(100):
+                    await client.send(b"a%d: " % number + b"y" * 7000 + b"\r\n")
+                    sent += 7000
+                    await asyncio.sleep(0.001)
+            answer = await client.rest()
+            assert b" 431 " in answer or sent < 300_000
+            assert b" 200 " not in answer
+            await until(lambda: not len(listeners.connections), "none counted")
+
+    served(story, GENEROUS._replace(stuck_seconds=SOON))
+
+
+async def begun(clients: list[Client]) -> None:
+    """Wait for the first byte of each one's answer, and read no more."""
+    for client in clients:
+        with contextlib.suppress(ConnectionResetError):  # on a busy machine it is over already
+            loop = asyncio.get_running_loop()
+            assert await asyncio.wait_for(loop.sock_recv(client.socket, 1), PATIENCE_SECONDS)
+
+
+def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_does_not_outlive_that() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await begun(clients)
+            await until(lambda: not len(listeners.connections), "all given up")
+            await until(lambda: not listeners.connections._ending, "their descriptors are free")
+            assert await status(place) == 200
+
+    served(story, GENEROUS._replace(stuck_seconds=SOON))
+
+
+def test_a_connection_that_nobody_reads_from_does_not_outlive_its_life() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await begun(clients)
+            await until(lambda: not len(listeners.connections), "all ended")
+            await until(lambda: not listeners.connections._ending, "their descriptors are free")
+            await until(lambda: ended(clients) == 5, "closed")
+
+    served(story, GENEROUS._replace(life_seconds=SOON))
+
+
+def test_a_slow_reader_gets_its_answer() -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        client = Client(place)
+        loop, got = asyncio.get_running_loop(), 0
+        with closing() as clients:
+            clients.append(client)
+            await client.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            while piece := await loop.sock_recv(client.socket, 1 << 18):
+                got += len(piece)
+                await asyncio.sleep(0.002)
+        assert got > len(LARGE)
+
+    served(story, GENEROUS._replace(stuck_seconds=5.0))
+
+
+def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 8)
+            await until(lambda: len(listeners.connections) == 8, "all taken")
+            assert await status(place) == 200
+            await until(clients[0].ended, "the oldest ended")
+            assert ended(clients[1:]) == 0
+
+    served(story, GENEROUS._replace(connections=8))
+
+
+FLOODS = {
+    "nothing": b"",
+    "half a head": b"GET / HTTP/1.1\r\n",
+    "whole, but never reads": b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", FLOODS.values(), ids=list(FLOODS))
+def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
+    """Health ports and metrics are answered although one host has taken all the connections that it may."""
+    other = Place("::1", free_port())
+
+    async def story(place: Place, listeners: Listeners) -> None:
+        listeners.want({place: "x", other: "y"})
+        await until(lambda: len(listeners.open) == 2, "both open")
+        with closing() as clients:
+            await crowd(clients, place, 40, sent)
+            await until(lambda: len(listeners.connections) == 4, "no more than one source may have")
+            await crowd(clients, place, 10, sent)
+            for _ in range(5):
+                assert await status(other) == 200
+            assert ended(clients) >= 46
+
+    served(story, GENEROUS._replace(connections=16, by_source=4))
+
+
+def test_who_is_answered_is_never_given_up_for_another() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        loop = asyncio.get_running_loop()
+        with closing() as clients:
+            client = Client(place)
+            clients.append(client)
+            await client.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            got = len(await loop.sock_recv(client.socket, 1 << 16))
+            for _ in range(20):
+                await status(place)
+                got += len(await asyncio.wait_for(loop.sock_recv(client.socket, 1 << 16), 60))
+            assert got > 1 << 16
+
+    served(story, GENEROUS._replace(connections=2))
+
+
+def test_answers_that_nobody_takes_are_bounded_in_memory() -> None:
+    async def story(place: Place, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: len(listeners.connections) == 3, "as many as the memory is for")
+            assert await status(place, path="/large") == 200
+
+    served(story, GENEROUS._replace(unsent=3 * len(LARGE)))
+
+
+def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        found = await asyncio.gather(*(status(place) for _ in range(200)))
+        assert found == [200] * 200
+
+    served(story, HEALTH_LIMITS)
+
+
+def test_no_version_is_told() -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        for sent in (
+            REQUEST,
+            b"nonsense\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
+        ):
+            with closing() as clients:
+                client = Client(place)
+                clients.append(client)
+                await client.connect(sent)
+                answer = (await client.rest()).lower()
+            assert b"\r\nserver: vipd\r\n" in answer
+            assert b"aiohttp" not in answer
+            assert b"python" not in answer
+
+    served(story, GENEROUS)
+
+
+def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(place: Place, _: Listeners) -> None:
+        for sent in (
+            b"GET / HTTP/1.1\r\na b\r\n\r\n",
+            b"\x16\x03\x01\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            b"GET / HTTP/1.1.1\r\n\r\n",
+            b"GET / HTTP/a.b\r\n\r\n",
+            b"GET / HTTPS/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ):
+            with closing() as clients:
+                client = Client(place)
+                clients.append(client)
+                await client.connect(sent)
+                assert b" 400 " in await client.rest()
+
+    served(story, GENEROUS)
+    assert not [r for r in caplog.records if r.name.startswith(("aiohttp", "vipd.http"))]
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        (("192.0.2.7", 1), "192.0.2.7"),
+        (("127.0.0.1", 1), "127.0.0.0/8"),
+        (("127.8.9.1", 1), "127.0.0.0/8"),
+        (("2001:db8::1", 1, 0, 0), "2001:db8::/64"),
+        (("2001:db8::2:0:0:9", 1, 0, 0), "2001:db8::/64"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::/64"),
+        (("::1", 1, 0, 0), "::1"),
+    ],
+)
+def test_who_counts_as_one_source(address: tuple[object, ...], key: str) -> None:
+    with socket.socket() as unused:
+        assert tcp_source(unused, address) == Source(key)
+
+
+def test_all_listeners_together_want_what_is_shared_out_for_them() -> None:
+    every = (HEALTH_LIMITS, HEALTH_LIMITS, METRICS, PAGE, API)
+    assert sum(each.connections + each.privileged for each in every) <= TOGETHER <= shares(WANTED).clients
+    for limit in (64, 256, 1024):
+        room = shares(limit)
+        less = [each.within(room.clients) for each in every]
+        assert all(1 < each.by_source <= each.connections for each in less)
+        assert sum(each.connections + each.privileged for each in less) <= room.clients + 3 * len(every)
+
+
+def test_limits_stay_where_there_is_room() -> None:
+    limits = Limits(512, 256, 1.0, 1.0, 1.0)
+    assert limits.within(TOGETHER) == limits
+    assert limits.within(TOGETHER // 2)[:2] == (256, 128)

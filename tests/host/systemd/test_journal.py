@@ -1,0 +1,221 @@
+"""Log records as entries of the journal, sent to a real datagram socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host.systemd.manager import Journal, read_entry, unit, until
+from tests.model.samples import block
+from vipd.host.systemd.fields import Event, fields
+from vipd.host.systemd.journal import (
+    JournalHandler,
+    StreamFormatter,
+    entry,
+    priority,
+    stderr_handler,
+    stream_is_journal,
+)
+
+log = logging.getLogger("vipd.test_journal")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path / "socket")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def handler(journal: Journal, tmp_path: Path) -> Iterator[JournalHandler]:
+    made = JournalHandler("vipd", tmp_path / "socket")
+    log.addHandler(made)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    yield made
+    log.removeHandler(made)
+    log.propagate = True
+    made.close()
+
+
+@pytest.fixture
+def logging_there(handler: JournalHandler) -> None:
+    """What `log` is told goes to the journal."""
+
+
+def test_a_plain_value_and_one_of_several_lines() -> None:
+    data = entry([("MESSAGE", "one\ntwo"), ("VIPD_SERVICE", "dns")])
+    assert data == b"MESSAGE\n\x07\0\0\0\0\0\0\0one\ntwo\nVIPD_SERVICE=dns\n"
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_a_record_is_an_entry_with_its_fields(journal: Journal) -> None:
+    extra = fields(
+        Event.SERVICE_CHANGED, service="dns", backend=["10.0.0.1", "10.0.0.2"], unit="file:/x.yaml"
+    )
+    log.warning("service %s changed", "dns", extra=extra)
+    until(lambda: journal.entries, "an entry")
+    assert journal.entries == [
+        {
+            "MESSAGE": ["service dns changed"],
+            "PRIORITY": ["4"],
+            "SYSLOG_IDENTIFIER": ["vipd"],
+            "VIPD_EVENT": ["service-changed"],
+            "VIPD_SERVICE": ["dns"],
+            "VIPD_BACKEND": ["10.0.0.1", "10.0.0.2"],
+            "VIPD_UNIT": ["file:/x.yaml"],
+        }
+    ]
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_newlines_cannot_forge_a_field(journal: Journal) -> None:
+    evil = "a\nPRIORITY=0\nVIPD_SERVICE=other\n"
+    log.error("%s", evil, extra=fields(Event.DECLARATION_REFUSED, unit=f"file:/{evil}", service="\n"))
+    until(lambda: journal.entries, "an entry")
+    (found,) = journal.entries
+    shown = evil.replace("\n", "\\n")
+    assert found["MESSAGE"] == [shown]
+    assert found["PRIORITY"] == ["3"]
+    assert found["VIPD_UNIT"] == [f"file:/{shown}"]
+    assert found["VIPD_SERVICE"] == ["\\n"]
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_a_traceback_is_in_the_message(journal: Journal) -> None:
+    try:
+        raise ValueError("it is wrong")
+    except ValueError:
+        log.exception("reconciling failed")
+    until(lambda: journal.entries, "an entry")
+    (text,) = journal.entries[0]["MESSAGE"]
+    assert text.startswith(r"reconciling failed\nTraceback")
+    assert text.endswith("ValueError: it is wrong")
+    assert "\n" not in text
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
+    large = "words " * 400_000
+    log.info("%s", large, extra=fields(Event.RELOADED, service="dns"))
+    log.info("small")
+    until(lambda: len(journal.entries) == 2, "both entries")
+    assert journal.entries[0]["MESSAGE"] == [large]
+    assert journal.entries[0]["VIPD_SERVICE"] == ["dns"]
+    assert journal.entries[1]["MESSAGE"] == ["small"]
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_odd_bytes_of_a_path_can_be_printed(journal: Journal) -> None:
+    odd = os.fsdecode(b"file:/etc/\xff.yaml")
+    log.info("x", extra=fields(Event.DECLARATION_REFUSED, unit=odd))
+    until(lambda: journal.entries, "an entry")
+    assert journal.entries[0]["VIPD_UNIT"] == [r"file:/etc/\udcff.yaml"]
+
+
+def test_without_the_journal_it_goes_to_stderr(
+    journal: Journal, handler: JournalHandler, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler._otherwise.setStream(sys.stderr)
+    (tmp_path / "socket").rename(tmp_path / "away")
+    log.error("two\nlines", extra=fields(Event.APPLY_FAILED))
+    assert capfd.readouterr().err == "<3>two\\nlines\n"
+    (tmp_path / "away").rename(tmp_path / "socket")
+    log.error("back")
+    until(lambda: journal.entries, "an entry after the journal came back")
+
+
+@pytest.mark.parametrize(
+    ("level", "number"), [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)]
+)
+def test_levels_are_priorities(level: str, number: int) -> None:
+    assert priority(getattr(logging, level)) == number
+
+
+def test_the_stream_must_be_the_one_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        found = os.fstat(file.fileno())
+        mine = f"{found.st_dev}:{found.st_ino}"
+        assert stream_is_journal({"JOURNAL_STREAM": mine}, file.fileno())
+        assert not stream_is_journal({"JOURNAL_STREAM": f"{found.st_dev}:1"}, file.fileno())
+        assert not stream_is_journal({}, file.fileno())
+    assert not stream_is_journal({"JOURNAL_STREAM": mine}, 9999)
+
+
+def test_without_the_socket_there_are_priorities_and_without_systemd_the_time(tmp_path: Path) -> None:
+    found = os.fstat(2)
+    stream = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    assert isinstance(stderr_handler(stream, "vipd", tmp_path / "none").formatter, StreamFormatter)
+    assert isinstance(stderr_handler({"JOURNAL_STREAM": "1:1"}, "vipd").formatter, StreamFormatter)
+    plain = stderr_handler({}, "vipd").formatter
+    assert plain is not None
+    assert not isinstance(plain, StreamFormatter)
+    assert plain.usesTime()
+
+
+def test_the_reader_of_this_test_can_see_a_wrong_length() -> None:
+    with pytest.raises(AssertionError):
+        read_entry(b"MESSAGE\n\x03\0\0\0\0\0\0\0four\n")
+
+
+@pytest.mark.root
+def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
+    with unit() as node:
+        directory = node.root / "journal"
+        directory.mkdir()
+        journal = Journal(directory / "socket")
+        try:
+            (node.root / "log").touch()
+            found = (node.root / "log").stat()
+            node.environment["JOURNAL_STREAM"] = f"{found.st_dev}:{found.st_ino}"
+            node.journal_directory = directory
+            node.declare("dns.yaml", block("10.96.0.10", "dns", "10.244.0.5"))
+            node.tools.set("refused", "10.244.0.66\n")
+            node.start()
+            node.declare("bad.yaml", block("10.96.0.11", "bad", "10.244.0.66"))
+            until(lambda: journal.about("VIPD_EVENT", "service-quarantined"), "the quarantine")
+            (added, quarantined) = journal.about("VIPD_SERVICE", "bad")
+            assert added["VIPD_EVENT"] == ["service-added"]
+            assert added["MESSAGE"] == [
+                f"service bad added: 1 backend; by file {node.services_dir}/bad.yaml:3"
+            ]
+            assert quarantined["PRIORITY"] == ["3"]
+            node.declare("bad.yaml", "  - {address: 10.96.0.300}\n")
+            until(lambda: journal.about("VIPD_EVENT", "declaration-refused"), "the refusal")
+            refused = journal.about("VIPD_EVENT", "declaration-refused")[0]
+            assert refused["VIPD_UNIT"] == [f"file:{node.services_dir}/bad.yaml"]
+            assert "bad.yaml:3" in refused["MESSAGE"][0]
+            assert node.vipctl("add", "10.96.0.12:53/udp", "10.244.0.7", "--name", "mine").returncode in (
+                0,
+                1,
+            )
+            until(lambda: journal.about("VIPD_EVENT", "change-stored"), "the change by vipctl")
+            assert journal.about("VIPD_EVENT", "change-stored")[0]["VIPD_SERVICE"] == ["mine"]
+            assert node.log() == "", "an entry must not be there twice"
+        finally:
+            journal.close()
+
+
+@pytest.mark.parametrize("environment", [{}, {"JOURNAL_STREAM": "1:2"}])
+def test_a_value_ends_no_record_on_stderr(
+    environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = stderr_handler(environment, "vipd")
+    evil = "x\n2026-01-01 00:00:00,000 ERROR forged\x1b[2J\u202e\r"
+    record = logging.LogRecord("vipd", logging.ERROR, "", 0, "%s", (evil,), None)
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    handler.handle(record)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.removesuffix("\n").isprintable()
+    assert r"forged\x1b[2J\u202e\r" in said

@@ -1,0 +1,449 @@
+"""Whatever comes over netlink, each decoder returns values or raises the one error that it documents.
+
+Real messages are cut, prolonged, mixed and changed at random. No decoder may loop for ever: its place in a
+message only grows, and a test that hung would show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dataplane.conntrack.kernel import attribute, made, new_request
+from tests.dataplane.iptables.watch.inside import inside
+from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
+from tests.dataplane.namespace import Namespace
+from tests.host.test_route_table import Message
+from tests.observe.flow_stats.test_counting import rule as counted_rule
+from tests.observe.flow_stats.test_volume import end_message
+from tests.observe.live_trace.recorded import RECORDED
+from tests.observe.rule_tree.made import forwardings
+from tests.observe.rule_tree.test_faults import WEB
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.conntrack import entries
+from vipd.dataplane.conntrack.ended import ended_flow
+from vipd.dataplane.conntrack.entries import MalformedEntryError, Traffic, parse
+from vipd.dataplane.conntrack.messages import Query
+from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, _split
+from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
+from vipd.dataplane.iptables.counters.reading import read_kernel
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.watch.debouncer import Debouncer
+from vipd.dataplane.iptables.watch.external_change import Scope
+from vipd.dataplane.iptables.watch.messages import (
+    KINDS_WITH_SETS,
+    Change,
+    Generation,
+    opening,
+    read_messages,
+    rule_facts,
+)
+from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables.layout import FLOWS, fixed_holders
+from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
+from vipd.dataplane.nftables.reading import TableReader, open_netlink
+from vipd.dataplane.nftables.render import render as render_table
+from vipd.host import rtnetlink
+from vipd.host.route_table import METRIC, PROTOCOL, read_routing
+from vipd.model.service import Family
+from vipd.observe.live_trace.events import error_of, logged_events, trace_events
+from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
+from vipd.observe.live_trace.packets import read_headers, read_packet
+from vipd.observe.rule_tree import read_nftables
+
+NAMES = Names("VIPD")
+MUTATIONS = 400
+"""Of each kind of message."""
+
+
+def recorded(kind: str) -> list[bytes]:
+    """Datagrams of traced packets."""
+    lines = [line for path in sorted(RECORDED.glob("*.txt")) for line in path.read_text().splitlines()[1:]]
+    return [bytes.fromhex(line.split()[1]) for line in lines if line.startswith(kind)]
+
+
+def flows() -> list[bytes]:
+    """Entries of connection tracking, in both families."""
+    four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
+    six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
+    number = attribute(entries.CTA_ID, struct.pack(">I", 7))
+    return [new_request(four, 1) + number, new_request(six, 1, 3) + number]
+
+
+def ends() -> list[bytes]:
+    """Ends of flows."""
+    four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
+    six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
+    return [end_message(e, 7, Traffic(1, 2, 3, 4), timeout=t) for e in (four, six) for t in (True, False)]
+
+
+def rules() -> list[bytes]:
+    """Rules that are counted."""
+    return [counted_rule(RULE_DELETED, hairpin=True), counted_rule(RULE_DELETED) + counted_rule(RULE_ADDED)]
+
+
+def changes() -> list[bytes]:
+    """What the kernel notifies of rules."""
+    return [datagram for name in COMMANDS for datagram in datagrams(name)]
+
+
+def watched(datagram: bytes) -> None:
+    """All that a watch of rules does with a datagram."""
+    opening(datagram)
+    gathering = Debouncer(Scope(NAMES, frozenset(Family)))
+    for message in read_messages(datagram, KINDS_WITH_SETS):
+        if isinstance(message, Generation):
+            gathering.end(message, None, lambda pid, port: False, 0.0)  # type: ignore[arg-type]
+        else:
+            assert isinstance(message, Change)
+            rule_facts(message)
+            gathering.change(message)
+
+
+def traced(read: Callable[[bytes], Iterator[Any]], datagram: bytes) -> None:
+    """All that a trace does with a datagram."""
+    put_together = TraceAssembler("vipd-trace-1", legacy=True)
+    for event in read(datagram):
+        put_together.take(event, 0.0)
+    put_together.finished(QUIET_SECONDS)
+
+
+def dumped(datagram: bytes) -> None:
+    """All that readers of tables do with an answer, whatever it holds."""
+    for message in dump.messages(datagram, 1):
+        found = dump.attributes(message.attributes)
+        dump.comment(found.get(6))
+        dump.comment(found.get(13), 7)
+        dump.text(found.get(1))
+        dump.number(found.get(5))
+        for holder in (*fixed_holders(Family.IPV4, DEFAULT_PINS), *fixed_holders(Family.IPV6, DEFAULT_PINS)):
+            for family in Family:
+                list(dump.elements(message.attributes, holder, family))
+        for element in dump.element_attributes(message.attributes):
+            dump.counted(element)
+            dump.key_fields(dump.data_of(element, 1), FLOWS.key, Family.IPV4)
+
+
+class Decoder(NamedTuple):
+    """What reads messages, examples of them, and the error that it may raise."""
+
+    read: Callable[[bytes], object]
+    examples: Callable[[], list[bytes]]
+    error: type[Exception] | tuple[type[Exception], ...] = ()
+
+
+DECODERS: dict[str, Decoder] = {
+    "changes of rules": Decoder(watched, changes, ValueError),
+    "traces": Decoder(partial(traced, trace_events), partial(recorded, "trace"), dump.MalformedDumpError),
+    "logs": Decoder(partial(traced, logged_events), partial(recorded, "log"), dump.MalformedDumpError),
+    "acknowledgements": Decoder(error_of, partial(recorded, "log")),
+    "packets": Decoder(read_packet, partial(recorded, "log")),
+    "headers": Decoder(lambda data: read_headers(data[:40], data[40:]), partial(recorded, "log")),
+    "flows": Decoder(parse, flows, MalformedEntryError),
+    "ends of flows": Decoder(ended_flow, ends, MalformedEntryError),
+    "answers of connection tracking": Decoder(lambda data: list(_split("x", data)), flows, ConntrackError),
+    "ended counters": Decoder(lambda data: list(RuleMessages(NAMES).ended(data)), rules, ValueError),
+    "listed counters": Decoder(lambda data: list(RuleMessages(NAMES).listed(data)), rules, ValueError),
+    "tables": Decoder(dumped, changes, dump.MalformedDumpError),
+}
+
+
+@contextlib.contextmanager
+def bearing(error: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """The documented error may come, but no child of it that says something else, and none without words."""
+    try:
+        yield
+    except error as raised:
+        if isinstance(raised, UnicodeError | struct.error) or not str(raised):
+            raise AssertionError(repr(raised)) from raised
+
+
+def decode(decoder: Decoder, data: bytes) -> None:
+    """Decode, and bear the documented error alone."""
+    with bearing(decoder.error):
+        decoder.read(data)
+
+
+def with_length(data: bytearray, place: int, draw: random.Random) -> None:
+    """Another length of an attribute, or another type."""
+    if len(data) >= place + 2:
+        struct.pack_into("=H", data, place, draw.choice((0, 1, 3, 4, 5, 19, 20, 0x7FFF, 0xFFFF)))
+
+
+def with_number(data: bytearray, place: int, draw: random.Random) -> None:
+    """Another length of a message, or another value."""
+    if len(data) >= (place & ~3) + 4:
+        struct.pack_into("=I", data, place & ~3, draw.choice((0, 15, 16, 17, 20, 1 << 31)))
+
+
+def with_other_bytes(data: bytearray, place: int, draw: random.Random) -> None:
+    """Something else for some bytes, also longer or shorter."""
+    data[place : place + draw.randint(0, 12)] = draw.randbytes(draw.randint(0, 12))
+
+
+def cut_off(data: bytearray, place: int, draw: random.Random) -> None:
+    """Nothing more from some place on."""
+    del data[place:]
+
+
+def prolonged(data: bytearray, place: int, draw: random.Random) -> None:
+    """Something at the end."""
+    data += draw.randbytes(draw.randint(1, 24))
+
+
+DAMAGES = (with_length, with_number, with_other_bytes, cut_off, prolonged)
+
+
+def mutations(examples: Sequence[bytes], seed: int) -> Iterator[bytes]:
+    """Every way in which messages go wrong: cut, prolonged, with other lengths, types and bytes, mixed."""
+    draw = random.Random(seed)
+    for _ in range(MUTATIONS):
+        data = bytearray(draw.choice(examples))
+        for _ in range(draw.randint(1, 4)):
+            draw.choice(DAMAGES)(data, draw.randrange(len(data) + 1), draw)
+        yield bytes(data) + (draw.choice(examples) if draw.random() < 0.2 else b"")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_cut_of_real_messages(name: str) -> None:
+    decoder = DECODERS[name]
+    for example in dict.fromkeys(decoder.examples()[:6]):
+        for end in range(len(example) + 1):
+            decode(decoder, example[:end])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_messages(name: str, seed: int) -> None:
+    decoder = DECODERS[name]
+    for data in mutations(decoder.examples(), seed):
+        decode(decoder, data)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@settings(max_examples=60)
+@given(data=st.binary(max_size=200))
+def test_anything_else(name: str, data: bytes) -> None:
+    decode(DECODERS[name], data)
+
+
+@pytest.mark.parametrize("name", ["changes of rules", "traces", "tables", "ended counters"])
+def test_what_is_cut_short_is_not_passed_over(name: str) -> None:
+    """Some bytes that are left at the end are the beginning of a message that somebody would miss."""
+    decoder = DECODERS[name]
+    with pytest.raises(decoder.error):
+        decoder.read(decoder.examples()[0] + bytes(9))
+
+
+class Answering:
+    """A netlink socket that answers with these datagrams, whatever it is asked, and then fails."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        self._answers = iter(answers)
+
+    def settimeout(self, seconds: float) -> None:
+        """As a socket's."""
+
+    def setsockopt(self, *_: object) -> None:
+        """As a socket's."""
+
+    def send(self, data: bytes) -> int:
+        """As a socket's."""
+        return len(data)
+
+    def sendto(self, data: bytes, _: object) -> int:
+        """As a socket's."""
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        """The next answer."""
+        try:
+            return next(self._answers)[:size]
+        except StopIteration:
+            raise TimeoutError("timed out") from None
+
+    def recvmsg_into(self, buffers: list[bytearray]) -> tuple[int, list[object], int, tuple[int, int]]:
+        """The next answer."""
+        data = self.recv(len(buffers[0]))
+        buffers[0][: len(data)] = data
+        return len(data), [], 0, (0, 0)
+
+    def close(self) -> None:
+        """As a socket's."""
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[bytes]:
+    """What the kernel answers to a reader of vipd's table, in the order of its questions."""
+    heard: list[bytes] = []
+
+    class Recording:
+        """Passes everything on, and keeps what comes."""
+
+        def __init__(self, opened: socket.socket) -> None:
+            self._opened = opened
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._opened, name)
+
+        def recv(self, size: int) -> bytes:
+            """Keeps it."""
+            heard.append(self._opened.recv(size))
+            return heard[-1]
+
+    with Namespace() as namespace:
+        for family in Family:
+            load(namespace, render_table(forwardings([WEB]), TableOptions(family)))
+        for family in Family:
+            opened = Recording(inside(namespace, open_netlink))
+            with TableReader(family, "vipd", partial(cast, socket.socket, opened)) as reader:
+                read_all(reader, family)
+    return heard
+
+
+def load(namespace: Namespace, text: str) -> None:
+    """A ruleset into a namespace."""
+    command = ["ip", "netns", "exec", namespace.name, "nft", "-f", "-"]
+    subprocess.run(command, input=text, text=True, check=True)
+
+
+def read_all(reader: TableReader, family: Family) -> None:
+    """Every question that vipd asks of a table."""
+    there = reader.structure().holders
+    holders = [holder for holder in fixed_holders(family, DEFAULT_PINS) if holder.name in there]
+    reader.elements([holder for holder in holders if not holder.learnt])
+    if FLOWS.name in there:
+        reader.counters(FLOWS)
+    reader.base_chains()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("seed", range(6))
+def test_a_table_that_is_garbled(tables: list[bytes], seed: int) -> None:
+    draw, garbled = random.Random(seed), list(mutations(tables, seed))
+    for _ in range(MUTATIONS // 8):
+        answers = [draw.choice(garbled) if draw.random() < 0.15 else answer for answer in tables]
+        answering = partial(cast, socket.socket, Answering(answers))
+        reader = read_nftables._Counting(Family.IPV4, "vipd", answering)
+        for ask in (reader.structure, reader.base_chains):
+            with bearing(ApplyError):
+                ask()
+        for count in (reader.counters, reader.counts, reader.pinned):
+            with bearing(ApplyError):
+                count(FLOWS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flow_table_that_is_garbled(seed: int) -> None:
+    for answers in pairwise(mutations(flows(), seed)):
+        with Conntrack(cast(socket.socket, Answering(answers))) as table, bearing(ConntrackError):
+            list(table.dump(Query(Family.IPV4)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_counters_that_are_garbled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering = Answering(())
+
+    class Opened:
+        """A socket that is entered."""
+
+        def __enter__(self) -> Opened:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """As a socket's."""
+
+        def bind(self, _: object) -> None:
+            """As a socket's."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(answering, name)
+
+    monkeypatch.setattr(socket, "socket", lambda *_: Opened())
+    for answers in pairwise(mutations(rules(), seed)):
+        answering = Answering(answers)
+        with bearing(OSError):
+            read_kernel(Family.IPV4, ["VIPD-SEP-AAAAAAAAAAAAAAAA"], RuleMessages(NAMES))
+
+
+BRIDGE = Message({"IFLA_INFO_KIND": "bridge"})
+LINK = Message({"IFLA_IFNAME": "vipd0", "IFLA_LINKINFO": BRIDGE}, index=3, flags=1)
+RULE = Message({"FRA_TABLE": 254}, src_len=0, dst_len=0, tos=0, flags=0, action=1, table=254)
+ROUTE = rtnetlink.Message(
+    struct.pack("=BBBBBBBBI", 2, 8, 0, 0, 254, 3, 0, 1, 0),
+    {1: bytes([10, 0, 0, 0]), 4: struct.pack("=I", 3), 6: struct.pack("=I", 3), 15: struct.pack("=I", 254)},
+)
+
+
+class FakeRoutes:
+    """An `AsyncIPRoute` that answers with given messages."""
+
+    def __init__(self, links: list[Any], rules: list[Any]) -> None:
+        self._all = {"link": links, "rule": rules}
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*_: object, **__: object) -> AsyncIterator[Any]:
+            async def answers() -> AsyncIterator[Any]:
+                for message in self._all[name]:
+                    yield message
+
+            return answers()
+
+        return ask
+
+
+VALUES = st.one_of(st.none(), st.integers(-3, 300), st.text(max_size=4), st.binary(max_size=4))
+HEADS = ("index", "flags", "src_len", "action", "table")
+ATTRIBUTES = ("IFLA_IFNAME", "IFLA_LINKINFO", "FRA_TABLE")
+
+
+@given(
+    which=st.sampled_from(("link", "rule")),
+    head=st.dictionaries(st.sampled_from(HEADS), VALUES),
+    changed=st.dictionaries(st.sampled_from(ATTRIBUTES), VALUES),
+    lack=st.sets(st.sampled_from((*HEADS, "attrs"))),
+)
+def test_links_and_rules_that_are_garbled(
+    which: str, head: dict[str, Any], changed: dict[str, Any], lack: set[str]
+) -> None:
+    found = {"link": [LINK], "rule": [RULE]}
+    sound = found[which][0]
+    heads = {name: value for name, value in {**sound, **head}.items() if name != "attrs"}
+    garbled = Message({**sound._attributes, **changed}, **heads)
+    for name in lack:
+        garbled.pop(name, None)
+    found[which].append(garbled)
+    with bearing(OSError):
+        asyncio.run(read_routing(FakeRoutes(found["link"], found["rule"]), "vipd0", lambda: [ROUTE]))
+
+
+@given(
+    body=st.binary(max_size=16)
+    | st.builds(lambda head: head + ROUTE.body[2:], st.binary(min_size=2, max_size=2)),
+    attributes=st.dictionaries(st.sampled_from((1, 4, 6, 7, 15, 99)), st.binary(max_size=17)),
+)
+def test_routes_that_are_garbled(body: bytes, attributes: dict[int, bytes]) -> None:
+    own = struct.pack("=BBBBBBBBI", 2, 32, 0, 0, 254, PROTOCOL, 0, 1, 0)
+    metric = {6: struct.pack("=I", METRIC)}
+    garbled = [rtnetlink.Message(body, attributes), rtnetlink.Message(own, attributes | metric)]
+    for message in garbled:
+        with bearing(OSError):
+            asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", partial(list, [ROUTE, message])))
+
+
+def test_real_routes_are_read() -> None:
+    read = asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", lambda: [ROUTE]))
+    assert read.table.covers("10.1.1.1")
+    assert read.device is not None

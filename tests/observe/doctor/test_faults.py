@@ -1,0 +1,502 @@
+"""Each fault is put into a real host, is found, and is gone after the commands that the doctor names."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.flow import finish
+from tests.lab.topology import Lab
+from tests.observe.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
+from vipd.host.preflight import RUNTIME_DIR
+from vipd.host.settings.settings import load_settings
+from vipd.observe.doctor.collect.services import from_daemon, from_files
+
+pytestmark = pytest.mark.root
+
+VIP = "10.96.0.10"
+JUMP = '-A PREROUTING -m comment --comment "vipd services" -j'
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What harms the host, and what is to be found of it."""
+
+    faults: dict[str, str]
+    """Id -> severity of each that is to be found, in the order in which they are mended."""
+    commands: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    """What the mending leaves on purpose, taken away."""
+    traffic: bool = False
+    """Whether the client's connections fail meanwhile."""
+    people: tuple[str, ...] = ()
+    """What people do where no command can know what is right."""
+
+
+TWICE = (
+    "iptables-legacy -t nat -N VIPD-PREROUTING",
+    f"iptables-legacy -t nat {JUMP} VIPD-PREROUTING",
+)
+NFT_DROP = (
+    "nft add table inet filter",
+    "nft 'add chain inet filter forward { type filter hook forward priority 0; policy drop; }'",
+    "nft add rule inet filter forward ct state established,related accept",
+)
+HARM = {
+    "settings": Harm(
+        {"ip-forward": "problem", "rp-filter": "warning", "tcp-be-liberal": "warning"},
+        (
+            "sysctl -w net.ipv4.ip_forward=0",
+            "sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=0",
+            "sysctl -w net.ipv4.conf.cluster.rp_filter=1",
+        ),
+        ("sysctl -w net.ipv4.conf.cluster.rp_filter=0",),
+        traffic=True,
+    ),
+    "ipv6 forwarding": Harm({"ip-forward": "problem"}, ("sysctl -w net.ipv6.conf.all.forwarding=0",)),
+    "other rules": Harm(
+        {
+            "rules-twice": "problem",
+            "other-vipd": "problem",
+            "vip-owned": "problem",
+            "mixed-variants": "warning",
+            "kube-proxy": "warning",
+            "foreign-claims": "warning",
+        },
+        (
+            *TWICE,
+            "iptables-legacy -t nat -A PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22",
+            "iptables -t nat -N OLD-PREROUTING",
+            f"iptables -t nat {JUMP} OLD-PREROUTING",
+            "iptables -t nat -N KUBE-SERVICES",
+            "iptables -t nat -A OUTPUT -j KUBE-SERVICES",
+            "iptables -t mangle -N KUBE-PROXY-CANARY",
+            f"iptables -t nat -A PREROUTING -d {VIP} -p tcp -j DNAT --to-destination 10.244.0.12",
+            f"ip address add {VIP}/32 dev lo",
+        ),
+        people=(
+            f"ip address del {VIP}/32 dev lo",
+            "iptables-legacy -t nat -F",
+            "iptables-legacy -t nat -X",
+            "iptables-save | grep -v -e KUBE- -e OLD- -e 'to-destination 10.244.0.12$' | iptables-restore",
+        ),
+    ),
+}
+
+
+FIREWALLS = {
+    "nft chain": Harm(
+        {"forward-chains": "problem"}, NFT_DROP, ("nft delete table inet filter",), traffic=True
+    ),
+    "nft chain that lets some pass": Harm(
+        {"forward-chains": "warning"},
+        (*NFT_DROP, "nft add rule inet filter forward iifname clients accept"),
+        ("nft delete table inet filter",),
+    ),
+}
+"""What vipd mends by itself, unless it may not."""
+
+
+@pytest.fixture
+def bound(patient: Patient) -> Iterator[Patient]:
+    """One whose vipd may not accept in FORWARD."""
+    config = patient.daemon.config
+    before = config.read_text()
+    patient.daemon.stop()
+    config.write_text(f"{before}accept_forwarded: false\n")
+    patient.daemon.start()
+    yield patient
+    patient.daemon.stop()
+    config.write_text(before)
+    patient.daemon.start()
+
+
+@pytest.mark.parametrize("harm", FIREWALLS.values(), ids=FIREWALLS)
+def test_a_chain_that_drops_is_found_and_mended(bound: Patient, harm: Harm) -> None:
+    test_what_harms_the_host_is_found_and_mended(bound, harm)
+
+
+def test_a_chain_that_drops_is_mended_by_vipd_itself(patient: Patient) -> None:
+    patient.shell(*NFT_DROP)
+    patient.daemon.wait_until(patient.faults, {})
+    patient.lab.client.send(VIP, 80).all_answered()
+    patient.shell("nft delete table inet filter")
+
+
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_what_harms_the_host_is_found_and_mended(patient: Patient, harm: Harm) -> None:
+    patient.shell(*harm.commands)
+    found = patient.faults()
+    if "rules-twice" in harm.faults.keys() - found.keys():
+        # Once a minute vipd looks itself, and mends this by itself: not twice in a moment.
+        assert "VIPD-" not in patient.host.run("iptables-legacy-save").stdout
+        patient.shell(*TWICE)
+        found = patient.faults()
+    assert severities(found) == harm.faults
+    if harm.traffic:
+        patient.lab.client.send(VIP, 80, timeout=0.3).all_failed("timeout")
+    for name in harm.faults:
+        if harm.people:
+            assert found[name]["hint"] or found[name]["mend"] == ["systemctl restart vipd"]
+        else:
+            patient.repair(found[name])
+    patient.shell(*harm.people)
+    assert patient.faults() == {}
+    if harm.traffic:
+        patient.lab.client.send(VIP, 80).all_answered()
+    patient.shell(*harm.after)
+
+
+def test_a_healthy_host(patient: Patient) -> None:
+    findings = patient.doctor.ask()
+    assert patient.doctor.code == 0
+    assert {finding["severity"] for finding in findings} == {"ok"}
+    assert all(finding["title"] and not finding["mend"] for finding in findings)
+    assert patient.doctor.run("doctor", "-q") == (0, "")
+
+
+def test_a_forward_policy_of_the_other_variant(bound: Patient) -> None:
+    """Its DROP is a verdict that no rule of vipd's variant can take back."""
+    patient = bound
+    patient.shell("iptables-legacy -P FORWARD DROP")
+    found = patient.faults()
+    assert found.keys() == {"forward-policy", "mixed-variants"}
+    patient.lab.client.send(VIP, 80, timeout=0.3).all_failed("timeout")
+    patient.repair(found["forward-policy"])
+    patient.lab.client.send(VIP, 80).all_answered()
+    found = patient.faults()
+    assert found.keys() == {"mixed-variants"}
+    # Whose rules they are is not known here: no command takes them away.
+    assert (found["mixed-variants"]["mend"], bool(found["mixed-variants"]["hint"])) == ([], True)
+    patient.shell("iptables-legacy -P FORWARD ACCEPT", "iptables-legacy -F")
+    assert patient.faults() == {}
+    patient.lab.client.send(VIP, 80).all_answered()
+
+
+def test_a_backend_that_cannot_reach_its_own_address(patient: Patient) -> None:
+    backend = patient.lab.backends[0]
+    try:
+        patient.shell("sysctl -w net.bridge.bridge-nf-call-iptables=1")
+    except AssertionError as error:
+        pytest.skip(f"this kernel has no br_netfilter: {error}")
+    found = patient.faults()
+    assert found.keys() == {"bridge-hairpin"}
+    backend.send("10.96.0.11", 80, timeout=0.3).all_failed("timeout")
+    patient.repair(found["bridge-hairpin"])
+    assert patient.faults() == {}
+    backend.send("10.96.0.11", 80).all_answered()
+    patient.shell("sysctl -w net.bridge.bridge-nf-call-iptables=0")
+    patient.shell(*(f"ip link set b{n} type bridge_slave hairpin off" for n in (1, 2)))
+
+
+def test_answers_within_a_bridge(patient: Patient) -> None:
+    plain = """
+  - name: plain
+    address: 10.96.0.12
+    ports: [{port: 80, target: 8080}]
+    backends: [10.244.0.11]
+    masquerade: hairpin
+"""
+    with patient.declared(plain):
+        found = patient.faults()
+        assert found.keys() == {"bridge-replies"}
+        other = patient.lab.backends[1]
+        other.send("10.96.0.12", 80, timeout=0.3).all_failed("timeout")
+        assert "net.bridge.bridge-nf-call-iptables=1" in found["bridge-replies"]["hint"]
+        patient.shell("modprobe br_netfilter || true", "sysctl -w net.bridge.bridge-nf-call-iptables=1")
+        other.send("10.96.0.12", 80).all_answered()
+        assert "bridge-replies" not in patient.faults()
+    patient.shell("sysctl -w net.bridge.bridge-nf-call-iptables=0")
+
+
+def test_a_virtual_ip_in_the_network_of_clients(patient: Patient) -> None:
+    vips = "10.10.0.100", "fd00:10::100"
+    near = """
+  - name: near
+    address: [10.10.0.100, "fd00:10::100"]
+    ports: [{port: 80, target: 8080}]
+    backends: [10.244.0.11, "fd00:244::11"]
+"""
+    with patient.declared(near):
+        found = patient.faults()
+        assert severities(found) == {"vip-in-subnet": "warning"}
+        assert not any(patient.lab.client.send(vip, 80, timeout=0.3).answers for vip in vips)
+        patient.repair(found["vip-in-subnet"])
+        assert patient.faults() == {}
+        patient.lab.client.run("ip", "neighbour", "flush", "dev", "eth0")
+        for vip in vips:
+            patient.lab.client.send(vip, 80).all_answered()
+    patient.shell(*(f"ip neighbour del proxy {vip} dev clients" for vip in vips), "ip link delete vipd-arp")
+
+
+def test_a_node_port_that_a_program_listens_on(patient: Patient) -> None:
+    server = patient.lab.host.serve(tcp=[30080], udp=[30080])
+    found = patient.faults()
+    assert found.keys() == {"node-port-taken"}
+    taken = found["node-port-taken"]
+    assert f"(pid {server.pid})" in taken["cause"]
+    assert (taken["mend"], "another node port" in taken["hint"]) == ([], True)
+    finish(server)
+    assert patient.faults() == {}
+
+
+def test_an_address_of_another_host(patient: Patient) -> None:
+    """A next hop, a neighbour, the addresses of a network: no command takes it, or answers for it."""
+    client = patient.lab.client
+    patient.shell(f"ping -c 1 -W 5 {client.ipv4}", "ip route add 198.18.0.0/15 via 10.10.0.77")
+    taken = {client.ipv4: "a neighbour on clients", "10.10.0.77": "the next hop to 198.18.0.0/15"}
+    declaration = "".join(
+        f"  - {{name: s{number}, address: {vip}, ports: [80], backends: [10.244.0.11]}}\n"
+        for number, vip in enumerate(taken)
+    )
+    try:
+        with patient.declared(declaration):
+            served = patient.doctor.run("list")[1]
+            found = patient.doctor.ask()
+    finally:
+        patient.shell("ip route del 198.18.0.0/15")
+    commands = " ".join(command for finding in found for command in finding["mend"])
+    foreign = next(finding for finding in found if finding["id"] == "vip-foreign")
+    # A daemon that refuses such an address leaves nothing to be found.
+    left = {vip: what for vip, what in taken.items() if vip in served}
+    assert foreign["severity"] == ("problem" if left else "ok")
+    for vip, what in left.items():
+        assert f"{vip} is {what}" in foreign["cause"]
+    assert not [vip for vip in taken if vip in commands]
+
+
+def test_a_device_that_is_down(patient: Patient) -> None:
+    patient.shell("sysctl -w net.ipv6.conf.cluster.keep_addr_on_down=1", "ip link set cluster down")
+    found = patient.faults()
+    assert found.keys() == {"backend-route"}
+    assert found["backend-route"]["mend"] == ["ip link set cluster up"]
+    patient.repair(found["backend-route"])
+    assert patient.faults() == {}
+
+
+def test_a_backend_on_this_host(patient: Patient) -> None:
+    """And the question after one service."""
+    local = """
+  - name: local
+    address: 10.96.0.13
+    ports: [{port: 80, target: 9999}]
+    backends: [10.244.0.1]
+"""
+    with patient.declared(local):
+        found = patient.faults()
+        assert severities(found) == {"local-backend": "warning"}
+        with listening(patient, "127.0.0.1", 9999):
+            found = patient.faults()
+            assert severities(found) == {"local-backend": "problem"}
+        with listening(patient, "0.0.0.0", 9999):
+            assert patient.faults() == {}
+        with listening(patient, "10.244.0.1", 9999):
+            assert patient.faults() == {}
+        assert patient.faults(target="web") == {}
+        for target in ("local", "10.96.0.13:80/tcp"):
+            assert patient.faults(target=target).keys() == {"local-backend"}
+        assert patient.doctor.run("doctor", "nobody")[0] == 3
+
+
+def test_another_vipd_at_work(patient: Patient) -> None:
+    namespace = Path("/run/netns", patient.lab.host.namespace).stat().st_ino
+    lock = RUNTIME_DIR / f"netns-{namespace}-OTHER.lock"
+    try:
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            found = patient.faults()
+        assert severities(found) == {"other-vipd": "warning"}
+        assert severities(patient.faults()) == {}, "nobody holds it"
+    finally:
+        lock.unlink()
+
+
+def test_a_refused_declaration(patient: Patient) -> None:
+    patient.daemon.write("  - name: bad\n    address: 10.96.0.300\n    ports: [80]\n", "bad.yaml")
+    patient.reload()
+    found = patient.faults()
+    assert patient.doctor.code == 1
+    assert found.keys() == {"refused-declarations"}
+    assert "bad.yaml:4" in found["refused-declarations"]["cause"]
+    told = patient.host.run("sh", "-c", found["refused-declarations"]["mend"][0], check=False)
+    assert "10.96.0.300" in told.stderr + told.stdout
+    (patient.daemon.services_dir / "bad.yaml").unlink()
+    patient.reload()
+
+
+def test_rules_that_the_kernel_does_not_take(patient: Patient) -> None:
+    odd = "  - name: odd\n    address: 10.96.0.66\n    ports: [80]\n    backends: [10.244.0.11]\n"
+    with patient.tools.refusing("10.96.0.66"):
+        patient.daemon.write(odd, "odd.yaml")
+        patient.reload()
+        patient.daemon.wait_until(lambda: patient.daemon.status()["state"], "degraded", PATIENCE_SECONDS)
+        found = patient.faults()
+    assert found.keys() == {"quarantined"}
+    assert "odd" in found["quarantined"]["title"]
+    patient.repair(found["quarantined"])
+    assert patient.faults() == {}
+    (patient.daemon.services_dir / "odd.yaml").unlink()
+    patient.reload()
+
+
+def test_a_daemon_that_cannot_write(patient: Patient) -> None:
+    with patient.tools.broken():
+        patient.daemon.write("", "empty.yaml")
+        patient.shell("iptables -t nat -F VIPD-SERVICES")
+        patient.reload()
+        found = patient.faults()
+    assert {"daemon-state", "kernel-features"} == found.keys()
+    assert found["daemon-state"]["severity"] == "problem"
+    (patient.daemon.services_dir / "empty.yaml").unlink()
+    patient.repair(found["daemon-state"])
+    patient.daemon.wait_in_sync()
+
+
+def test_a_kernel_without_affinity(patient: Patient) -> None:
+    with patient.tools.refusing("-m recent"):
+        found = patient.faults(target="own")
+        assert found.keys() == {"kernel-features"}
+        assert found["kernel-features"]["mend"][0] == "modprobe xt_recent"
+    with patient.tools.refusing("-m statistic"):
+        found = patient.faults(target="own")
+        assert found["kernel-features"]["severity"] == "problem"
+        assert found["kernel-features"]["mend"] == ["modprobe xt_statistic"]
+
+
+@pytest.mark.parametrize("harm", ["chmod 0666 {0}", "chgrp root {0}", "chmod 0600 {0}"])
+def test_the_socket(patient: Patient, harm: str) -> None:
+    patient.shell(harm.format(patient.daemon.socket))
+    found = patient.faults()
+    assert found.keys() == {"socket-permissions"}
+    patient.repair(found["socket-permissions"])
+
+
+def test_the_state_directory(patient: Patient) -> None:
+    patient.shell(f"chmod 0777 {patient.daemon.state_dir}")
+    found = patient.faults()
+    assert found.keys() == {"state-dir"}
+    patient.repair(found["state-dir"])
+
+
+def test_a_store_that_somebody_broke(patient: Patient) -> None:
+    added = "stored"
+    assert patient.doctor.run("add", "10.96.0.20:80/tcp", "10.244.0.11:8080", "--name", added)[0] == 0
+    store = patient.daemon.state_dir / "services.yaml"
+    store.write_text("services: [")
+    # The daemon reads it when it starts; the doctor reads it itself.
+    found = patient.faults()
+    assert found.keys() == {"store"}
+    patient.repair(found["store"])
+    assert patient.faults() == {}
+    assert patient.doctor.run("remove", added)[0] == 0
+
+
+def test_daemon_and_files_tell_the_same_services(patient: Patient) -> None:
+    settings = load_settings(patient.daemon.config)
+    told = from_daemon(patient.daemon.get("services")["services"])
+    read, problems = asyncio.run(from_files(settings))
+    assert problems == ()
+    assert sorted(told, key=str) == sorted(read, key=str)
+
+
+def test_the_daemon_of_another_namespace(patient: Patient) -> None:
+    """And nothing is made where it looks: not an empty table, though every form of rule was tried."""
+    client = patient.lab.client
+    doctor = Doctor(client, patient.daemon.socket)
+    try:
+        found = doctor.faults("--settings", str(patient.daemon.config))
+        assert "another network namespace" in found["daemon-running"]["title"]
+    finally:
+        doctor.end()
+    assert client.run("nft", "list", "ruleset").stdout == ""
+    assert client.run("cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names").stdout == ""
+
+
+def test_without_root(patient: Patient) -> None:
+    """Nothing fails, and what only root sees is named."""
+    program = (
+        # What the verb needs is imported while it may be read.
+        "import os, sys, concurrent.futures.thread, pyroute2, vipd.cli.doctor\n"
+        "from vipd.cli.main import run\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    words = ("--socket", str(patient.daemon.socket), "doctor")
+    ended = patient.host.run(sys.executable, "-c", program, *words, check=False, timeout=PATIENCE_SECONDS)
+    assert "Traceback" not in ended.stderr
+    assert "Not checked" in ended.stdout
+    for name in ("forward-policy", "mixed-variants", "kernel-features", "conntrack-netlink", "store"):
+        assert f"[{name}]" in ended.stdout.partition("Not checked")[2]
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+def test_without_a_daemon(patient: Patient) -> None:
+    """Last in this file: it stops the daemon, and starts it again."""
+    daemon = patient.daemon
+    settings = ("--settings", str(daemon.config))
+    daemon.stop()
+    found = patient.faults(*settings)
+    assert found.keys() == {"daemon-running"}
+    assert (found["daemon-running"]["severity"], found["daemon-running"]["mend"]) == (
+        "warning",
+        ["systemctl start vipd"],
+    )
+    patient.shell("ip route del default")
+    found = patient.faults(*settings)
+    assert found.keys() == {"daemon-running", "vip-route"}
+    patient.repair(found["vip-route"])
+    assert patient.faults(*settings).keys() == {"daemon-running"}
+    patient.host.send(VIP, 80).all_answered()
+    assert patient.doctor.run("cleanup", "--state-dir", str(daemon.state_dir))[0] == 0
+    patient.shell("ip link delete vipd0", "ip route add default via 192.0.2.1")
+    assert severities(patient.faults(*settings)) == {"daemon-running": "problem"}
+    assert patient.doctor.code == 1
+    daemon.start()
+
+
+def severities(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """How bad each finding is."""
+    return {name: str(finding["severity"]) for name, finding in found.items()}
+
+
+@contextmanager
+def listening(patient: Patient, address: str, port: int) -> Iterator[None]:
+    """A program on the host that listens on a port."""
+    program = (
+        f"import socket, sys; s = socket.socket(); s.bind(('{address}', {port})); s.listen(); "
+        "print('READY', flush=True); sys.stdin.read()"
+    )
+    process = patient.lab.host.start(sys.executable, "-c", program)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "READY\n"
+        yield
+    finally:
+        finish(process)
+
+
+@pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
+def test_disabled_ipv6_is_told_by_status_and_by_doctor(dataplane: str) -> None:
+    declared = "- {name: six, address: 'fd00:96::1', ports: [80/tcp], backends: ['fd00:244::11']}\n"
+    with Lab() as lab, Daemon(lab.host, declared, dataplane=dataplane) as daemon:
+
+        def warnings() -> list[str]:
+            return [word for word in daemon.status()["warnings"] if "disable_ipv6 is 1" in word]
+
+        assert warnings() == []
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
+        daemon.wait_until(lambda: len(warnings()), 1)
+        told = json.loads(daemon.vipctl("doctor", "-o", "json", check=False).stdout)["diagnosis"]["findings"]
+        assert [each["id"] for each in told if each["severity"] == "problem"] == ["ipv6-disabled"]
+        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 0)
+        daemon.wait_until(warnings, [])

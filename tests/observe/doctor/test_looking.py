@@ -1,0 +1,180 @@
+"""Reading a host: files in a directory that stands for it, programs that a test answers for, real mounts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.observe.doctor.facts import hold, judged, well
+from vipd.host.process import Finished
+from vipd.host.processes import Processes
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.model.service import Family, Protocol
+from vipd.observe.doctor.collect.daemon import held_prefixes
+from vipd.observe.doctor.collect.kernel import read_kernel, reread
+from vipd.observe.doctor.collect.network import listeners
+from vipd.observe.doctor.collect.programs import find_programs
+from vipd.observe.doctor.collect.state import read_state_dir
+from vipd.observe.doctor.diagnosis import diagnose
+
+COUNTERS = """entries  clashres found insert_failed drop early_drop
+00000002  00000000 00000000 0000000a 00000001 00000000
+00000002  00000000 00000000 00000006 00000000 00000000
+"""
+NETSTAT = "TcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 1 42\nIpExt: InOctets\nIpExt: 5\n"
+
+
+def put(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_kernels_files(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {
+            "proc/sys/net/ipv4/ip_forward": "1\n",
+            "proc/sys/net/ipv4/conf/eth0.5/rp_filter": "1\n",
+            "proc/sys/net/netfilter/nf_conntrack_count": "990\n",
+            "proc/sys/net/netfilter/nf_conntrack_max": "1000\n",
+            "proc/net/stat/nf_conntrack": COUNTERS,
+            "proc/net/netstat": NETSTAT,
+            "sys/module/xt_recent/parameters/ip_list_tot": "100\n",
+        },
+    )
+    before = read_kernel(tmp_path, netlink=False, clock=False)
+    assert judged(well(kernel=reread(tmp_path, before, 1.0))).keys() == {
+        "conntrack-room",
+        "affinity-limit",
+    }
+    put(tmp_path, {"proc/net/stat/nf_conntrack": COUNTERS.replace(" 00000001", " 00000004")})
+    found = reread(tmp_path, before, 1.0)
+    assert {name: new for name, new in found.conntrack_new.items() if new} == {"drop": 3}
+    assert found.number("net/ipv4/ip_forward") == 1
+    assert found.number("net/ipv4/conf/eth0.5/rp_filter") == 1
+    assert found.number("net/bridge/bridge-nf-call-iptables") is None
+    assert (found.conntrack["insert_failed"], found.conntrack["drop"]) == (16, 4)
+    assert (found.affinity_limit, found.reverse_path_drops) == (100, 42)
+    assert judged(well(kernel=found)).items() >= {
+        ("conntrack-room", "problem"),
+        ("conntrack-drops", "warning"),
+        ("affinity-limit", "warning"),
+    }
+
+
+def test_a_host_that_tells_nothing(tmp_path: Path) -> None:
+    found = read_kernel(tmp_path, netlink=False, clock=False)
+    assert (found.settings, found.conntrack, found.affinity_limit) == ({}, {}, None)
+    assert (found.reverse_path_drops, reread(tmp_path, found, 1.0)) == (
+        None,
+        replace(found, watched_seconds=1.0),
+    )
+    for look in (
+        held_prefixes,
+        lambda root: listeners({80}, root),
+        lambda root: Processes(root).running({"x"}),
+    ):
+        with pytest.raises(FileNotFoundError):
+            look(tmp_path)
+
+
+def test_the_clock_can_be_asked() -> None:
+    assert read_kernel(Path("/"), netlink=False, clock=True).clock_synchronised in (True, False)
+
+
+def test_who_listens_where() -> None:
+    """Sockets of this very process, in both families; one that is connected does not count."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver,
+    ):
+        receiver.bind(("::1", 0))
+        found = listeners({server.getsockname()[1], receiver.getsockname()[1]}, Path("/"))
+    own = [one for one in found if one.pid == os.getpid()]  # others may have the same port elsewhere
+    assert {(one.protocol, one.address) for one in own} == {
+        (Protocol.TCP, "127.0.0.1"),
+        (Protocol.UDP, "::1"),
+    }
+    assert all(one.program for one in own)
+
+
+def test_vipds_that_are_at_work(tmp_path: Path) -> None:
+    put(tmp_path, {"proc/self/ns/net": "", "proc/locks": ""})
+    assert held_prefixes(tmp_path) == frozenset()
+    hold(tmp_path, "VIPD", "B2")
+    crashed = next(tmp_path.glob("run/vipd/*-B2.lock"))
+    crashed.with_name(crashed.name.replace("B2", "B3")).touch()
+    put(tmp_path, {"run/vipd/netns-1-B4.lock": "", "run/vipd/vipd.sock": ""})
+    assert held_prefixes(tmp_path) == {"VIPD", "B2"}
+
+
+def test_processes_by_name_and_their_unit(tmp_path: Path) -> None:
+    put(tmp_path, {"proc/7/comm": "kube-proxy\n", "proc/7/cgroup": "0::/system.slice/kube-proxy.service\n"})
+    (tmp_path / "proc/7/fd").mkdir()
+    (tmp_path / "proc/7/fd/3").symlink_to("socket:[99]")
+    processes = Processes(tmp_path)
+    assert processes.running({"kube-proxy", "other"}) == {"kube-proxy"}
+    assert processes.holding({"99", "100"}) == {"99": ("kube-proxy", 7, "kube-proxy.service")}
+
+
+@pytest.mark.parametrize(
+    ("version", "fault", "repair"),
+    [
+        ("", "there is no such program", "apt install iptables"),
+        ("iptables v1.8.2 (nf_tables)", "it duplicates rules", "apt install iptables"),
+    ],
+)
+def test_programs_that_cannot_be_used(version: str, fault: str, repair: str) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> Finished:
+        if argv[0] == "nft" or not version:
+            raise FileNotFoundError(argv[0])
+        return Finished(0, version, "")
+
+    found = asyncio.run(find_programs(Settings(), [Family.IPV4], False, run))
+    assert found.nft == ""
+    assert [program.fault.endswith(fault) for program in found.iptables] == [True, True]
+    assert found.iptables[0].repair == repair
+    assert judged(well(programs=found))["iptables"] == "problem"
+
+
+@contextmanager
+def mounted(place: Path, options: str) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def state_faults(settings: Settings) -> dict[str, str]:
+    return judged(well(settings=settings, state=read_state_dir(settings, True)))
+
+
+@pytest.mark.root
+def test_a_state_directory_that_is_full_or_read_only(tmp_path: Path) -> None:
+    settings = load_settings(flags={"state_dir": str(tmp_path)})
+    with mounted(tmp_path, "size=128k,mode=0750"):
+        assert state_faults(settings) == {"state-dir-space": "problem"}
+    with mounted(tmp_path, "size=60m,mode=0750"):
+        assert state_faults(settings) == {}
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        facts = well(settings=settings, state=read_state_dir(settings, True))
+        assert judged(facts) == {"state-dir": "problem"}
+        (finding,) = [f for f in diagnose(facts).findings if f.id == "state-dir"]
+        command = finding.judgement.hint.rpartition("remount it: ")[2]
+        subprocess.run(["sh", "-c", command], check=True)
+        assert state_faults(settings) == {}
+
+
+def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
+    assert state_faults(load_settings(flags={"state_dir": str(tmp_path / "x")})) == {"state-dir": "problem"}

@@ -1,0 +1,449 @@
+"""The pure parts: rules that come and go, totals that never fall, rates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dataplane.conntrack.forwardings import forwarding
+from vipd.cli.rates import Rates
+from vipd.cli.stats import per_second, size
+from vipd.dataplane.counting import Place
+from vipd.dataplane.iptables.counters import counter_deltas as tallying
+from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, Tally
+from vipd.dataplane.iptables.counters.messages import (
+    RULE_ADDED,
+    RULE_DELETED,
+    TABLE_DELETED,
+    Counted,
+    RuleMessages,
+    TableGone,
+    attribute,
+)
+from vipd.dataplane.iptables.counters.reading import read_saved_counts
+from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.nftables import flow_counter
+from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import Family, Protocol
+from vipd.observe.flow_stats import book
+from vipd.observe.flow_stats.collector import Counting
+from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
+
+CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
+NAMES = Names("VIPD")
+KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
+ONE, TWO = Place(KEY, "10.0.0.1", 80), Place(KEY, "10.0.0.2", 80)
+
+
+def counted(handle: int, packets: int, family: Family = Family.IPV4) -> Counted:
+    return Counted(family, CHAIN, handle, packets)
+
+
+def taken(tally: Tally) -> int:
+    return sum(tally.take(lambda _: True).values())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["flows", "rewrite", "read", "tell"]), st.integers(0, 9))))
+def test_every_order_of_readings_and_notifications_counts_each_flow_once(
+    events: list[tuple[str, int]],
+) -> None:
+    """The kernel's side is played here: a rule counts, is replaced, and its end is told some time later."""
+    tally, total, handle, packets, sum_taken = Tally(), 0, 1, 0, 0
+    untold: list[Counted] = []
+    stale = [counted(handle, 0)]
+    for what, number in events:
+        if what == "flows":
+            packets += number
+            total += number
+        elif what == "rewrite":
+            untold.append(counted(handle, packets))
+            handle, packets = handle + 1, 0
+        elif what == "tell":
+            for each in untold:
+                tally.ended(each)
+            untold = []
+        else:
+            tally.read(stale)  # a reading that began before what has happened since
+            stale = [counted(handle, packets)]
+        sum_taken += taken(tally)
+        assert sum_taken <= total
+    for each in untold:
+        tally.ended(each)
+    tally.read([counted(handle, packets)])
+    assert sum_taken + taken(tally) == total
+
+
+def test_a_counter_that_somebody_sets_to_zero_goes_on() -> None:
+    tally = Tally()
+    tally.read([counted(1, 10)])
+    tally.read([counted(1, 3)])
+    assert taken(tally) == 13
+
+
+def test_the_same_handle_in_a_new_table_is_another_rule() -> None:
+    tally = Tally()
+    tally.read([counted(1, 10)])
+    tally.ended(counted(1, 12))
+    tally.began_anew(Family.IPV4)
+    tally.read([counted(1, 5)])
+    assert taken(tally) == 17
+
+
+def test_a_restarted_daemon_goes_on_where_the_last_one_was() -> None:
+    first, second = Tally(), Tally()
+    first.read([counted(1, 10), counted(2, 7)])
+    first.ended(counted(2, 8))
+    assert taken(first) == 18
+    second.remember(first.memory())
+    second.read([counted(1, 11), counted(3, 4)])
+    assert taken(second) == 5
+
+
+def test_rules_that_are_gone_are_forgotten_in_the_end() -> None:
+    tally = Tally()
+    tally.read([counted(1, 10)])
+    for _ in range(KEPT_ROUNDS):
+        assert tally.holds((Family.IPV4, CHAIN))
+        tally.read_all(Family.IPV4)
+    tally.read_all(Family.IPV4)
+    assert not tally.holds((Family.IPV4, CHAIN))
+    assert tally.memory() == []
+
+
+def rule(
+    kind: int, chain: str = CHAIN, packets: int = 5, *, hairpin: bool = False, table: str = "nat"
+) -> bytes:
+    """A message about a rule as the kernel lays it out."""
+    numbers = attribute(1, struct.pack(">Q", 999)) + attribute(2, struct.pack(">Q", packets))
+    counter = attribute(1, attribute(1, b"counter\0") + attribute(2, numbers))
+    jump = attribute(1, attribute(1, b"immediate\0") + attribute(2, attribute(2, b"VIPD-MARK-MASQ\0")))
+    target = jump if hairpin else attribute(1, attribute(1, b"target\0"))
+    body = attribute(1, table.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
+    body += attribute(3, struct.pack(">Q", 77)) + attribute(4, counter + target)
+    return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
+
+
+def test_messages_about_translating_rules_are_read() -> None:
+    messages = RuleMessages(NAMES)
+    deleted = rule(RULE_DELETED, hairpin=True) + rule(RULE_DELETED) + rule(RULE_ADDED, packets=9)
+    assert list(messages.ended(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 5)]
+    assert list(messages.listed(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 9)]
+    others = rule(RULE_DELETED, "VIPD-SVC-AAAAAAAAAAAAAAAA") + rule(RULE_DELETED, table="raw")
+    assert list(messages.ended(others)) == []
+    table = attribute(1, b"nat\0")
+    gone = struct.pack("=IHHIIBBH", 20 + len(table), TABLE_DELETED, 0, 0, 0, 10, 0, 0) + table
+    assert list(messages.ended(gone)) == [TableGone(Family.IPV6)]
+
+
+@given(st.integers(1, 200), st.binary(max_size=40))
+def test_messages_that_are_cut_or_garbled_raise_nothing_else(cut: int, garbage: bytes) -> None:
+    messages, whole = RuleMessages(NAMES), rule(RULE_DELETED)
+    for data in (whole[:-cut], whole + garbage, whole[: cut % len(whole)] + garbage + whole[cut:]):
+        try:
+            list(messages.ended(data))
+        except (ValueError, struct.error):
+            continue
+
+
+def test_saved_rules_are_read() -> None:
+    text = (
+        "*filter\n[7:7] -A VIPD-SEP-AAAAAAAAAAAAAAAA -j DNAT --x\nCOMMIT\n"
+        f"*nat\n:{CHAIN} - [0:0]\n[4:240] -A {CHAIN} -s 10.0.0.1/32 -j VIPD-MARK-MASQ\n"
+        f"[12:720] -A {CHAIN} -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80\n"
+        f"[3:1] -A OTHER -m comment --comment {CHAIN} -j DNAT --to-destination 10.0.0.1:80\nCOMMIT\n"
+    )
+    assert read_saved_counts(text, Family.IPV4, NAMES) == [counted(0, 12)]
+
+
+class PlayedTable:
+    """The nftables dataplane's counts, and who has which frontend."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Element, int] = {}
+        self.forwardings: list[Forwarding] = []
+
+    async def read(self) -> dict[Element, int]:
+        return dict(self.counts)
+
+    def count(self, flows: int, endpoint: str = "10.0.0.1", address: str = "10.96.0.10") -> None:
+        element = (address, "tcp", "80", endpoint, "80")
+        self.counts[element] = self.counts.get(element, 0) + flows
+
+    def serve(self, name: str, *endpoints: str, node_port: int | None = None) -> None:
+        ends = tuple((each, 80) for each in endpoints)
+        self.forwardings = [
+            forwarding("10.96.0.10", 80, *ends, protocol=Protocol.TCP, name=name, node_port=node_port)
+        ]
+
+    def counter(self, before: ElementCounter | None = None) -> ElementCounter:
+        made = ElementCounter(self.read, lambda: self.forwardings)
+        if before:
+            made.remember(json.loads(json.dumps(before.memory())))
+        return made
+
+
+def grown(counter: ElementCounter) -> dict[Place, int]:
+    return dict(asyncio.run(counter.take()))
+
+
+def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1")
+    first = table.counter()
+    table.count(5)
+    assert grown(first) == {ONE: 5}
+    table.count(2)
+    assert grown(first) == {ONE: 2}
+    second = table.counter(first)
+    assert grown(second) == {}
+    table.counts.clear()
+    table.count(1)
+    assert grown(second) == {ONE: 1}, "the table began anew"
+    second.remember([["nonsense"], None])
+
+
+def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are replaced and backends come and go by the thousand; a reading may also say nothing at all."""
+    monkeypatch.setattr(flow_counter, "MOST_FORMER", 10)
+    table = PlayedTable()
+    counter = table.counter()
+    for number in range(1, 200):
+        endpoint = f"10.0.1.{number}"
+        table.serve("web", endpoint)
+        table.counts.clear()
+        table.count(number, endpoint)
+        assert sum(grown(counter).values()) == number
+        assert len(counter._known) <= 12
+        there, table.counts = table.counts, {}
+        assert grown(counter) == {}
+        table.counts = there
+        assert grown(counter) == {}, "nothing counts twice"
+    assert isinstance(memory := counter.memory(), list)
+    assert len(memory) <= 12
+
+
+def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallying, "MOST_ENDED", 50)
+    tally = Tally()
+    tally.read([counted(0, 7)])
+    for handle in range(1, 1000):
+        tally.ended(counted(handle, 1))
+        assert sum(map(len, tally._rules.values())) <= 52
+    assert taken(tally) == 7 + 999
+
+
+def test_a_backend_that_has_left_counts_to_its_end() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1", "10.0.0.2")
+    counter = table.counter()
+    table.count(5)
+    table.serve("web", "10.0.0.2")
+    assert grown(counter) == {ONE: 5}
+    table.count(1)
+    table.forwardings = []
+    assert grown(counter) == {ONE: 1}, "the service had the frontend last"
+    table.count(1)
+    assert grown(table.counter(counter)) == {ONE: 1}
+
+
+def test_who_takes_over_a_frontend_begins_at_zero() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1")
+    counter = table.counter()
+    table.count(5)
+    assert grown(counter) == {ONE: 5}
+    table.serve("other", "10.0.0.1")
+    table.count(3)
+    assert grown(counter) == {Place(KEY._replace(service="other"), "10.0.0.1", 80): 3}
+
+
+def test_a_service_that_is_not_known_yet_has_its_flows_when_it_is() -> None:
+    table = PlayedTable()
+    counter = table.counter()
+    table.count(5)
+    assert grown(counter) == {}
+    table.serve("web", "10.0.0.1")
+    assert grown(counter) == {ONE: 5}
+
+
+def test_a_node_port_counts_at_any_address() -> None:
+    table = PlayedTable()
+    table.serve("web", "10.0.0.1", node_port=80)
+    table.count(5, address="192.0.2.1")
+    table.count(1)
+    assert grown(table.counter()) == {ONE: 6}
+
+
+def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:
+    ledger = FlowTotals()
+    ledger.add({ONE: 5, TWO: 6})
+    ledger.age({ONE}, 0.0)
+    ledger.age({ONE}, KEPT_SECONDS)
+    assert ledger.of_backend(TWO) == 6
+    ledger.age({ONE}, KEPT_SECONDS + 1)
+    assert (ledger.of_backend(TWO), ledger.of_service("web")) == (0, 11)
+    ledger.age({ONE}, 2 * KEPT_SECONDS)
+    ledger.age(set(), 2 * KEPT_SECONDS)
+    assert ledger.of_service("web") == 11
+    ledger.age(set(), 3 * KEPT_SECONDS + 1)
+    assert ledger.of_service("web") == 0
+
+
+def test_a_backend_that_comes_back_in_time_goes_on() -> None:
+    ledger = FlowTotals()
+    ledger.add({ONE: 5})
+    ledger.age(set(), 0.0)
+    ledger.age({ONE}, KEPT_SECONDS)
+    ledger.age(set(), KEPT_SECONDS + 1)
+    ledger.age(set(), 2 * KEPT_SECONDS)
+    assert ledger.of_backend(ONE) == 5
+
+
+def test_the_book_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path, boot = tmp_path / "counters.json", tmp_path / "boot"
+    boot.write_text("one")
+    assert book.read(path, boot).ledger.of_service("web") == 0
+    ledger = FlowTotals()
+    ledger.add({ONE: 5, TWO: 6})
+    ledger.age({TWO}, 3.0)
+    book.write(path, book.value_of(book.Page(ledger, [1, 2]), boot))
+    page = book.read(path, boot)
+    assert (page.ledger.to_json(), page.memory) == (ledger.to_json(), [1, 2])
+    boot.write_text("another boot: the kernel's counters began anew")
+    assert book.read(path, boot).memory is None
+    assert book.read(path, boot).ledger.of_service("web") == 11
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"services": 3}', '{"services": {"web": {"former": 1}}}'])
+def test_a_damaged_book_is_a_value_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "counters.json"
+    path.write_text(text)
+    with pytest.raises(ValueError):  # noqa: PT011 (whatever it says, it is told in the log)
+        book.read(path)
+
+
+class Scripted:
+    """A FlowCounter that tells what the test says."""
+
+    def __init__(self) -> None:
+        self.flows: dict[Place, int] | OSError = {}
+        self.remembered: object = None
+        self.seconds = 0.0
+
+    async def take(self) -> dict[Place, int]:
+        if isinstance(self.flows, OSError):
+            raise self.flows
+        taken, self.flows = self.flows, {}
+        return taken
+
+    def memory(self) -> object:
+        return ["what was taken"]
+
+    def remember(self, memory: object) -> None:
+        self.remembered = memory
+
+
+def test_a_closed_count_is_gone_on_with(tmp_path: Path) -> None:
+    async def run(counter: Scripted, flows: dict[Place, int]) -> int:
+        counting = Counting(counter, tmp_path / "counters.json", list)
+        counter.flows = flows
+        await counting.close()
+        return counting.ledger.of_service("web")
+
+    assert asyncio.run(run(Scripted(), {ONE: 5})) == 5
+    again = Scripted()
+    assert asyncio.run(run(again, {ONE: 2, TWO: 3})) == 10
+    assert again.remembered == ["what was taken"]
+
+
+def test_a_damaged_book_means_counting_from_what_the_kernel_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "counters.json"
+    path.write_text("{")
+    counter = Scripted()
+    assert Counting(counter, path, list).ledger.of_service("web") == 0
+    assert counter.remembered is None
+    assert f"{path} cannot be read" in caplog.text
+
+
+def test_a_kernel_that_cannot_be_read_is_for_the_loop_to_report(tmp_path: Path) -> None:
+    async def run() -> None:
+        counter = Scripted()
+        counting = Counting(counter, tmp_path / "counters.json", list)
+        counter.flows = OSError(1, "not permitted")
+        await counting.refresh()
+        await counting.take_now()
+        await counting.close()
+        with pytest.raises(OSError, match="not permitted"):
+            await counting.run()
+
+    asyncio.run(run())
+
+
+def stats_answer(second: int, conntrack_second: int, new: int, bytes_in: int | None) -> dict[str, object]:
+    row = {"name": "web", "new_flows": new, "flows": 1, "bytes_in": bytes_in}
+    row |= dict.fromkeys(("packets_in", "packets_out", "bytes_out"))
+    at = f"2026-01-01T00:00:{second:02d}.000Z"
+    return {"at": at, "conntrack": {"at": f"2026-01-01T00:00:{conntrack_second:02d}.000Z"}, "services": [row]}
+
+
+def test_rates_are_of_the_time_between_two_readings() -> None:
+    rates = Rates()
+    rates.take(stats_answer(0, 0, 10, 1000))
+    assert rates.of(("web",))["new_flows"] is None
+    rates.take(stats_answer(2, 0, 30, 1000))
+    assert (rates.of(("web",))["new_flows"], rates.of(("web",))["bytes_in"]) == (10.0, None)
+    rates.take(stats_answer(2, 4, 99, 3000))
+    assert (rates.of(("web",))["new_flows"], rates.of(("web",))["bytes_in"]) == (10.0, 500.0)
+    rates.take(stats_answer(3, 5, 30, 100))
+    assert (rates.of(("web",))["new_flows"], rates.of(("web",))["bytes_in"]) == (0.0, 0.0)
+    rates.take(stats_answer(4, 6, 30, None))
+    assert rates.of(("web",))["bytes_in"] is None
+
+
+def test_numbers_are_short() -> None:
+    sizes = [0, 999, 1000, 1024, 10 * 1024, 1023 * 1024, 5 * 2**30, 2**70]
+    assert [size(n) for n in sizes] == ["0", "999", "1.0K", "1.0K", "10K", "1.0M", "5.0G", "1048576P"]
+    assert [per_second(n) for n in (0, 0.04, 0.5, 9.94, 9.96, 1520)] == [
+        "0",
+        "0.0",
+        "0.5",
+        "9.9",
+        "10",
+        "1520",
+    ]
+
+
+def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
+    """So that what comes with the next one is spread over all the time since the last good one."""
+
+    async def run() -> None:
+        counter = Scripted()
+        counting = Counting(counter, tmp_path / "counters.json", list)
+        await counting.take_now()
+        good = counting.at
+        counter.flows = OSError(1, "not permitted")
+        await counting.take_now()
+        assert counting.at == good
+        counter.flows = {ONE: 5}
+        await counting.take_now()
+        assert counting.at > good
+
+    asyncio.run(run())
+
+
+def test_what_is_gone_is_forgotten_although_the_clock_was_set_back() -> None:
+    ledger = FlowTotals()
+    ledger.add({ONE: 1})
+    ledger.age((), 1e9)
+    ledger.age((), 1000.0)
+    ledger.age((), 1000.0 + KEPT_SECONDS + 1)
+    assert ledger.of_service("web") == 0

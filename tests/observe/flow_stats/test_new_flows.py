@@ -1,0 +1,69 @@
+"""New flows of real traffic are counted exactly, over changes of rules, restarts and others' doings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, backends, new_flows, service, wait_for
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def resident(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(lab.host, WEB) as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(resident: Daemon) -> Daemon:
+    """The same one for every test, with WEB; the flows of other tests are counted already."""
+    resident.declare(WEB)
+    return resident
+
+
+def test_each_flow_is_counted_at_its_backend(lab: Lab, daemon: Daemon) -> None:
+    assert new_flows(daemon) == 0
+    tcp = lab.client.send("10.96.0.10", 80, count=40).all_answered().backends
+    udp = lab.client.send("10.96.0.10", 80, "udp", count=12).all_answered().backends
+    six = lab.client.send("fd00:96::10", 80, count=5).all_answered().backends
+    expected = {f"10.244.0.1{name[1]}:80/tcp": number for name, number in tcp.items()}
+    expected |= {f"10.244.0.1{name[1]}:80/udp": number for name, number in udp.items()}
+    expected |= {"[fd00:244::11]:80/tcp": six["b1"]}
+    wait_for(daemon, 57)
+    assert backends(daemon) == expected
+    with lab.client.open("10.96.0.10", 80) as flow:
+        for _ in range(5):
+            flow.ask()
+        wait_for(daemon, 58)
+
+
+def test_a_backend_that_lived_between_two_readings_is_counted(lab: Lab, daemon: Daemon) -> None:
+    daemon.vipctl("add", "10.98.0.80:80/tcp", "10.244.0.11", "--name", "brief")
+    lab.client.send("10.98.0.80", 80, count=9).all_answered()
+    daemon.vipctl("add-backend", "brief", "10.244.0.12")
+    daemon.vipctl("remove-backend", "brief", "10.244.0.11")
+    wait_for(daemon, 9, "brief")
+    (_, gone) = service(daemon, "brief")["backends"]
+    assert (gone["endpoint"], gone["gone"], gone["new_flows"]) == ("10.244.0.11:80", True, 9)
+    daemon.vipctl("remove", "brief")
+
+
+def rules(lab: Lab) -> str:
+    return lab.host.run("iptables-save", "-t", "nat").stdout
+
+
+def test_rules_that_others_flush_have_counted(lab: Lab, daemon: Daemon) -> None:
+    before = new_flows(daemon)
+    lab.client.send("10.96.0.10", 80, count=15).all_answered()
+    written = daemon.status()["applies"]
+    lab.host.run("nft", "flush", "ruleset")
+    daemon.wait_until(lambda: daemon.status()["applies"] > written, True, PATIENCE_SECONDS)
+    daemon.wait_until(lambda: "-d 10.96.0.10/32" in rules(lab), True, PATIENCE_SECONDS)
+    daemon.wait_in_sync()
+    lab.client.send("10.96.0.10", 80, count=4).all_answered()
+    wait_for(daemon, before + 19)

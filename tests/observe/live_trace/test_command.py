@@ -1,0 +1,324 @@
+"""`vipctl trace` beside a real daemon, with packets of this host and of another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.flow import Process, finish, read_line
+from tests.lab.topology import UPLINK, Lab, Wiring
+from tests.observe.explain.world import ROOT
+from tests.observe.live_trace.recorded import traces as recorded_traces
+from vipd.cli.output import Screen
+from vipd.cli.trace import _lines
+from vipd.observe.live_trace.matched_rules import matched_rules
+from vipd.observe.live_trace.outcome import Comparison, outcome_of
+from vipd.observe.live_trace.report import Report
+
+DECLARED = """
+  - name: web
+    address: 10.96.0.20
+    ports: [{port: 80, target: 8080, node_port: 30080}]
+    backends: [10.244.0.11]
+  - {name: dns, address: 10.96.0.53, ports: [53/udp], backends: [10.244.0.11]}
+  - {name: dead, address: 10.96.0.30, ports: [80/tcp]}
+  - {name: six, address: "fd00:96::20", ports: [{port: 80, target: 8080}], backends: ["fd00:244::11"]}
+"""
+WEB = "10.96.0.20:80/tcp"
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(Wiring(backends=1)) as made:
+        made.serve_everywhere(8080, 53)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(lab.host, DECLARED) as made:
+        yield made
+
+
+def traces(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What was printed with -o json."""
+    found: list[dict[str, Any]] = json.loads(ended.stdout)["traces"]
+    return found
+
+
+@contextlib.contextmanager
+def waiting(daemon: Daemon, *words: str) -> Iterator[Process]:
+    """A trace that waits for packets; what it says of that is read."""
+    command = ("-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", *words)
+    inside = ("env", f"PYTHONPATH={ROOT}", "sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, *command)
+    process = daemon.host.start(*inside)
+    try:
+        assert "waiting for" in read_line(process, PATIENCE)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        finish(process)
+
+
+def rest(process: Process) -> str:
+    """What it says until its end."""
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.wait(PATIENCE)
+    return said
+
+
+@pytest.mark.root
+def test_packets_that_it_sends(daemon: Daemon) -> None:
+    ended = daemon.vipctl("trace", "--send", "-n", "2", "-o", "json", "web")
+    first, second = traces(ended)
+    for found in (first, second):
+        assert (found["verdict"], found["destination"]) == ("delivered", "10.244.0.11:8080")
+        assert (found["agrees"], found["answer"]) == (True, "connected")
+        assert found["packet"]["arriving"] == "local"
+        assert found["prediction"]["share"] == 1
+    assert first["packet"]["source_port"] != second["packet"]["source_port"]
+    hit = next(rule for rule in first["rules"] if "DNAT" in rule["rule"])
+    assert (hit["part"], hit["vipd"]) == ("backend 10.244.0.11:8080", True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ((f"{UPLINK[4]}:30080",), "kernel:   goes to 10.244.0.11:8080, masqueraded as 10.244.0.1; connected"),
+        (("six",), "kernel:   goes to [fd00:244::11]:8080, not masqueraded; connected"),
+        (("dead",), "kernel:   is refused; connection refused"),
+        (("--from", UPLINK[4], "dns"), "kernel:   goes to 10.244.0.11:53, not masqueraded; sent"),
+    ],
+)
+def test_outcomes_in_words(daemon: Daemon, words: tuple[str, ...], end: str) -> None:
+    ended = daemon.vipctl("trace", "--send", *words)
+    assert ended.stdout.splitlines()[-2:] == [end, "explain:  the same"]
+
+
+@pytest.mark.root
+def test_waiting_through_a_repair(lab: Lab, daemon: Daemon) -> None:
+    """vipd mends its own rules meanwhile. It takes the trace rule for no disturbance, and leaves it."""
+    assert "repaired" not in daemon.log
+    with waiting(daemon, "--from", lab.client.ipv4, "web") as process:
+        assert "repaired" not in daemon.log
+        daemon.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
+        daemon.wait_until(lambda: "repaired" in daemon.log, True, PATIENCE)
+        assert "vipd-trace" in daemon.host.run("nft", "list", "tables").stdout
+        lab.client.send("10.96.0.20", 80).all_answered()
+        said = rest(process)
+    assert f"{lab.client.ipv4}:" in said
+    assert "came in by clients" in said
+    assert said.endswith("explain:  the same\n")
+    assert process.returncode == 0
+    assert "vipd-trace" not in daemon.log
+
+
+@pytest.mark.root
+def test_interleaved_flows_until_ctrl_c(lab: Lab, daemon: Daemon) -> None:
+    with waiting(daemon, "--follow", "-o", "json", WEB) as process:
+        lab.client.send("10.96.0.20", 80, count=6).all_answered()
+        assert process.stdout is not None
+        found = [json.loads(process.stdout.readline()) for _ in range(6)]
+        os.kill(process.pid, signal.SIGINT)
+        assert rest(process) == ""
+    assert process.returncode == 130
+    assert len({each["packet"]["source_port"] for each in found}) == 6
+    assert all(each["agrees"] and each["verdict"] == "delivered" for each in found)
+    # Each has its own rules, and all of them the same.
+    assert len({json.dumps([rule["chain"] for rule in each["rules"]]) for each in found}) == 1
+
+
+@pytest.mark.root
+def test_a_flow_that_began_before(lab: Lab, daemon: Daemon) -> None:
+    with lab.client.open("10.96.0.53", 53, "udp") as flow:
+        flow.ask()
+        with waiting(daemon, "--timeout", "6s", "dns") as process:
+            flow.ask()
+            said = rest(process)
+    assert process.returncode == 5
+    assert "1 of flows that had begun before, whose way was decided then" in said
+
+
+@contextlib.contextmanager
+def foreign(daemon: Daemon, base_chain: str, rule: str) -> Iterator[None]:
+    """A table of somebody else with one rule, in which vipd has no say."""
+    daemon.host.run("nft", f"add table ip wall; add chain ip wall out {{ {base_chain}; }}")
+    daemon.host.run("nft", f"add rule ip wall out {rule}")
+    try:
+        yield
+    finally:
+        daemon.host.run("nft", "delete", "table", "ip", "wall")
+
+
+KUBE_PROXY = """*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SVC-NPX46M4PTMTKRN6Y - [0:0]
+-I PREROUTING 1 -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I OUTPUT 1 -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I POSTROUTING 1 -m comment --comment "kubernetes postrouting: masquerade -j MASQUERADE" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -d 10.100.0.1/32 -p tcp -m comment --comment "default/kubernetes:https cluster IP" -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y
+-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule" -j KUBE-NODEPORTS
+-A KUBE-SVC-NPX46M4PTMTKRN6Y -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -m comment --comment "nothing to masquerade" -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-FIREWALL - [0:0]
+-I FORWARD 1 -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-I OUTPUT 1 -j KUBE-FIREWALL
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+"""  # noqa: E501
+"""What a kube-proxy writes, with comments that speak of masquerading. Its jumps come first."""
+WITHOUT_KUBE_PROXY = """*nat
+-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-D OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-D POSTROUTING -m comment --comment "kubernetes postrouting: masquerade -j MASQUERADE" -j KUBE-POSTROUTING
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-SVC-NPX46M4PTMTKRN6Y - [0:0]
+-X KUBE-SERVICES
+-X KUBE-POSTROUTING
+-X KUBE-NODEPORTS
+-X KUBE-SVC-NPX46M4PTMTKRN6Y
+COMMIT
+*filter
+-D FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-D OUTPUT -j KUBE-FIREWALL
+COMMIT
+"""
+
+
+@pytest.mark.root
+def test_beside_a_kube_proxy(lab: Lab, daemon: Daemon) -> None:
+    """Its chains look like vipd's, and its comments like statements."""
+    daemon.host.run("iptables-restore", "--noflush", text=KUBE_PROXY)
+    try:
+        ended = daemon.vipctl("trace", "--send", "-n", "2", "-o", "json", WEB, check=False)
+        with waiting(daemon, "--from", lab.client.ipv4, "-o", "json", "web") as process:
+            lab.client.send("10.96.0.20", 80).all_answered()
+            forwarded = json.loads(rest(process))["traces"]
+    finally:
+        daemon.host.run("iptables-restore", "--noflush", text=WITHOUT_KUBE_PROXY)
+    found = [*traces(ended), *forwarded]
+    assert [each["differences"] for each in found] == [[], [], []]
+    assert (ended.returncode, process.returncode) == (0, 0)
+    kube = [rule for each in found for rule in each["rules"] if rule["chain"].startswith("KUBE-")]
+    assert {"KUBE-POSTROUTING"} <= {rule["chain"] for rule in kube}
+    assert not any(rule["vipd"] or rule["part"] for rule in kube)
+
+
+@pytest.mark.root
+def test_a_foreign_translation_is_shouted(daemon: Daemon) -> None:
+    ahead, rule = "type nat hook output priority -110", "ip daddr 10.96.0.20 dnat to 10.244.0.11:53"
+    with foreign(daemon, ahead, f"tcp dport 80 {rule}"):
+        ended = daemon.vipctl("trace", "--send", "web", check=False)
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-4:] == [
+        "kernel:   goes to 10.244.0.11:53, not masqueraded; connected",
+        "explain:  goes to 10.244.0.11:8080, not masqueraded",
+        f"decided:  ip wall out: tcp dport 80 {rule} (not a rule of vipd)",
+        "DIFFERENT: explain and the kernel do not agree: it goes another way",
+    ]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("policy", "rule", "shown"),
+    [
+        ("policy accept", "tcp dport 8080 drop", "tcp dport 8080 drop"),
+        ("policy drop", "tcp dport 1 accept", "policy DROP"),
+    ],
+)
+def test_a_foreign_drop_is_shouted(daemon: Daemon, policy: str, rule: str, shown: str) -> None:
+    with foreign(daemon, f"type filter hook output priority 10; {policy}", rule):
+        ended = daemon.vipctl("trace", "--send", "-o", "json", "web", check=False)
+    (found,) = traces(ended)
+    assert (ended.returncode, found["verdict"], found["agrees"]) == (1, "dropped", False)
+    last = found["rules"][-1]
+    assert (last["family"], last["table"], last["chain"], last["vipd"]) == ("ip", "wall", "out", False)
+    assert last["rule"] == shown
+
+
+@pytest.mark.root
+def test_without_a_daemon(daemon: Daemon) -> None:
+    ended = daemon.vipctl("--socket", "/nowhere", "trace", "--send", WEB)
+    assert "no prediction: cannot reach vipd at /nowhere" in ended.stderr
+    assert ended.stdout.splitlines()[-2:] == [
+        "kernel:   goes to 10.244.0.11:8080, not masqueraded; connected",
+        "explain:  not known: cannot reach vipd at /nowhere: No such file or directory",
+    ]
+    named = daemon.vipctl("--socket", "/nowhere", "trace", "web", check=False)
+    assert (named.returncode, "cannot look up web" in named.stderr) == (4, True)
+
+
+@pytest.mark.root
+def test_without_the_right_to(daemon: Daemon) -> None:
+    without = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", WEB)
+    ended = daemon.host.run(*without, *command, check=False)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert "vipctl: trace needs root: " in ended.stderr
+    assert "hint: sudo vipctl trace" in ended.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nope",), 3, "no service nope"),
+        (("--from", "here", "web"), 2, "is a name, not an IP address"),
+        (("--from", "fd00::9", WEB), 2, "of different families"),
+        (("--send", "--from", f"{UPLINK[4]}:7777", "-n", "2", "web"), 2, "good for one packet"),
+        (("--send", "--follow", "web"), 2, "--follow goes neither with"),
+        (("--timeout", "soon", "web"), 2, "is not a duration"),
+        (("--send", "--from", "127.0.0.1", "198.51.100.9:80"), 1, "the packet never came to the rules"),
+    ],
+)
+def test_faults(daemon: Daemon, words: tuple[str, ...], code: int, said: str) -> None:
+    ended = daemon.vipctl("trace", *words, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert said in ended.stderr
+
+
+@pytest.mark.root
+def test_another_host_must_send_by_itself(lab: Lab, daemon: Daemon) -> None:
+    words = ("trace", "--send", "--timeout", "1s", "--from", lab.client.ipv4, "web")
+    ended = daemon.vipctl(*words, check=False)
+    assert ended.returncode == 5
+    assert f"{lab.client.ipv4} is no address of this host: the packet must be sent there" in ended.stderr
+    # The backend's connections are only its own probes: nothing was sent in the client's name.
+    flows = daemon.host.run("conntrack", "-L", "-s", lab.client.ipv4, "-d", "10.96.0.20", check=False)
+    assert "SYN_SENT" not in flows.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["iptables-forwarded", "iptables-ipv6", "legacy-loopback", "nftables-forwarded"]
+)
+def test_a_screen_of_80_columns(name: str) -> None:
+    (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
+    hits = matched_rules(trace, {}, "VIPD")
+    comparison = Comparison(("it goes another way",), None, "is balanced over 900 backends, " * 4)
+    report = Report(trace, hits, outcome_of(trace, hits), comparison, "connected")
+    lines = list(_lines(report, "", Screen(80, False)))
+    assert len(lines) > len(hits) // 2
+    assert max(map(len, lines)) <= 80

@@ -1,0 +1,134 @@
+"""However tracing ends, nothing of it is left in the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.flow import Process, finish, read_line
+from tests.lab.node import Node
+from tests.observe.explain.world import ROOT
+from tests.observe.live_trace.conftest import LOGGER
+from vipd.observe.live_trace import legacy as legacy_log
+
+pytestmark = pytest.mark.root
+
+TARGET = "10.96.0.10:80/tcp"
+PATIENCE = 60.0
+
+ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+
+
+def tables(host: Node) -> str:
+    """Every table of nft."""
+    return host.run("nft", "list", "tables").stdout.strip()
+
+
+def begun(host: Node, *options: str) -> Process:
+    """A trace that waits for packets."""
+    command = ("-m", "vipd.cli.main", "--socket", "/nowhere", "trace", *options, TARGET)
+    process = host.start(
+        "env", f"PYTHONPATH={ROOT}", "sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, *command
+    )
+    assert "no prediction" in read_line(process, PATIENCE)
+    # It comes with the line before, so that there may be nothing left to wait for.
+    assert process.stdout is not None
+    assert "waiting for" in process.stdout.readline()
+    return process
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Return when these processes have ended."""
+    end = time.monotonic() + PATIENCE
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, f"{pids} live on"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_the_table_goes_with_its_process(host: Node, number: signal.Signals) -> None:
+    process = begun(host)
+    assert tables(host) == f"table inet vipd-trace-{process.pid}"
+    os.kill(process.pid, number)
+    code = process.wait(PATIENCE)
+    assert code == (130 if number is signal.SIGINT else -number)
+    assert tables(host) == ""
+    finish(process)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_the_logger_is_put_back(host: Node, legacy: str, number: signal.Signals) -> None:
+    process = begun(host)
+    assert host.sysctl(LOGGER) == "nfnetlink_log"
+    pids = children(process.pid)
+    assert len(pids) == 1
+    if number is not signal.SIGKILL:
+        # ctrl-C, the end of a terminal and of a service reach all processes of the group.
+        os.kill(pids[0], number)
+    os.kill(process.pid, number)
+    process.wait(PATIENCE)
+    wait_until_gone(pids)
+    assert host.sysctl(LOGGER) == legacy
+    assert tables(host) == ""
+    finish(process)
+
+
+def test_whoever_changed_the_logger_meanwhile_keeps_it(host: Node, legacy: str) -> None:
+    process = begun(host)
+    pids = children(process.pid)
+    host.run("sysctl", "-qw", f"{LOGGER}=NONE")
+    process.terminate()
+    process.wait(PATIENCE)
+    wait_until_gone(pids)
+    assert host.sysctl(LOGGER) == "NONE"
+    host.run("sysctl", "-qw", f"{LOGGER}={legacy}")
+    finish(process)
+
+
+def test_two_at_a_time_do_not_meet(host: Node) -> None:
+    first, second = begun(host), begun(host)
+    assert tables(host).count("vipd-trace-") == 2
+    first.kill()
+    first.wait(PATIENCE)
+    assert tables(host) == f"table inet vipd-trace-{second.pid}"
+    # Somebody else's flush does not end it, and neither does it keep others from flushing.
+    host.run("nft", "flush", "ruleset")
+    assert tables(host) == f"table inet vipd-trace-{second.pid}"
+    second.kill()
+    second.wait(PATIENCE)
+    assert tables(host) == ""
+    finish(first)
+    finish(second)
+
+
+def test_a_wait_that_ran_out(host: Node) -> None:
+    process = begun(host, "--timeout", "1s")
+    assert process.wait(PATIENCE) == 5
+    assert "no packet of a new flow" in read_line(process)
+    assert tables(host) == ""
+    finish(process)
+
+
+@pytest.mark.parametrize("number", ENDS[:-1])
+def test_a_child_that_has_done_nothing_yet_puts_the_logger_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """On a busy machine a signal came before the child ignored it, and the logger stayed."""
+    setting = tmp_path / "2"
+    setting.write_text("NONE")
+    monkeypatch.setattr(os, "setsid", lambda: time.sleep(0.5))
+    switched = legacy_log._logger_switched(setting)
+    with switched:
+        assert setting.read_text() == legacy_log.WANTED
+        os.kill(switched._guard, number)
+    assert setting.read_text() == "NONE"

@@ -1,0 +1,299 @@
+"""`vipctl rules` on real kernels, beside a real daemon and without it: both dataplanes, both variants."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.observe.rule_tree.room import KINDS, Room, started
+from vipd.dataplane.iptables.names import hashed
+
+pytestmark = pytest.mark.root
+
+SENDER = """
+import socket, sys
+# All open at a time: each has a port of its own, and so is a flow of its own.
+senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(sys.argv[1]))]
+for sender in senders:
+    sender.sendto(b"x" * 20, ("10.96.0.10", 53))
+"""
+SENT = 25
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(filter(None, kind)))
+def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+    dataplane, variant = request.param
+    for program in ("nft",) if dataplane == "nftables" else (f"iptables-{variant}",):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    yield from started(dataplane, variant)
+
+
+IN_ONE = pytest.mark.parametrize("room", [KINDS[2]], indirect=True, ids=["nftables"])
+"""For what does not depend on the dataplane."""
+IN_TWO = pytest.mark.parametrize(
+    "room", [KINDS[0], KINDS[2]], indirect=True, ids=["iptables-nft", "nftables"]
+)
+"""For what does not depend on the variant."""
+
+
+def nodes(tree: dict[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+    """Every node of a kind."""
+    todo = list(tree["nodes"])
+    while todo:
+        node = todo.pop(0)
+        todo += node.get("children", [])
+        if node["kind"] == kind:
+            yield node
+
+
+def test_a_service_is_shown_as_the_daemon_means_it(room: Room) -> None:
+    found = room.rules("shop/web")
+    assert found["notes"] == []
+    assert [(t["service_port"], t["family"], t["faults"]) for t in found["services"]] == [
+        ("shop/web:http", "ipv4", []),
+        ("shop/web:http", "ipv6", []),
+    ]
+    tree = found["services"][0]
+    assert {node["name"] for node in nodes(tree, "frontend")} == {"10.96.0.20:80/tcp", "node port 30080/tcp"}
+    shares = {node["name"]: node["share"] for node in nodes(tree, "backend")}
+    expected = {"10.244.0.7:8080": 0.25, "10.244.0.8:8080": 0.5, "10.244.0.9:8080": 0.25}
+    assert shares == pytest.approx(expected, abs=1e-6)
+    chain = room.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["chain"]
+    assert chain in {node["name"] for node in nodes(tree, "chain")}
+
+
+def test_names_chains_shares_and_counts_stand_side_by_side(room: Room) -> None:
+    text = room.vipctl("shop/web").stdout
+    assert re.search(r"^shop/web:http, tcp, ipv4, (iptables v|table ip vipd)", text)
+    assert re.search(
+        r"^ +\d+ +\d+ +50\.0 .* to 10\.244\.0\.8:8080, (probability 0\.6666|2 of 4 slots)", text, re.M
+    )
+    if room.dataplane == "iptables":
+        assert re.search(r"VIPD-SEP-[A-Z2-7]{16}: 10\.244\.0\.8:8080$", text, re.M)
+
+
+def test_counters_move_with_packets(room: Room) -> None:
+    def parsed() -> tuple[int, int, int]:
+        tree = room.rules("10.96.0.10:53/udp")["services"][0]
+        frontend = next(nodes(tree, "frontend"))
+        counted = [node for node in nodes(tree, "rule") if "10.244.0" in node["text"]]
+        through = sum(
+            node.get("packets", 0)
+            for node in (*nodes(tree, "backend"), *counted)
+            if "DNAT" not in node["text"]
+        )
+        return frontend["packets"], frontend["bytes"], through
+
+    before = parsed()
+    subprocess.run(
+        ["ip", "netns", "exec", room.host.namespace, sys.executable, "-c", SENDER, str(SENT)],
+        check=True,
+        timeout=60,
+    )
+    packets, octets, through = (now - then for now, then in zip(parsed(), before, strict=True))
+    # A datagram of 20 bytes has 48 with its headers.
+    assert (packets, octets, through) == (SENT, 48 * SENT, SENT)
+
+
+@IN_TWO
+def test_a_service_without_backends_shows_how_it_is_refused(room: Room) -> None:
+    tree = room.rules("empty")["services"][0]
+    assert tree["faults"] == []
+    texts = [node["text"] for kind in ("frontend", "rule") for node in nodes(tree, kind)]
+    assert any("refused" in text for text in texts)
+
+
+def test_everything_is_shared_chains_then_services(room: Room) -> None:
+    found = room.rules()
+    assert [tree["faults"] for tree in (*found["shared"], *found["services"])] == [[]] * (
+        len(found["shared"]) + len(found["services"])
+    )
+    assert len(found["shared"]) == 2
+    text = room.vipctl().stdout
+    if room.dataplane == "nftables":
+        assert re.search(r"^many/s7 +tcp +10\.97\.0\.7:80 +1 +0 +0 +-$", text, re.M)
+        refused = room.vipctl("--format", "dot", code=2)
+        assert "name one, or --all" in refused.stderr
+    else:
+        assert (
+            text.index("shared chains, ipv4")
+            < text.index("dns, udp, ipv4")
+            < text.index("shop/web:http, tcp, ipv4")
+        )
+
+
+@IN_ONE
+def test_a_drawing_of_a_real_service(room: Room) -> None:
+    drawing = ET.fromstring(room.vipctl("shop/web", "--format", "svg").stdout)  # noqa: S314 (by graphviz)
+    assert "10.96.0.20:80/tcp" in {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert room.vipctl("shop/web", "--format", "mermaid").stdout.startswith("flowchart LR\n")
+
+
+@IN_TWO
+def test_a_chain_from_a_log_is_traced_to_its_service(room: Room) -> None:
+    if room.dataplane == "nftables":
+        name = "VIPD-SVC-" + hashed("shop/web:http" + "tcp")
+        assert f"{name} was of shop/web:http; it is not there now" in room.vipctl(name).stdout
+        return
+    endpoints = room.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["endpoints"]
+    chain = next(each["chain"] for each in endpoints if each["address"] == "10.244.0.8")
+    text = room.vipctl(chain).stdout
+    assert text.startswith(f"{chain} is of backend 10.244.0.8:8080 of shop/web:http\n")
+    assert re.search(rf"{chain}: .* <--$", text, re.M)
+    assert "this host becomes the source" in room.vipctl("VIPD-POSTROUTING").stdout
+
+
+@IN_ONE
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nothing",), 3, "no service nothing in the kernel; hint: "),
+        (("10.96.9.9:80/tcp",), 3, "no service 10.96.9.9:80/tcp"),
+        (("VIPD-SEP-AAAAAAAAAAAAAAAA",), 3, "no chain VIPD-SEP-AAAAAAAAAAAAAAAA"),
+        (("--format", "png"), 2, "png"),
+        (("shop/web", "--format", "dot", "-o", "json"), 2, "exclude each other"),
+        (("shop/web", "dns"), 2, "unexpected extra argument"),
+    ],
+)
+def test_wrong_words_are_answered(room: Room, words: tuple[str, ...], code: int, said: str) -> None:
+    done = room.vipctl(*words, code=code)
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+@IN_ONE
+def test_without_root_the_way_is_told(room: Room) -> None:
+    argv = room.argv("shop/web")
+    plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    done = subprocess.run(
+        [*argv[:4], *plain, *argv[4:]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 4
+    assert done.stderr == "vipctl: the kernel shows its rules to root only; hint: sudo vipctl rules\n"
+
+
+@IN_ONE
+def test_without_graphviz_the_way_is_told(room: Room) -> None:
+    dot = shutil.which("dot")
+    assert dot is not None
+    # In a namespace of mounts of its own, dot is a file that nobody can run.
+    hide = f'mount --bind /dev/null {Path(dot).resolve()} && exec "$@"'
+    argv = ["unshare", "--mount", "bash", "-c", hide, "bash", *room.argv("shop/web", "--format", "svg")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("vipctl: cannot draw: ")
+
+
+def on_terminal(argv: list[str], columns: int) -> str:
+    """What a program prints on a terminal of so many columns."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen(argv, stdout=slave, stderr=slave, stdin=subprocess.DEVNULL, env=environment)
+    os.close(slave)
+    said = b""
+    try:
+        while part := _read(master):
+            said += part
+        assert process.wait(60) == 0, said.decode()
+    finally:
+        os.close(master)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return said.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+@IN_TWO
+@pytest.mark.parametrize("words", [(), ("shop/web",)])
+def test_a_screen_of_80_columns_is_enough(room: Room, words: tuple[str, ...]) -> None:
+    said = on_terminal(room.argv(*words), 80)
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+    assert "├" in said
+
+
+@IN_ONE
+def test_head_ends_it_quietly(room: Room) -> None:
+    argv = ["bash", "-c", '"$@" | head -n 1', "bash", *room.argv("shop/web")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("shop/web:http")
+    assert done.stderr == ""
+
+
+@pytest.fixture
+def stopped(room: Room) -> Room:
+    """The daemon ended, its rules left. Used by the last tests of this file: nothing starts it again."""
+    if room.host.process is not None:
+        assert room.host.end(signal.SIGTERM) == 0
+    return room
+
+
+@IN_TWO
+def test_without_a_daemon_it_says_where_names_come_from(stopped: Room) -> None:
+    frontend = stopped.vipctl("10.96.0.20:80/tcp")
+    assert "the daemon does not answer" in frontend.stderr
+    assert "10.244.0.8:8080" in frontend.stdout
+    if stopped.dataplane == "iptables":
+        assert "names are those in the comments on rules" in frontend.stderr
+        assert stopped.vipctl("shop/web").stdout.startswith("shop/web:http, tcp, ipv4")
+        assert stopped.vipctl(re.findall(r"VIPD-SEP-\w+", frontend.stdout)[0]).stdout
+    else:
+        assert "nftables has no names of services" in frontend.stderr
+        assert "give a frontend" in stopped.vipctl("shop/web", code=3).stderr
+
+
+@IN_TWO
+def test_what_others_did_is_marked(stopped: Room) -> None:
+    if stopped.dataplane == "nftables":
+        chain = next(
+            name for name in stopped.host.tool("nft", "list", "chains").split() if name.startswith("random-4")
+        )
+        stopped.tool("nft", "insert", "rule", "ip", "vipd", chain, "ip", "saddr", "192.0.2.9", "accept")
+        stopped.tool("nft", "flush", "chain", "ip", "vipd", "postrouting")
+        damaged = ["ip saddr 192.0.2.9 accept: not written by vipd"]
+    else:
+        text = stopped.vipctl("10.96.0.20:80/tcp").stdout
+        chain = re.findall(r"VIPD-SVC-\w+", text)[0]
+        stopped.tool("iptables", "-t", "nat", "-I", chain, "-s", "192.0.2.9", "-j", "RETURN")
+        sep = re.findall(r"VIPD-SEP-\w+", text)[0]
+        stopped.tool("iptables", "-t", "nat", "-F", sep)
+        stopped.tool("iptables", "-t", "nat", "-F", "VIPD-POSTROUTING")
+        damaged = [
+            "-s 192.0.2.9/32 -j RETURN: not written by vipd",
+            "backend: it is empty, so new flows go past it",
+        ]
+    tree = stopped.rules("10.96.0.20:80/tcp")["services"][0]
+    assert tree["faults"] == damaged
+    done = stopped.vipctl("10.96.0.20:80/tcp")
+    assert re.search(r"! not written by vipd$", done.stdout, re.M)
+    assert f"{len(damaged)} thing" in done.stderr
+    assert "hint: vipctl diff" in done.stderr
+    shared = stopped.rules()["shared"][0]
+    assert any("it is empty" in fault for fault in shared["faults"])
+
+
+@IN_TWO
+def test_where_nothing_is_nothing_is_shown(stopped: Room) -> None:
+    stopped.host.cleanup()
+    done = stopped.vipctl()
+    assert done.stdout == ""
+    assert "the kernel has no rule of vipd" in done.stderr
+    assert "the kernel has no rule of vipd; see vipctl status" in stopped.vipctl("shop/web", code=3).stderr

@@ -1,0 +1,78 @@
+"""A TCP relay before a server, which can be cut, or let watches fall silent without ending them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.lab.held_ports import held_ports
+
+
+class Relay:
+    """Listens on a loopback port, which is held for it, and passes bytes on to another one."""
+
+    def __init__(self, port: int, to: int) -> None:
+        self.to = to
+        """Where connections lead; may be changed while it is cut."""
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._passing: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._silent: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
+
+    async def cut(self) -> None:
+        """End every connection, take no new one."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._passing):
+            task.cancel()
+        await asyncio.gather(*self._passing, return_exceptions=True)
+
+    def silence(self) -> None:
+        """The watches that are open stay open and carry nothing more; everything else works."""
+        self._silent.update(self._watches)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._passing[task] = [writer]
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
+            self._passing[task].append(far_writer)
+            await asyncio.gather(self._pump(task, reader, far_writer), self._pump(task, far_reader, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            for each in self._passing.pop(task):
+                each.transport.abort()
+
+    async def _pump(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while data := await reader.read(65536):
+            if data.startswith(b"POST /v3/watch"):
+                self._watches.add(task)
+            if task not in self._silent:
+                writer.write(data)
+                await writer.drain()
+        raise ConnectionResetError
+
+
+@asynccontextmanager
+async def relay(url: str) -> AsyncIterator[Relay]:
+    """A relay before the server of a URL."""
+    with held_ports(1) as (port,):
+        made = Relay(port, int(url.rpartition(":")[2]))
+        await made.open()
+        try:
+            yield made
+        finally:
+            await made.cut()
