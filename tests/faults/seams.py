@@ -54,7 +54,10 @@ BESIDE = (
     Seam(
         "neighbours and sockets of this host",
         "vipd.host.reader:read_neighbours",
-        ("vipd.host.reader", "vipd.host.network", "vipd.host.local_sockets", "vipd.host.rtnetlink"),
+        (
+            *("vipd.host.reader", "vipd.host.network", "vipd.host.local_sockets"),
+            *("vipd.host.processes", "vipd.host.rtnetlink"),
+        ),
         "this host cannot be looked at",
     ),
     Seam(

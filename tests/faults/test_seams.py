@@ -158,7 +158,8 @@ def test_every_mode_that_means_no_fault_is_listed_with_its_reason() -> None:
 
 
 numbers = iter(range(1, 200))
-Yardstick = Callable[[float, Callable[[int], float], str], None]
+further_numbers = iter(range(1000, 20000))
+"""Of services that only show how long a change takes."""
 
 
 class FaultyDaemon(Daemon):
@@ -178,13 +179,14 @@ class FaultyDaemon(Daemon):
     def adds(self, number: int) -> float:
         """Add a service by vipctl; how many seconds until it is in the kernel."""
         began = time.monotonic()
-        added = self.vipctl("add", f"10.96.8.{number}:80/tcp", "10.244.0.11", check=False)
+        address = f"10.{96 + number // 240}.8.{number % 240}"
+        added = self.vipctl("add", f"{address}:80/tcp", "10.244.0.11", check=False)
         assert added.returncode == 0, (added.stderr, self.log)
         return time.monotonic() - began
 
     def declares(self, number: int) -> float:
         """Add a service by a file; how many seconds until it is in the kernel."""
-        began, service = time.monotonic(), f"10.96.9.{number}"
+        began, service = time.monotonic(), f"10.{96 + number // 240}.9.{number % 240}"
         declared = f"  - {{name: other, address: {service}, ports: [80], backends: [10.244.0.11]}}\n"
         self.write(declared, "o.yaml")
         self.wait_until(lambda: self.endpoints(f"{service}:80/tcp"), ["10.244.0.11:80"])
@@ -227,6 +229,43 @@ class FaultyDaemon(Daemon):
         self.wait_in_sync(RECOVERY_SECONDS)
 
 
+class Yardstick:
+    """Compares how long a change takes beside a fault with the same change on the same daemon without it.
+
+    A machine that others use is slow for seconds: the quickest of three changes counts, and the daemon is
+    measured again once nothing fails."""
+
+    def __init__(self, daemon: FaultyDaemon) -> None:
+        self._daemon = daemon
+        self._without = self._measured()
+        self._slow: list[tuple[str, float, float]] = []
+
+    def _measured(self) -> dict[str, float]:
+        ways = (self._daemon.adds, self._daemon.declares)
+        return {way.__name__: max(way(next(further_numbers)) for _ in range(3)) for way in ways}
+
+    def change(self, way: Callable[[int], float], mode: str, number: int | None = None) -> None:
+        """Make a change while a seam fails. What takes its time to fail may hold up the step at work and the
+        step of the change, once each."""
+        beside = LATER_SECONDS + (2 * TIMEOUT_SECONDS if mode == "timeout" else 0.0)
+        took = way(next(further_numbers) if number is None else number)
+        for _ in range(2):
+            if took > SLOWER * self._without[way.__name__] + beside:
+                took = min(took, way(next(further_numbers)))
+        print(f"{way.__name__}: {took:.2f} s, and {self._without[way.__name__]:.2f} s while nothing fails")
+        if took > SLOWER * self._without[way.__name__] + beside:
+            self._slow.append((way.__name__, took, beside))
+
+    def judge(self) -> None:
+        """Once nothing fails: fail if a change took long that does not take long without the fault."""
+        slow, self._slow = self._slow, []
+        without = self._measured() if slow else {}
+        assert [each for each in slow if each[1] > SLOWER * without[each[0]] + each[2]] == [], (
+            without,
+            self._daemon.log[-3000:],
+        )
+
+
 @pytest.fixture(scope="module")
 def daemon(
     lab: Lab, equipment: Equipment, tmp_path_factory: pytest.TempPathFactory
@@ -249,22 +288,7 @@ def daemon(
 
 @pytest.fixture(scope="module")
 def yardstick(daemon: FaultyDaemon) -> Yardstick:
-    """Compares how long a change took with the same change on the same daemon while nothing fails."""
-    without = {
-        way.__name__: max(way(next(numbers)) for _ in range(3)) for way in (daemon.adds, daemon.declares)
-    }
-
-    def soon(took: float, way: Callable[[int], float], mode: str) -> None:
-        """What takes its time to fail may hold up the step at work and the step of the change, once each."""
-        longest = (
-            SLOWER * without[way.__name__]
-            + LATER_SECONDS
-            + (2 * TIMEOUT_SECONDS if mode == "timeout" else 0.0)
-        )
-        print(f"{way.__name__}: {took:.2f} s, and {without[way.__name__]:.2f} s while nothing fails")
-        assert took <= longest, (took, without, daemon.log[-3000:])
-
-    return soon
+    return Yardstick(daemon)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -275,17 +299,18 @@ def test_what_fails_beside_holds_up_nobody_and_is_named(
     number, again, logged = next(numbers), next(numbers), daemon.log.count("Traceback")
     daemon.fail(mode, *BESIDE)
     daemon.touch(number)
-    yardstick(daemon.adds(number), daemon.adds, mode)
+    yardstick.change(daemon.adds, mode, number)
     kind_of_change = equipment.deeds[TOUCHING[equipment.dataplane]]
     named = ended(lambda: touched_and_told(daemon, kind_of_change, BESIDE, mode), RECOVERY_SECONDS)
     assert named, daemon.silent(BESIDE, mode)
     # Only now: no seam is passed for what stands in a file that cannot be read.
     daemon.fail(mode, *seams)
     daemon.touch(again)
-    yardstick(daemon.adds(again), daemon.adds, mode)
+    yardstick.change(daemon.adds, mode, again)
     daemon.wait_until(lambda: daemon.silent(seams, mode), [])
     assert daemon.log.count("Traceback") - logged <= 2 * len(seams), "each is logged once"
     daemon.recovers(seams)
+    yardstick.judge()
     assert daemon.endpoints("watched")[:1] == [f"10.244.0.{20 + again}:80"], (
         "as the file says that could not be read"
     )
@@ -298,9 +323,10 @@ def test_a_disk_that_fails_holds_up_no_file(daemon: FaultyDaemon, yardstick: Yar
     daemon.fail(mode, *DISK)
     added = daemon.vipctl("add", f"10.96.8.{number}:80/tcp", "10.244.0.11", check=False)
     assert (added.returncode == 0) == (mode in RETURNS), "what is not on disk is not accepted"
-    yardstick(daemon.declares(number), daemon.declares, mode)
+    yardstick.change(daemon.declares, mode, number)
     daemon.wait_until(lambda: daemon.silent(DISK, mode), [])
     daemon.recovers(DISK)
+    yardstick.judge()
     daemon.adds(next(numbers))  # the fault of a request is named until such a request is answered
     assert daemon.status()["pid"] == pid
 
@@ -316,7 +342,8 @@ def test_programs_that_fail_are_named_and_made_up_for(
     daemon.wait_until(lambda: daemon.silent(PROGRAMS, mode) or daemon.status()["state"] == "in-sync", False)
     daemon.recovers(PROGRAMS)
     assert daemon.endpoints(f"{service}:80/tcp") == ["10.244.0.11:80"]
-    yardstick(daemon.declares(next(numbers)), daemon.declares, "")
+    yardstick.change(daemon.declares, "")
+    yardstick.judge()
     assert daemon.status()["pid"] == pid
 
 
@@ -329,12 +356,13 @@ def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
     known = daemon.endpoints("followed")
     daemon.fail(mode, seam)
     daemon.puts(number)
-    yardstick(daemon.adds(number), daemon.adds, mode)
-    yardstick(daemon.declares(number), daemon.declares, mode)
+    yardstick.change(daemon.adds, mode, number)
+    yardstick.change(daemon.declares, mode, number)
     daemon.wait_until(lambda: daemon.silent((seam,), mode), [])
     assert daemon.endpoints("followed") in (known, [f"10.244.9.{number}:80"]), "it serves on"
     assert daemon.log.count("Traceback") - logged <= 2, "it is logged once"
     daemon.recovers((seam,))
+    yardstick.judge()
     daemon.wait_until(lambda: daemon.endpoints("followed"), [f"10.244.9.{number}:80"])
     assert daemon.status()["pid"] == pid
 
@@ -349,13 +377,14 @@ def test_requests_that_fail_are_answered_so_and_hold_up_nothing_else(
     for _ in range(3):
         assert daemon.vipctl(*add, check=False).returncode != 0
         assert daemon.asks(METRICS_PATH) == 500
-    yardstick(daemon.declares(number), daemon.declares, mode)
+    yardstick.change(daemon.declares, mode, number)
     daemon.wait_until(lambda: daemon.silent(REQUESTS, mode), [])
     assert daemon.log.count("Traceback") - logged <= 2 * len(REQUESTS), "each is logged once"
     daemon.fail("")
     daemon.vipctl(*add)
     assert daemon.asks(METRICS_PATH) == 200
     daemon.recovers(REQUESTS)
+    yardstick.judge()
     assert daemon.status()["pid"] == pid
 
 
