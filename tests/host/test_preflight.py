@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from vipd.host import preflight as start
-from vipd.host.preflight import StartError, namespace_locks, state_lock
+from vipd.host.preflight import StartError, held_files, namespace_locks, state_lock
 from vipd.host.settings.settings import Settings
 
 PREFIX = "STARTT"
@@ -239,3 +241,23 @@ def test_other_errors_of_locking_are_what_they_are(
     with state_lock(settings(tmp_path)):
         assert "another vipd runs" in str(refused(tmp_path)), "it is held without its pid in it"
     assert "cannot be written: No space left on device; hint: df" in caplog.text
+
+
+def test_a_lock_for_which_several_wait_is_seen(tmp_path: Path) -> None:
+    """The kernel indents those who wait behind others: as it does for /run/xtables.lock on a busy host."""
+    file = tmp_path / "lock"
+    program = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), int(sys.argv[2]))"
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = []
+        for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_SH):
+            waiting.append(subprocess.Popen([sys.executable, "-c", program, str(file), str(kind)]))
+            while sum(f":{file.stat().st_ino} " in line for line in locks()) <= len(waiting):
+                time.sleep(0.01)
+        assert any(re.match(r"\d+:  +->", line) for line in locks()), "one of them waits behind another"
+        assert file.stat().st_ino in held_files(Path("/proc"))
+    assert [process.wait(30) for process in waiting] == [0, 0, 0]
+
+
+def locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()

@@ -32,8 +32,10 @@ _LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
 _TRIES, _PAUSE_SECONDS = 5, 0.05
 """For a lock of a network namespace: another start may hold it for a moment, to see whether anybody does."""
 _LONGEST_PID = 20
-_HELD = re.compile(r"\d+: (?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
-"""A line of /proc/locks."""
+_HELD = re.compile(r"\d+: +(?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
+"""A line of /proc/locks. A lock that waits has an arrow; one that waits behind a waiting one is indented."""
+_LOCKS_READ_AT_ONCE = 4096
+"""Characters of /proc/locks that the kernel gives from one moment (fs/seq_file.c: a page)."""
 CAP_NET_ADMIN = 12
 """Its bit (linux/capability.h)."""
 
@@ -131,8 +133,14 @@ def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
 
 def held_files(proc: Path) -> frozenset[int]:
     """The inodes of files that somebody has locked. Raises OSError, and ValueError for a list of the kernel's
-    that is not understood."""
-    found = [_HELD.match(line) for line in (proc / "locks").read_text(errors="replace").splitlines()]
+    that is not understood.
+
+    A longer list is read three times: while others lock and unlock, one reading leaves out locks that are
+    held all the time (120 locks held: 268 of 4,226 readings)."""
+    text = (proc / "locks").read_text(errors="replace")
+    if len(text) > _LOCKS_READ_AT_ONCE - 100:
+        text += "".join((proc / "locks").read_text(errors="replace") for _ in range(2))
+    found = [_HELD.match(line) for line in text.splitlines()]
     if None in found:
         raise ValueError(f"{proc}/locks is not understood")
     return frozenset(int(each[1]) for each in found if each)
