@@ -138,6 +138,7 @@ def test_accepted_versions_that_conflict_do_not_hang_the_merge() -> None:
     assert merged.problems
 
 
+@pytest.mark.slow
 def test_an_edited_file_beside_its_copy_is_merged_in_reasonable_time() -> None:
     def many(path: str, number: int) -> Declaration:
         return declared(*(service(f"s{n}", f"10.97.{n // 250}.{n % 250}", path, n) for n in range(number)))
@@ -185,6 +186,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Declaration]]:
     return draw(st.lists(st.dictionaries(NAMES, candidate, max_size=4), min_size=1, max_size=5))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(histories())
 def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(

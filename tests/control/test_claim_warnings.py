@@ -161,6 +161,7 @@ def test_connections_are_no_listening_sockets(tmp_path: Path) -> None:
     assert LocalSockets(proc(tmp_path, 0, "01")).read() == ()
 
 
+@pytest.mark.slow
 def test_ten_thousand_services_cost_a_look_nothing_and_the_first_admission_little() -> None:
     many = [service(f"s{n}", f"10.96.{n // 250}.{n % 250 + 1}", node_port=None) for n in range(10_000)]
     facts = replace(GATEWAY, neighbours={f"10.0.1.{n}": LIVE for n in range(2, 200)}, guarded=(SSHD,))

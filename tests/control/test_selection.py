@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from tests.declaration.strategies import PATIENT, services
@@ -100,6 +101,7 @@ def plain(service: Service) -> Service:
     )
 
 
+@pytest.mark.slow
 @PATIENT
 @given(services().map(plain))
 def test_every_frontend_is_forwarded_once_and_every_backend_is_somewhere(service: Service) -> None:

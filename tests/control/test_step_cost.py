@@ -188,6 +188,7 @@ async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     return counted.calls, set().union(*plane.updates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_after_one_change_costs_the_same_however_many_services_there_are(name: str) -> None:
     few, touched = asyncio.run(step_calls(CASES[name], FEW))
@@ -255,6 +256,7 @@ DEEPER = 2.0
 """A tree over twenty times as many addresses is a level deeper, and the groups on the way are fuller."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a backend", "a new service", "a removed service"])
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_planning_one_change_costs_the_same_however_many_services_there_are(

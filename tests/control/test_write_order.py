@@ -75,6 +75,7 @@ def test_at_the_start_all_is_written_at_once() -> None:
     lived(story, SMALL, large(3))
 
 
+@pytest.mark.slow
 def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
     async def story(world: World) -> None:
         await world.settled(world.reconciler.wake())

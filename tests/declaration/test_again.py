@@ -63,6 +63,7 @@ def origins(declaration: Declaration) -> list[object]:
     return [service.origin for service in declaration.services]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([TEXT, BARE, TAILED]), EDITS)
 @example(TEXT, [(TEXT.index("  - name: web-4"), 0, '  - name: "web-40\n')])

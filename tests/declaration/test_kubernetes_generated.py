@@ -38,6 +38,7 @@ def test_golden_manifests_are_there() -> None:
     assert len(GOLDEN) >= 20
 
 
+@pytest.mark.slow
 @PATIENT
 @given(manifests())
 def test_formatting_generated_manifests_is_read_back(manifest: Json) -> None:
@@ -68,6 +69,7 @@ def states_by_rule(manifest: Json, of: str, port: Json) -> dict[tuple[str, int],
     return found
 
 
+@pytest.mark.slow
 @PATIENT
 @given(manifests())
 def test_each_port_has_exactly_the_endpoints_of_its_slices(manifest: Json) -> None:
@@ -130,6 +132,7 @@ def never_raises(tree: object, write: Callable[[object], str]) -> None:
         assert again == Declaration(declaration.services)
 
 
+@pytest.mark.slow
 @PATIENT
 @given(manifests(), st.lists(st.integers(0, 9), min_size=1, max_size=9), SHAPES)
 def test_any_damage_to_a_manifest_gives_a_declaration(manifest: Json, path: list[int], value: object) -> None:

@@ -299,6 +299,7 @@ def test_json_of_any_depth_gives_problems() -> None:
     assert parse_service({"address": spec, "ports": spec}, Origin("cli"))[1]
 
 
+@pytest.mark.slow
 @PATIENT
 @given(st.lists(services(), max_size=4, unique_by=lambda service: service.name))
 def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -> None:
@@ -309,6 +310,7 @@ def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -
     assert all("already belongs to" in problem.what for problem in declaration.problems)
 
 
+@pytest.mark.slow
 @PATIENT
 @given(services())
 def test_a_spec_is_read_back_as_the_same_service(service: Service) -> None:

@@ -304,7 +304,7 @@ def _subject(order: Json) -> Subject:
     return Subject(order["service"], order["backend"])
 
 
-pytestmark = pytest.mark.timeout(300 + 3 * EXAMPLES)
+pytestmark = [pytest.mark.timeout(300 + 3 * EXAMPLES), pytest.mark.slow]
 TestOrders = ActiveOverrides.TestCase
 TestOrders.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)

@@ -80,6 +80,7 @@ def cold_start(state: tuple[Service, ...], cidrs: tuple[str, ...]) -> dict[tuple
     return rules(kernel)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, ...]) -> None:
@@ -91,6 +92,7 @@ def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, .
             assert not walking.plan()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(walk=states.walks, cidrs=states.cluster_cidrs, restarts=st.sets(st.integers(0, 5)))
 def test_a_restart_finds_nothing_to_do_and_walks_on(
@@ -108,6 +110,7 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
             assert rules(kernel) == cold_start(state, cidrs)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
@@ -123,6 +126,7 @@ def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str,
         assert rules(kernel) == cold_start(walk[-1], cidrs)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(before=states.state(), after=states.state(), cidrs=states.cluster_cidrs)
 def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
@@ -138,6 +142,7 @@ def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
         assert not ours(kernel)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(walk=states.walks)
 def test_rules_of_others_are_untouched(walk: Walk) -> None:
@@ -181,6 +186,7 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
                 assert namespace_rules(namespace, f"{stem}-{variant}-save") == tables(kernel.saved(family))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...]) -> None:
@@ -194,6 +200,7 @@ def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...
                     assert traced == pytest.approx(dict(shares), abs=2e-5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
@@ -201,6 +208,7 @@ def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str,
     check_each_block(walk, cidrs, lambda old, new, policy: frontends(old) & frontends(new))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed_by_a_large_load(

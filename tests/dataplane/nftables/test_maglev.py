@@ -25,6 +25,7 @@ names = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [(1,), (1, 1, 2, 3, 10)])
 def test_whoever_comes_or_goes_moves_its_own_share_alone(weights: tuple[int, ...]) -> None:
     """From one backend to thirty: what moves when one comes is what moves back when it goes."""
@@ -73,6 +74,7 @@ def test_many_backends_have_a_place_each() -> None:
     assert set(table) == set(range(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 7, 30, 100, 101])
 @pytest.mark.parametrize("weights", [(1,), (1, 2, 3, 10), (1, 65535), range(1, 400)])
 def test_the_table_is_the_one_of_the_whole_match(count: int, weights: tuple[int, ...]) -> None:
@@ -129,6 +131,7 @@ print(table / drawing)
 """
 
 
+@pytest.mark.slow
 def test_three_thousand_backends_take_little_memory_and_little_more_than_their_numbers() -> None:
     """They took 2.4 GB, and a hundred times as long as what has to be drawn for them takes: now two to three
     times."""

@@ -144,6 +144,7 @@ def test_however_it_goes(steps: list[tuple[str, str, float, bool]]) -> None:
     assert peace.warnings(now + WINDOW_SECONDS) == ()
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 0.5), min_size=200, max_size=400))
 def test_a_fighter_gets_few_repairs(delays: list[float]) -> None:
     """However fast one undoes, no minute holds more than the free repairs and the doubling ones."""
