@@ -18,6 +18,7 @@ from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
 from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
+from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
 from vipd.observe.flow_stats.collector import Numbers
@@ -60,9 +61,9 @@ class StatsRoutes:
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return answer(
             {
-                "at": _time_text(numbers.counting.at.timestamp()),
+                "at": time_text(numbers.counting.at, milliseconds=True),
                 "conntrack": {
-                    "at": _time_text(told.at.timestamp()) if told else None,
+                    "at": time_text(told.at, milliseconds=True) if told else None,
                     "entries": table.entries,
                     "max": table.limit,
                     "accounting": table.accounting,
@@ -180,10 +181,3 @@ def _limit(word: str) -> int:
     if not known or not 0 < int(word) <= MOST_FLOWS:
         raise RefusedError("malformed", f"limit={word[:_MOST_SHOWN]}", "", f"1 to {MOST_FLOWS}")
     return int(word)
-
-
-def _time_text(moment: float) -> str:
-    """RFC 3339 in UTC with milliseconds, for rates are made of it."""
-    milliseconds = round(moment * 1000)
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{whole}.{milliseconds % 1000:03d}Z"

@@ -66,6 +66,7 @@ from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check_target import Target
+from vipd.model.formatting import time_text
 from vipd.model.override import Subject
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
@@ -73,7 +74,6 @@ from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.observers import Observed, Observers
-from vipd.observe.views import time_text
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore

@@ -12,6 +12,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Task
 from vipd.model.durations import Durations
+from vipd.model.formatting import time_text
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import Numbers
 from vipd.observe.listeners import Listeners, Place
@@ -20,7 +21,6 @@ from vipd.observe.metrics.flows import reader
 from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.page.page_state import Board, Facts
 from vipd.observe.page.server import StatusPage
-from vipd.observe.views import time_text
 from vipd.sources.base import Source
 
 

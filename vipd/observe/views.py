@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from itertools import islice
 
 from vipd.control.readiness import ready_backends
@@ -15,6 +14,7 @@ from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, listed
 from vipd.declaration.unit import Unit
 from vipd.model.backend_status import BackendStatuses
+from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
@@ -23,11 +23,6 @@ from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""
-
-
-def time_text(moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC, to the second."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
 def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
-from vipd.cli.stats import per_second, size
 from vipd.dataplane.counting import Place
 from vipd.dataplane.iptables.counters import counter_deltas as tallying
 from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, Tally
@@ -30,6 +29,7 @@ from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.model.formatting import per_second, size
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import book
