@@ -21,7 +21,7 @@ from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_front
 from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.traffic import Flow, FlowTable, Sums
 from vipd.observe.flow_stats.traffic_counting import Uncounted
 
@@ -37,7 +37,7 @@ Test = Callable[[Flow], bool]
 class StatsRoutes:
     """Answers `/v1/stats` and `/v1/conntrack`. `numbers` is asked at each request."""
 
-    def __init__(self, reconciler: Reconciler, numbers: Callable[[], Numbers | None]) -> None:
+    def __init__(self, reconciler: Reconciler, numbers: Callable[[], FlowStats | None]) -> None:
         self._reconciler, self._numbers = reconciler, numbers
         self._turns = Turns(MOST_LISTINGS)
 
@@ -55,9 +55,9 @@ class StatsRoutes:
         backends = "backends" not in request.query or flag_of(request, "backends")
         await numbers.refresh()
         told, fault = await _sums(numbers.table)
-        table, ledger = numbers.table.table(), numbers.counting.ledger
+        table, totals = numbers.table.table(), numbers.counting.totals
         uncounted = numbers.traffic.uncounted(table)
-        counted = Counted(ledger, told.backends if told else None, traffic=uncounted is None)
+        counted = Counted(totals, told.backends if told else None, traffic=uncounted is None)
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return answer(
             {
@@ -69,7 +69,7 @@ class StatsRoutes:
                     "accounting": table.accounting,
                     "fault": fault,
                 },
-                "traffic": _traffic_view(uncounted, ledger.lost),
+                "traffic": _traffic_view(uncounted, totals.lost),
                 "services": [
                     service_numbers(
                         s.name,
@@ -116,7 +116,7 @@ class StatsRoutes:
 
         return len(found), await asyncio.to_thread(told)
 
-    def _counted(self) -> Numbers:
+    def _counted(self) -> FlowStats:
         numbers = self._numbers()
         if numbers is None:
             raise RefusedError("internal", "nothing is counted")

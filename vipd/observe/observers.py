@@ -14,7 +14,7 @@ from vipd.host.supervisor import Task
 from vipd.model.durations import Durations
 from vipd.model.formatting import time_text
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.metrics.event_counts import Tally
 from vipd.observe.metrics.flows import reader
@@ -32,7 +32,7 @@ class Observed:
     reconciler: Reconciler
     dataplane: Dataplane
     sources: Sequence[Source]
-    numbers: Numbers
+    numbers: FlowStats
     recorder: Recorder
     checks: Mapping[str, Durations]
     """How long health checks took, by their type."""

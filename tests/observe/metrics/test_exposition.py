@@ -71,9 +71,9 @@ def reading_of(world: Watched, accounting: bool = True) -> Reading:
     first = forwarding.reachable()[0]
     place = Place(forwarding.key, first.address, first.port)
     tracked = {place: Sum(7)}
-    world.ledger.end({place: Traffic(1, 1000, 2, 2000)})
+    world.totals.end({place: Traffic(1, 1000, 2, 2000)})
     table = Table(4200, 262144, accounting)
-    return Reading(datetime.now(UTC), world.ledger, table, tracked, by_service(tracked), accounting)
+    return Reading(datetime.now(UTC), world.totals, table, tracked, by_service(tracked), accounting)
 
 
 def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
@@ -132,7 +132,7 @@ def test_what_is_not_counted_is_absent_and_not_zero() -> None:
             assert not [
                 name for name in names(await scraped(world)) if "flows" in name or "conntrack" in name
             ]
-            unknown = Reading(datetime.now(UTC), world.ledger, Table(None, None, accounting=False))
+            unknown = Reading(datetime.now(UTC), world.totals, Table(None, None, accounting=False))
             found = names(await scraped(world, unknown))
             assert "vipd_service_new_flows_total" in found
             assert "vipd_service_flows" not in found
@@ -156,7 +156,7 @@ def test_a_backend_behind_two_ports_is_one_series() -> None:
         async with watched([two]) as world:
             for forwarding in world.reconciler.forwardings["two"]:
                 (endpoint,) = forwarding.reachable()
-                world.ledger.add({Place(forwarding.key, endpoint.address, endpoint.port): 4})
+                world.totals.add({Place(forwarding.key, endpoint.address, endpoint.port): 4})
             found = await scraped(world, await world.read_flows())
             where = {"service": "two", "backend": "10.244.0.1:8080", "protocol": "tcp"}
             assert value(found, "vipd_backend_new_flows_total", **where) == 8

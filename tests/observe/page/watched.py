@@ -78,7 +78,7 @@ class Watched:
         self.reconciler = Reconciler(
             (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), self.judges
         )
-        self.ledger, self.warnings, self.counted = FlowTotals(), list[str](), 0
+        self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
         self.table = Table(4200, 262144, accounting=False)
         facts = Facts(
             self.reconciler,
@@ -115,13 +115,13 @@ class Watched:
     async def read_flows(self) -> Reading:
         """The counts as they are played."""
         self.counted += 1
-        return Reading(self.at(), self.ledger, self.table)
+        return Reading(self.at(), self.totals, self.table)
 
     def flow(self, service: str, *numbers: int) -> None:
         """New flows to the first backends of a service's first forwarding."""
         forwarding = self.reconciler.forwardings[service][0]
         places = (BackendPlace(forwarding.key, e.address, e.port) for e in forwarding.reachable())
-        self.ledger.add(dict(zip(places, numbers, strict=False)))
+        self.totals.add(dict(zip(places, numbers, strict=False)))
 
     async def declare(self, services: Collection[Service]) -> None:
         """Other services from now on."""

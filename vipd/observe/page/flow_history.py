@@ -10,8 +10,7 @@ from typing import NamedTuple
 from vipd.dataplane.counting import Place
 from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
-from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.volume import NOTHING
+from vipd.observe.flow_stats.totals import NOTHING, FlowTotals
 from vipd.observe.metrics.flows import Reading
 
 LENGTH = 60
@@ -59,7 +58,7 @@ class FlowHistory:
         names = frozenset(services)
         quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
         for name in names:
-            rate, backends = self._grown(name, reading.ledger, seconds)
+            rate, backends = self._grown(name, reading.totals, seconds)
             self._note(name, rate)
             now = reading.by_service.get(name, 0)
             traffic = self._traffic(name, reading, before if name in quiet else None)
@@ -78,17 +77,17 @@ class FlowHistory:
         """The rates of each service that had any, the oldest first."""
         return {name: list(rates) for name, rates in self._rates.items()}
 
-    def _grown(self, name: str, ledger: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
+    def _grown(self, name: str, totals: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
         """The rates of a service and of its backends. Costs little where nothing has come."""
-        total = ledger.of_service(name)
+        total = totals.of_service(name)
         known = self._totals.get(name)
         if known == total:
             return 0.0, {}
         self._totals[name] = total
         backends = dict[str, float]()
         places = self._places.setdefault(name, {})
-        for place in ledger.backends_of(name):
-            count = ledger.of_backend(place)
+        for place in totals.backends_of(name):
+            count = totals.of_backend(place)
             rate = _rate(places.get(place, 0), count, seconds)
             places[place] = count
             if rate:
@@ -105,7 +104,7 @@ class FlowHistory:
         if not reading.traffic:
             self._passed.pop(name, None)
             return 0, 0
-        total = reading.ledger.traffic_of_service(name)
+        total = reading.totals.traffic_of_service(name)
         if total == NOTHING:
             return 0, 0
         at = reading.traffic_at or reading.at
