@@ -17,8 +17,7 @@ from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.follower import Follower
-from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.recorder import Follower, Recorder
 
 log = logging.getLogger(__name__)
 

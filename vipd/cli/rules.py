@@ -17,9 +17,8 @@ from vipd.dataplane.base import ApplyError
 from vipd.host.process import run as run_program
 from vipd.model.formatting import counted, size, thousands
 from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
-from vipd.observe.rule_tree.dot import dot
 from vipd.observe.rule_tree.graph import graphs_of
-from vipd.observe.rule_tree.graphviz import DrawingError, draw
+from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary

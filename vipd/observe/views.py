@@ -7,7 +7,7 @@ from itertools import islice
 
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import in_panic, refused_units, serving_by_owner, state_of
+from vipd.control.service_status import in_panic, refused_units, service_status, serving_by_owner
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of
@@ -59,7 +59,7 @@ def _service_status(
 ) -> Json:
     progress = reconciler.progress
     pending = progress.fault if progress.is_pending(service.name) else None
-    state, message = state_of(
+    state, message = service_status(
         service, forwardings, backend_statuses, progress.quarantined.get(service.name), pending
     )
     return {

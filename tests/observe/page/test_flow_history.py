@@ -12,7 +12,7 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.flow_history import AVERAGED_SECONDS, FlowHistory
+from vipd.observe.page.history import AVERAGED_SECONDS, FlowHistory
 
 PLACE = Place(ForwardingKey("web", "", Protocol.TCP, Family.IPV4), "10.0.0.1", 80)
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -26,7 +26,7 @@ from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.listeners import Place
 from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.page_state import Board, Facts
+from vipd.observe.page.page_state import Facts, PageState
 from vipd.observe.page.server import StatusPage
 
 PATIENCE_SECONDS = 60.0
@@ -89,7 +89,7 @@ class Watched:
             recorder,
             self.read_flows,
         )
-        self.board = Board(facts)
+        self.board = PageState(facts)
         self.place = free_place()
         self.at: Callable[[], datetime] = lambda: datetime.now(UTC)
         """When the counts were read."""

@@ -41,10 +41,28 @@ class ParsedRule(NamedTuple):
     """A rule that vipd writes."""
 
     role: Role
-    text: str
-    """What it does, in words."""
+    words: str
+    """Those of its pattern."""
     parts: Mapping[str, str]
     """What the rule names: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
+
+    @property
+    def text(self) -> str:
+        """What it does, in words. Not made before it is asked for: trees of large tables parse every rule."""
+        parts, note = self.parts, self.parts.get("note", "")
+        return self.words.format_map(
+            {
+                **parts,
+                "frontend": _frontend(parts),
+                "owner": f" of {self.service_port}" if "{owner}" in self.words and note else "",
+                "sort": next((words for end, words in _SORTS.items() if note.endswith(end)), ""),
+                "refused": _refused(parts),
+                "unless": _unless(parts),
+                "chance": f"{float(parts.get('chance', 1)):.6g}",
+                "kept": duration_text(int(parts.get("seconds", "0"))),
+                "remembered": ", client remembered" if "remember" in parts else "",
+            }
+        )
 
     @property
     def frontend(self) -> str:
@@ -305,22 +323,10 @@ def _frontend(parts: Mapping[str, str]) -> str:
 
 
 def _parsed(pattern: Pattern, parts: dict[str, str]) -> ParsedRule:
-    note = parts.get("note", "")
     if pattern.role in (Role.SHARE, Role.AFFINITY):
         # Above a number of endpoints kube-proxy's rules have no comments.
-        parts["endpoint"] = note.rpartition(" -> ")[2] or parts["chain"]
-    bare = ParsedRule(pattern.role, "", parts)
-    words = parts | {
-        "frontend": _frontend(parts),
-        "owner": f" of {bare.service_port}" if bare.service_port else "",
-        "sort": next((words for end, words in _SORTS.items() if note.endswith(end)), ""),
-        "refused": _refused(parts),
-        "unless": _unless(parts),
-        "chance": f"{float(parts.get('chance', 1)):.6g}",
-        "kept": duration_text(int(parts.get("seconds", "0"))),
-        "remembered": ", client remembered" if "remember" in parts else "",
-    }
-    return bare._replace(text=pattern.words.format_map(words))
+        parts["endpoint"] = parts.get("note", "").rpartition(" -> ")[2] or parts["chain"]
+    return ParsedRule(pattern.role, pattern.words, parts)
 
 
 def _refused(parts: Mapping[str, str]) -> str:

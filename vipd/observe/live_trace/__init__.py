@@ -5,5 +5,5 @@ messages), `packet_trace` (events put together), `matching` (the rules of a trac
 they do), `outcome` (what became of the packet, compared with a prediction), `report` (all of it, as values).
 
 At the edge: `table` and `watching` (marking packets, reading events), `legacy` (events of legacy iptables),
-`rule_reader` (the text of matched rules), `sending`.
+`rule_reader` (the text of matched rules), `sending`. Only `vipctl trace` imports the package.
 """

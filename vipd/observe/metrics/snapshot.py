@@ -117,7 +117,7 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything but what `Tally` keeps."""
+    """Everything but what `MetricCounters` keeps."""
 
     in_sync: bool
     healthy: bool

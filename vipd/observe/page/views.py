@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from vipd.control.progress import healthy
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import state_of
+from vipd.control.service_status import service_status
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
@@ -41,7 +41,7 @@ def service_view(
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
     says that.
     """
-    state, message = state_of(service, forwardings, backend_statuses, quarantine)
+    state, message = service_status(service, forwardings, backend_statuses, quarantine)
     places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
     return {
         "name": service.name,

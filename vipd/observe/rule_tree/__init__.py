@@ -16,7 +16,7 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 | `expected.py` | services as the daemon has them, and trees compared with them |
 | `kernel_rules.py` | all that was read: the trees of what is asked for |
 | `rows.py` | trees as lines of a screen |
-| `graph.py`, `dot.py`, `mermaid.py`, `graphviz.py` | drawings |
+| `graph.py`, `graphviz.py`, `mermaid.py` | drawings |
 
 What rules do in words stands beside the compilers: `vipd/dataplane/*/descriptions.py`.
 """

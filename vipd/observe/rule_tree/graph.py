@@ -1,4 +1,4 @@
-"""Trees as boxes and the ways between them: what `dot.py` and `mermaid.py` draw. Pure."""
+"""Trees as boxes and the ways between them: what `graphviz.py` and `mermaid.py` draw. Pure."""
 
 from __future__ import annotations
 
