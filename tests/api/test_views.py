@@ -10,7 +10,7 @@ from tests.model.samples import declared
 from tests.observe.page.examples import web
 from vipd.control.service_status import RefusedUnit
 from vipd.declaration.unit import Unit
-from vipd.observe.views import time_text
+from vipd.model.formatting import time_text
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 

@@ -38,15 +38,15 @@ BACKEND         SHARE%  SOURCE SEEN
 
 Rules, after the fork those on the way to 10.244.2.21:53:
   nat
-    PREROUTING                       vipd services
+    PREROUTING                       on to VIPD-PREROUTING
     VIPD-PREROUTING                  flow marked as vipd's
     VIPD-PREROUTING                  on to VIPD-SERVICES
-    VIPD-SERVICES                    virtual IP of dns
-    VIPD-SVC-KKDJTG42DQ3TVSVW        to be masqueraded
+    VIPD-SERVICES                    10.96.0.10:53/udp of dns
+    VIPD-SVC-KKDJTG42DQ3TVSVW        to be masqueraded, unless from this host
     VIPD-MARK-MASQ                   marked for masquerade
-    VIPD-SVC-KKDJTG42DQ3TVSVW  33.3  dns -> 10.244.0.5:53
-    VIPD-SVC-KKDJTG42DQ3TVSVW  66.7  dns -> 10.244.2.21:53
-    VIPD-SEP-FZ7LGTEUYYXOD6WE        to 10.244.2.21:53
+    VIPD-SVC-KKDJTG42DQ3TVSVW  33.3  to 10.244.0.5:53, probability 0.333333
+    VIPD-SVC-KKDJTG42DQ3TVSVW  66.7  to 10.244.2.21:53, all others
+    VIPD-SEP-FZ7LGTEUYYXOD6WE        DNAT to 10.244.2.21:53
   filter
 """
 
@@ -63,7 +63,7 @@ def test_jumps_to_chains_where_nothing_matched_are_left_out(vipctl: Vipctl, decl
     question = ("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp")
     lines = vipctl(*question).out.splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines if line.split()[:1] == ["FORWARD"]] == [
-        "vipd translated flows"
+        "on to VIPD-FORWARD"
     ]
     answered = json.loads(vipctl(*question, "-o", "json").out)["explanation"]["outcomes"][0]["rules"]
     assert sum(rule["chain"] == "FORWARD" for rule in answered) > 1
@@ -79,7 +79,8 @@ def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
     ]
     assert ended.out.splitlines()[-1].split() == [
         "VIPD-SERVICES",
-        "refused:",
+        "10.96.0.30:80/tcp:",
+        "refused,",
         "dead",
         "has",
         "no",
@@ -89,7 +90,7 @@ def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
 
 def test_long_forks_are_cut(vipctl: Vipctl, declared: str) -> None:
     out = vipctl("explain", "-f", declared, *HOST, "--from", "1.2.3.4", "many").out
-    assert out.count("many -> 10.244.3.") == 8
+    assert out.count("    to 10.244.3.") + out.count("  to 10.244.3.") == 8
     assert "and 1 more, as above" in out
     assert "10.244.3.9:80" in out
 

@@ -8,8 +8,9 @@ import yaml
 from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, STATUS, WEB
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.output import Column, Screen, duration, shortened, table
+from vipd.cli.output import Column, Screen, shortened, table
 from vipd.declaration.native import parse_declaration
+from vipd.model.formatting import duration
 
 PLAIN = Screen(None, False)
 

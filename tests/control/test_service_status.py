@@ -11,7 +11,7 @@ from tests.observe.page.watched import watched
 from vipd.cli.output import Cell
 from vipd.cli.show import _row
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.control.service_status import state_of
+from vipd.control.service_status import service_status
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.service import Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.observe.page.views import service_view as page_view
@@ -74,7 +74,7 @@ def test_the_words_of_a_service_in_two_families(
     backend_statuses: BackendStatuses, state: str, message: str
 ) -> None:
     forwardings = choose(DUAL, SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED)), backend_statuses)
-    assert state_of(DUAL, forwardings, backend_statuses) == (state, message)
+    assert service_status(DUAL, forwardings, backend_statuses) == (state, message)
 
 
 def test_a_key_of_etcd_is_shown_by_its_whole_name() -> None:

@@ -34,7 +34,7 @@ from vipd.model.service import Protocol as Transport
 from vipd.observe.events.event import EventRecord
 from vipd.observe.events.event_log import Ring
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.collector import Counting
+from vipd.observe.flow_stats.collector import FlowCollector
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.sources.etcd.keys import EtcdKeys
 from vipd.sources.etcd.snapshot_file import Kept, Snapshot, accepted_record, change_record
@@ -78,7 +78,7 @@ def _health(path: Path) -> list[str]:
 
 def _counters(path: Path) -> list[str]:
     async def live() -> None:
-        counting = Counting(Counter(), path, list)
+        counting = FlowCollector(Counter(), path, list)
         await counting.take_now()
         await counting.close()
 
@@ -164,10 +164,10 @@ def _lines(*records: object) -> bytes:
 
 
 def _counted() -> bytes:
-    ledger = FlowTotals()
-    ledger.add({PLACE: 3})
-    ledger.end({PLACE: Traffic(1, 2, 3, 4)})
-    return json.dumps({"boot": "", "ledger": ledger.to_json(), "memory": [["x"]]}).encode()
+    totals = FlowTotals()
+    totals.add({PLACE: 3})
+    totals.end({PLACE: Traffic(1, 2, 3, 4)})
+    return json.dumps({"boot": "", "ledger": totals.to_json(), "memory": [["x"]]}).encode()
 
 
 def _event() -> bytes:

@@ -17,7 +17,7 @@ from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane
 from vipd.declaration.operations import RefusedError
 from vipd.host.settings.settings import balances_of
 from vipd.host.systemd.fields import Event, fields
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class DataplaneRoutes:
     dataplane: Dataplane
     choose: Callable[[str], None]
     permission: Permission
-    numbers: Callable[[], Numbers | None] = lambda: None
+    numbers: Callable[[], FlowStats | None] = lambda: None
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""

@@ -14,10 +14,10 @@ from aiohttp import web
 from vipd.api.messages import answer, flag_of
 from vipd.api.turns import Turns
 from vipd.declaration.operations import RefusedError, Services, find
+from vipd.model.formatting import time_text
 from vipd.model.service import Service
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.follower import Follower
-from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.recorder import Follower, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class EventRoutes:
             await response.prepare(request)
             line = _Line(response)
             try:
-                await line.send({"heartbeat": _now(), "last": recorder.last})
+                await line.send({"heartbeat": time_text(datetime.now(UTC)), "last": recorder.last})
                 last = 0
                 for occurrence in wanted.of(await asyncio.to_thread(recorder.read)):
                     await line.event(occurrence)
@@ -159,7 +159,7 @@ async def _follow(line: _Line, follower: Follower, wanted: Wanted, last: int) ->
         occurrence = await follower.next(HEARTBEAT_SECONDS)
         if occurrence is None:
             if not follower.over:
-                await line.send({"heartbeat": _now()})
+                await line.send({"heartbeat": time_text(datetime.now(UTC))})
         elif occurrence.id > last and wanted.picks(occurrence):
             await line.event(occurrence)
     if follower.behind:
@@ -196,7 +196,3 @@ def _number(text: str | None) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise RefusedError("malformed", f"{text!r} is not a whole number of 0 or more")
     return int(text)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

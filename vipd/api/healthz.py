@@ -13,8 +13,8 @@ from aiohttp import web
 from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.bounded_json import Json
+from vipd.model.formatting import time_text
 from vipd.observe.listeners import Listeners, Place
-from vipd.observe.views import time_text
 
 PATHS = ("/healthz", "/livez")
 

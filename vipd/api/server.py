@@ -39,7 +39,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.model.check import Check
 from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.metrics.scrape import Metrics
 from vipd.observe.views import service_view, status_view
@@ -113,7 +113,7 @@ class Served:
     """What is wrong now besides the reconciler's own warnings."""
     events: Recorder | None = None
     """Keeps what has happened."""
-    numbers: Numbers | None = None
+    numbers: FlowStats | None = None
     """New flows, flows now, traffic."""
     fleet: Fleet | None = None
     """The fleet that this host is one of; None: no etcd is configured."""

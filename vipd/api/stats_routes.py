@@ -18,9 +18,10 @@ from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
 from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
+from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.traffic import Flow, FlowTable, Sums
 from vipd.observe.flow_stats.traffic_counting import Uncounted
 
@@ -36,7 +37,7 @@ Test = Callable[[Flow], bool]
 class StatsRoutes:
     """Answers `/v1/stats` and `/v1/conntrack`. `numbers` is asked at each request."""
 
-    def __init__(self, reconciler: Reconciler, numbers: Callable[[], Numbers | None]) -> None:
+    def __init__(self, reconciler: Reconciler, numbers: Callable[[], FlowStats | None]) -> None:
         self._reconciler, self._numbers = reconciler, numbers
         self._turns = Turns(MOST_LISTINGS)
 
@@ -54,21 +55,21 @@ class StatsRoutes:
         backends = "backends" not in request.query or flag_of(request, "backends")
         await numbers.refresh()
         told, fault = await _sums(numbers.table)
-        table, ledger = numbers.table.table(), numbers.counting.ledger
+        table, totals = numbers.table.table(), numbers.counting.totals
         uncounted = numbers.traffic.uncounted(table)
-        counted = Counted(ledger, told.backends if told else None, traffic=uncounted is None)
+        counted = Counted(totals, told.backends if told else None, traffic=uncounted is None)
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return answer(
             {
-                "at": _time_text(numbers.counting.at.timestamp()),
+                "at": time_text(numbers.counting.at, milliseconds=True),
                 "conntrack": {
-                    "at": _time_text(told.at.timestamp()) if told else None,
+                    "at": time_text(told.at, milliseconds=True) if told else None,
                     "entries": table.entries,
                     "max": table.limit,
                     "accounting": table.accounting,
                     "fault": fault,
                 },
-                "traffic": _traffic_view(uncounted, ledger.lost),
+                "traffic": _traffic_view(uncounted, totals.lost),
                 "services": [
                     service_numbers(
                         s.name,
@@ -115,7 +116,7 @@ class StatsRoutes:
 
         return len(found), await asyncio.to_thread(told)
 
-    def _counted(self) -> Numbers:
+    def _counted(self) -> FlowStats:
         numbers = self._numbers()
         if numbers is None:
             raise RefusedError("internal", "nothing is counted")
@@ -180,10 +181,3 @@ def _limit(word: str) -> int:
     if not known or not 0 < int(word) <= MOST_FLOWS:
         raise RefusedError("malformed", f"limit={word[:_MOST_SHOWN]}", "", f"1 to {MOST_FLOWS}")
     return int(word)
-
-
-def _time_text(moment: float) -> str:
-    """RFC 3339 in UTC with milliseconds, for rates are made of it."""
-    milliseconds = round(moment * 1000)
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{whole}.{milliseconds % 1000:03d}Z"

@@ -35,11 +35,11 @@ TCP_STATES = (
 class Counted:
     """All numbers of one moment."""
 
-    ledger: FlowTotals
+    totals: FlowTotals
     tracked: Mapping[Place, Sum] | None
     """Of backends that have flows; None: connection tracking does not say."""
     traffic: bool
-    """The ledger has the traffic, too."""
+    """The totals has the traffic, too."""
 
     def by_service(self) -> Mapping[str, Sequence[Place]]:
         """The backends that have flows of each service."""
@@ -67,10 +67,10 @@ def service_numbers(
     backends: bool,
 ) -> Json:
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
-    ledger = counted.ledger
+    totals = counted.totals
     told: Json = {
         "name": name,
-        **counted.row(ledger.of_service(name), tracked, ledger.traffic_of_service(name)),
+        **counted.row(totals.of_service(name), tracked, totals.traffic_of_service(name)),
     }
     if not backends:
         return told
@@ -79,7 +79,7 @@ def service_numbers(
         for f in forwardings
         for endpoint in (*f.reachable(), *f.resting, *f.down)
     ]
-    gone = {*ledger.backends_of(name), *tracked}.difference(known)
+    gone = {*totals.backends_of(name), *tracked}.difference(known)
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
     told["backends"] = [
         {
@@ -88,7 +88,7 @@ def service_numbers(
             "protocol": place.key.protocol,
             "family": str(place.key.family),
             "gone": is_gone,
-            **counted.row(ledger.of_backend(place), [place], ledger.traffic_of_backend(place)),
+            **counted.row(totals.of_backend(place), [place], totals.traffic_of_backend(place)),
         }
         for place, is_gone in places
     ]

@@ -10,19 +10,9 @@ from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events
-from vipd.cli.output import (
-    Cell,
-    Column,
-    Screen,
-    document,
-    duration,
-    output_option,
-    prose,
-    screen,
-    socket_option,
-    table,
-)
+from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.show import STATE_COLOURS, fallback, places
+from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
 _LABEL = 13

@@ -14,8 +14,9 @@ import click
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
-from vipd.cli.output import Screen, beginning, document, duration, output_option, screen, socket_option
+from vipd.cli.output import Screen, beginning, document, output_option, screen, socket_option
 from vipd.cli.words import seconds
+from vipd.model.formatting import duration
 from vipd.model.text import width as width_of
 from vipd.observe.api_client import Json
 

@@ -9,17 +9,8 @@ import click
 from vipd.cli.changes import change_options
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, CliError
-from vipd.cli.output import (
-    Cell,
-    Column,
-    counted,
-    document,
-    duration,
-    output_option,
-    screen,
-    socket_option,
-    table,
-)
+from vipd.cli.output import Cell, Column, document, output_option, screen, socket_option, table
+from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 COLUMNS = (

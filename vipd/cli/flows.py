@@ -10,8 +10,8 @@ import click
 from vipd.cli.argument_types import BACKEND, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK
-from vipd.cli.output import Column, document, duration, output_option, screen, socket_option, table
-from vipd.cli.stats import size
+from vipd.cli.output import Column, document, output_option, screen, socket_option, table
+from vipd.model.formatting import duration, size
 from vipd.observe.api_client import Json
 
 STATES = ("ESTABLISHED", "SYN_SENT", "TIME_WAIT", "REPLIED", "UNREPLIED")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from vipd.cli.errors import FAILED, CliError
-from vipd.cli.output import counted
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable
 from vipd.host.followed_links import read_followed
+from vipd.model.formatting import counted
 from vipd.model.limits import FILE_BYTES
 from vipd.model.service import Service
 

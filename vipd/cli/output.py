@@ -145,24 +145,6 @@ def beginning(text: str, room: int) -> str:
     return text[:end]
 
 
-def duration(seconds: float) -> str:
-    """The two largest units that matter: `10m`, `1h30m`, `3d`, `45s`."""
-    left = int(seconds)
-    parts: list[str] = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}" if count else "")
-        if len(parts) == 2:
-            break
-    return "".join(parts) or "0s"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 backend`, `2 backends`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def document(content: Json, form: str) -> str:
     """`content` as JSON or YAML (`form` is "json" or "yaml"), with `apiVersion` first."""
     whole = {"apiVersion": API_VERSION} | content

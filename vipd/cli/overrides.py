@@ -14,9 +14,10 @@ from vipd.cli.argument_types import PLACE
 from vipd.cli.changes import change_options
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, USAGE, CliError, together
-from vipd.cli.output import Column, counted, document, duration, output_option, screen, socket_option, table
+from vipd.cli.output import Column, document, output_option, screen, socket_option, table
 from vipd.cli.waiting import Subject, wait_for_end
 from vipd.cli.words import backend_names, seconds, split_backend
+from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 COLUMNS = (

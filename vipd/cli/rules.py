@@ -12,25 +12,13 @@ import click
 
 from vipd.cli.argument_types import TARGET
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
-from vipd.cli.output import (
-    Cell,
-    Column,
-    Screen,
-    counted,
-    document,
-    output_option,
-    prose,
-    screen,
-    socket_option,
-    table,
-)
-from vipd.cli.stats import size
+from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.dataplane.base import ApplyError
 from vipd.host.process import run as run_program
+from vipd.model.formatting import counted, size, thousands
 from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
-from vipd.observe.rule_tree.dot import dot
 from vipd.observe.rule_tree.graph import graphs_of
-from vipd.observe.rule_tree.graphviz import DrawingError, draw
+from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
@@ -203,15 +191,6 @@ def _summary_row(line: Summary) -> list[str | Cell]:
 
 def _counts(count: Count | None) -> list[str | Cell]:
     return ["", ""] if count is None else [thousands(count.packets), size(count.bytes)]
-
-
-def thousands(number: float) -> str:
-    """`812`, `1.2K`, `37M`: with units of 1,000, in at most four columns."""
-    for unit in ("", "K", "M", "G"):
-        if number < 999.5:
-            return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
-        number /= 1000
-    return f"{number:.0f}T"
 
 
 def _tell(text: str) -> None:

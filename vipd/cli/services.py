@@ -11,7 +11,6 @@ from vipd.cli.argument_types import OWN_PLACE, OWN_TARGET, WORDS, Word
 from vipd.cli.changes import merged, service_change_options, tell
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError, together
-from vipd.cli.output import counted
 from vipd.cli.words import (
     FALLBACK_WORDS,
     affinity_spec,
@@ -20,6 +19,7 @@ from vipd.cli.words import (
     frontend_spec,
     split_backend,
 )
+from vipd.model.formatting import counted
 from vipd.model.service import Balance
 from vipd.observe.api_client import Json
 

@@ -10,17 +10,8 @@ import click
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, together
-from vipd.cli.output import (
-    Cell,
-    Column,
-    counted,
-    document,
-    duration,
-    output_option,
-    screen,
-    socket_option,
-    table,
-)
+from vipd.cli.output import Cell, Column, document, output_option, screen, socket_option, table
+from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 STATE_COLOURS = {

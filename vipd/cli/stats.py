@@ -13,16 +13,15 @@ import click
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
-from vipd.cli.output import Column, counted, document, output_option, screen, socket_option, table
+from vipd.cli.output import Column, document, output_option, screen, socket_option, table
 from vipd.cli.rates import TRAFFIC, Key, Rates, key_of, rows_of
 from vipd.cli.words import seconds
+from vipd.model.formatting import counted, per_second, size
 from vipd.observe.api_client import Json
 
 ASK_AGAIN_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 120.0
 """For a second reading, where the first took long: vipd reads no more often than it can afford."""
-
-_UNITS = ("", "K", "M", "G", "T", "P")
 
 
 @click.command()
@@ -55,20 +54,6 @@ def stats(*, target: str, rate: str | None, backends: bool, form: str, no_header
         return OK
     _print_table(answer, rates, wide=form == "wide", headers=not no_headers)
     return OK
-
-
-def size(number: float) -> str:
-    """`812`, `1.2K`, `37M`: with units of 1,024, in at most five columns."""
-    for unit in _UNITS:
-        if number < 999.5 or unit == _UNITS[-1]:
-            return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
-        number /= 1024
-    raise AssertionError("unreachable")
-
-
-def per_second(number: float) -> str:
-    """`0`, `0.5`, `7.3`, `1520`."""
-    return f"{number:.1f}" if 0 < number < 9.95 else f"{number:.0f}"
 
 
 def _ask(daemon: Daemon, query: Json) -> Json:

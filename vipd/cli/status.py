@@ -11,18 +11,8 @@ from vipd import __version__
 from vipd.cli.changes import summary
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
-from vipd.cli.output import (
-    Column,
-    Screen,
-    counted,
-    document,
-    duration,
-    output_option,
-    prose,
-    screen,
-    socket_option,
-    table,
-)
+from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
+from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 IN_SYNC = "in-sync"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vipd.cli.output import counted, shortened
+from vipd.cli.output import shortened
 from vipd.cli.rates import Key, Rates, key_of
-from vipd.cli.stats import per_second, size
+from vipd.model.formatting import counted, per_second, size
 from vipd.observe.api_client import Json
 
 PLAIN, BOLD, TITLES, CHOSEN = "", "bold", "titles", "chosen"

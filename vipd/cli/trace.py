@@ -25,7 +25,8 @@ from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
 from vipd.observe.api_client import Json, RefusedError
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
-from vipd.observe.live_trace.matched_rules import chains_of, matched_rules
+from vipd.observe.live_trace.matched_rules import matched_rules
+from vipd.observe.live_trace.matching import chains_of
 from vipd.observe.live_trace.outcome import compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.packets import Flow

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import INTERRUPTED, TIMED_OUT, UNREACHABLE, CliError
-from vipd.cli.output import counted, duration
 from vipd.cli.terminal import CLEAR_LINE
+from vipd.model.formatting import counted, duration
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 10.0

@@ -14,7 +14,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import BackendState, Frontend, Refusal, Service
 
 
-class ServiceState(NamedTuple):
+class ServiceStatus(NamedTuple):
     """A word, and a sentence that says why."""
 
     state: str
@@ -24,27 +24,27 @@ class ServiceState(NamedTuple):
     """What is to be told first ends at the first semicolon; empty if there is nothing."""
 
 
-def state_of(
+def service_status(
     service: Service,
     forwardings: Sequence[Forwarding],
     backend_statuses: BackendStatuses,
     quarantine: str | None = None,
     pending: str | None = None,
-) -> ServiceState:
+) -> ServiceStatus:
     """The state of a service. `quarantine`: why the kernel does not take a part of it; `pending`: why its
     rules are not in the kernel yet, may be empty. What an operator drains or disables is no fault.
     """
     if quarantine is not None:
-        return ServiceState("quarantined", quarantine)
+        return ServiceStatus("quarantined", quarantine)
     if pending is not None:
-        return ServiceState("pending", pending)
+        return ServiceStatus("pending", pending)
     empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
     backends = _backends_in_words(service, backend_statuses)
     if empty and len(empty) == len(forwardings):
-        return ServiceState("no-backends", "; ".join(filter(None, (_refused(empty), backends))))
+        return ServiceStatus("no-backends", "; ".join(filter(None, (_refused(empty), backends))))
     told = [*((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
     bad = bool(empty) or _down(service) or any(not standing.healthy for standing in backend_statuses.values())
-    return ServiceState("degraded" if bad else "ok", "; ".join(filter(None, told)))
+    return ServiceStatus("degraded" if bad else "ok", "; ".join(filter(None, told)))
 
 
 def in_panic(service: Service, backend_statuses: BackendStatuses) -> bool:

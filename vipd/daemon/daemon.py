@@ -66,14 +66,14 @@ from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check_target import Target
+from vipd.model.formatting import time_text
 from vipd.model.override import Subject
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import Listeners, Place
 from vipd.observe.observers import Observed, Observers
-from vipd.observe.views import time_text
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
@@ -106,7 +106,7 @@ class Parts:
     fitness: BackendStatusTracker
     fleet: Fleet | None
     keeper: ConntrackScheduler
-    numbers: Numbers
+    numbers: FlowStats
     supervisor: Supervisor
 
     @property
@@ -268,7 +268,7 @@ async def wire(settings: Settings, pulse: Heartbeat | None = None, limit: float 
         health=health,
         fitness=fitness,
         fleet=fleet,
-        numbers=Numbers.of(
+        numbers=FlowStats.of(
             FlowCounters(dataplane),
             reconciler,
             settings.state_dir / "counters.json",

@@ -1,1 +1,4 @@
-"""Looking at what runs: metrics, events, and the packet simulator."""
+"""Shows what vipd and the kernel do: statistics, events, metrics, status page, explain, trace, rules, doctor.
+
+`api`, `cli` and `daemon` may import it; `control` and what stands below it may not.
+"""

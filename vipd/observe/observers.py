@@ -12,15 +12,15 @@ from vipd.dataplane.base import Dataplane
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Task
 from vipd.model.durations import Durations
+from vipd.model.formatting import time_text
 from vipd.observe.events.recorder import Recorder
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.listeners import Listeners, Place
-from vipd.observe.metrics.event_counts import Tally
+from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import reader
 from vipd.observe.metrics.scrape import Metrics
-from vipd.observe.page.page_state import Board, Facts
+from vipd.observe.page.page_state import Facts, PageState
 from vipd.observe.page.server import StatusPage
-from vipd.observe.views import time_text
 from vipd.sources.base import Source
 
 
@@ -32,7 +32,7 @@ class Observed:
     reconciler: Reconciler
     dataplane: Dataplane
     sources: Sequence[Source]
-    numbers: Numbers
+    numbers: FlowStats
     recorder: Recorder
     checks: Mapping[str, Durations]
     """How long health checks took, by their type."""
@@ -46,7 +46,7 @@ class Observers:
     def __init__(self, daemon: Observed) -> None:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = reader(daemon.numbers)
-        self.tally = Tally(reconciler, sources, daemon.checks, daemon.tasks)
+        self.tally = MetricCounters(reconciler, sources, daemon.checks, daemon.tasks)
         reconciler.after_step.append(self.tally.look)
         self.metrics = Metrics(reconciler, sources, self.tally, daemon.dataplane, read_flows)
         self.warnings: Callable[[], Sequence[str]] = tuple
@@ -61,7 +61,7 @@ class Observers:
             daemon.recorder,
             read_flows,
         )
-        self._board = Board(facts)
+        self._board = PageState(facts)
         self._page = StatusPage(self._board, _place(settings.page_place()))
         names = {settings.node_name.lower(), gethostname().lower()}
         self._scraped = self.metrics.listener(_place(settings.metrics_place()), names)

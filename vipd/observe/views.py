@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from itertools import islice
 
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import in_panic, refused_units, serving_by_owner, state_of
+from vipd.control.service_status import in_panic, refused_units, service_status, serving_by_owner
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, listed
 from vipd.declaration.unit import Unit
 from vipd.model.backend_status import BackendStatuses
+from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
@@ -23,11 +23,6 @@ from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""
-
-
-def time_text(moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC, to the second."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
 def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
@@ -64,7 +59,7 @@ def _service_status(
 ) -> Json:
     progress = reconciler.progress
     pending = progress.fault if progress.is_pending(service.name) else None
-    state, message = state_of(
+    state, message = service_status(
         service, forwardings, backend_statuses, progress.quarantined.get(service.name), pending
     )
     return {

@@ -15,9 +15,8 @@ from tests.observe.events.made import Clock, occurrence, recorder
 from vipd.host.systemd.fields import Event, fields
 from vipd.observe.events.dedup import LONGEST, TOLD_APART, WINDOW, Folds
 from vipd.observe.events.event import LONGEST_TEXT, EventRecord, decode, encode
-from vipd.observe.events.follower import Follower
 from vipd.observe.events.log_handler import recording
-from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.recorder import Follower, Recorder
 
 log = logging.getLogger("vipd.test_recorder")
 

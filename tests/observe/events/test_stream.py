@@ -19,8 +19,7 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.server import _errors
 from vipd.host.containment import Containment
 from vipd.observe.events.event import EventRecord
-from vipd.observe.events.follower import MOST_WAITING
-from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.recorder import MOST_WAITING, Recorder
 
 PATIENCE_SECONDS = 60.0
 

@@ -41,18 +41,18 @@ def test_steps_are_the_table_s_own() -> None:
     assert {rule["table"] for rule in rules(found)} == {"ip vipd"}
     assert meanings(found, "1.11") == [
         "prerouting: on to dispatch",
-        "dispatch: @frontends: 10.96.0.20:80/tcp of web",
-        "handover: @handlers: on to forwarded-random-4",
-        "forwarded-random-4: marked for masquerade",
+        "dispatch: by address and port: 10.96.0.20:80/tcp of web",
+        "handover: the chain for services of its kind: forwarded-random-4",
+        "forwarded-random-4: marked for masquerade, unless from this host",
         "forwarded-random-4: on to random-4",
         "random-4: flow marked as vipd's",
-        "random-4: 3 of 4 slots at random",
-        "random-4: @endpoints: to 10.244.1.11:8080",
+        "random-4: one of 4 slots at random: 3 of them",
+        "random-4: DNAT to the backend in that slot: 10.244.1.11:8080",
         "postrouting: on to counting",
-        "counting: @flows: flow counted",
+        "counting: flow counted, tcp",
         "postrouting: this host's address becomes the source",
     ]
-    assert meanings(found, "1.10")[6] == "random-4: slot 0 of 4 at random"
+    assert meanings(found, "1.10")[6] == "random-4: one of 4 slots at random: slot 0"
     number = Handlers(Family.IPV4).number("forwarded-random-4")
     assert [rule["element"] for rule in rules(found, "1.11") if rule["element"]] == [
         f"10.96.0.20 . tcp . 80 : {number}",
@@ -91,7 +91,7 @@ def test_a_client_s_own_slot_is_told() -> None:
     assert {len(backends) for backends in reached.values()} == {1}
     assert {backend.endpoint for (backend,) in reached.values()} == {"10.244.1.10:8080", "10.244.1.11:8080"}
     found = told("10.10.0.9", "web", hashed)
-    assert any(m.endswith("of 4093 by the client's address") for m in meanings(found))
+    assert any("one of 4093 slots, by the client's address: slot " in m for m in meanings(found))
     assert found.notes == ("web gives each client one backend by its address",)
 
 
@@ -181,4 +181,4 @@ def test_ipv6() -> None:
         "[fd00:244::1]:8080": 0.5,
         "[fd00:244::2]:8080": 0.5,
     }
-    assert rules(found)[1]["meaning"] == "@frontends: [fd00::20]:80/tcp of six"
+    assert rules(found)[1]["meaning"] == "by address and port: [fd00::20]:80/tcp of six"

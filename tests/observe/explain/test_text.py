@@ -23,16 +23,16 @@ BACKEND         SHARE%  SOURCE SEEN
 Rules, after the fork those on the way to 10.244.2.21:53:
   ip vipd
     prerouting                on to dispatch
-    dispatch                  @frontends: 10.96.0.10:53/udp of dns
-    handover                  @handlers: on to forwarded-random-3
-    forwarded-random-3        marked for masquerade
+    dispatch                  by address and port: 10.96.0.10:53/udp of dns
+    handover                  the chain for services of its kind: forwarded-random-3
+    forwarded-random-3        marked for masquerade, unless from this host
     forwarded-random-3        on to random-3
     random-3                  flow marked as vipd's
-    random-3            33.3  slot 0 of 3 at random -> 10.244.0.5:53
-    random-3            66.7  2 of 3 slots at random -> 10.244.2.21:53
-    random-3                  @endpoints: to 10.244.2.21:53
+    random-3            33.3  one of 3 slots at random: slot 0 -> 10.244.0.5:53
+    random-3            66.7  one of 3 slots at random: 2 of them -> 10.244.2.21:53
+    random-3                  DNAT to the backend in that slot: 10.244.2.21:53
     postrouting               on to counting
-    counting                  @flows: flow counted
+    counting                  flow counted, udp
     postrouting               this host's address becomes the source
 """
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
-from vipd.cli.stats import per_second, size
 from vipd.dataplane.counting import Place
 from vipd.dataplane.iptables.counters import counter_deltas as tallying
 from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, Tally
@@ -30,10 +29,11 @@ from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.model.formatting import per_second, size
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
-from vipd.observe.flow_stats import book
-from vipd.observe.flow_stats.collector import Counting
+from vipd.observe.flow_stats import totals_file
+from vipd.observe.flow_stats.collector import FlowCollector
 from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
 
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
@@ -282,43 +282,43 @@ def test_a_node_port_counts_at_any_address() -> None:
 
 
 def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:
-    ledger = FlowTotals()
-    ledger.add({ONE: 5, TWO: 6})
-    ledger.age({ONE}, 0.0)
-    ledger.age({ONE}, KEPT_SECONDS)
-    assert ledger.of_backend(TWO) == 6
-    ledger.age({ONE}, KEPT_SECONDS + 1)
-    assert (ledger.of_backend(TWO), ledger.of_service("web")) == (0, 11)
-    ledger.age({ONE}, 2 * KEPT_SECONDS)
-    ledger.age(set(), 2 * KEPT_SECONDS)
-    assert ledger.of_service("web") == 11
-    ledger.age(set(), 3 * KEPT_SECONDS + 1)
-    assert ledger.of_service("web") == 0
+    totals = FlowTotals()
+    totals.add({ONE: 5, TWO: 6})
+    totals.age({ONE}, 0.0)
+    totals.age({ONE}, KEPT_SECONDS)
+    assert totals.of_backend(TWO) == 6
+    totals.age({ONE}, KEPT_SECONDS + 1)
+    assert (totals.of_backend(TWO), totals.of_service("web")) == (0, 11)
+    totals.age({ONE}, 2 * KEPT_SECONDS)
+    totals.age(set(), 2 * KEPT_SECONDS)
+    assert totals.of_service("web") == 11
+    totals.age(set(), 3 * KEPT_SECONDS + 1)
+    assert totals.of_service("web") == 0
 
 
 def test_a_backend_that_comes_back_in_time_goes_on() -> None:
-    ledger = FlowTotals()
-    ledger.add({ONE: 5})
-    ledger.age(set(), 0.0)
-    ledger.age({ONE}, KEPT_SECONDS)
-    ledger.age(set(), KEPT_SECONDS + 1)
-    ledger.age(set(), 2 * KEPT_SECONDS)
-    assert ledger.of_backend(ONE) == 5
+    totals = FlowTotals()
+    totals.add({ONE: 5})
+    totals.age(set(), 0.0)
+    totals.age({ONE}, KEPT_SECONDS)
+    totals.age(set(), KEPT_SECONDS + 1)
+    totals.age(set(), 2 * KEPT_SECONDS)
+    assert totals.of_backend(ONE) == 5
 
 
 def test_the_book_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, boot = tmp_path / "counters.json", tmp_path / "boot"
     boot.write_text("one")
-    assert book.read(path, boot).ledger.of_service("web") == 0
-    ledger = FlowTotals()
-    ledger.add({ONE: 5, TWO: 6})
-    ledger.age({TWO}, 3.0)
-    book.write(path, book.value_of(book.Page(ledger, [1, 2]), boot))
-    page = book.read(path, boot)
-    assert (page.ledger.to_json(), page.memory) == (ledger.to_json(), [1, 2])
+    assert totals_file.read(path, boot).totals.of_service("web") == 0
+    totals = FlowTotals()
+    totals.add({ONE: 5, TWO: 6})
+    totals.age({TWO}, 3.0)
+    totals_file.write(path, totals_file.value_of(totals_file.SavedTotals(totals, [1, 2]), boot))
+    page = totals_file.read(path, boot)
+    assert (page.totals.to_json(), page.memory) == (totals.to_json(), [1, 2])
     boot.write_text("another boot: the kernel's counters began anew")
-    assert book.read(path, boot).memory is None
-    assert book.read(path, boot).ledger.of_service("web") == 11
+    assert totals_file.read(path, boot).memory is None
+    assert totals_file.read(path, boot).totals.of_service("web") == 11
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"services": 3}', '{"services": {"web": {"former": 1}}}'])
@@ -326,7 +326,7 @@ def test_a_damaged_book_is_a_value_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "counters.json"
     path.write_text(text)
     with pytest.raises(ValueError):  # noqa: PT011 (whatever it says, it is told in the log)
-        book.read(path)
+        totals_file.read(path)
 
 
 class Scripted:
@@ -352,10 +352,10 @@ class Scripted:
 
 def test_a_closed_count_is_gone_on_with(tmp_path: Path) -> None:
     async def run(counter: Scripted, flows: dict[Place, int]) -> int:
-        counting = Counting(counter, tmp_path / "counters.json", list)
+        counting = FlowCollector(counter, tmp_path / "counters.json", list)
         counter.flows = flows
         await counting.close()
-        return counting.ledger.of_service("web")
+        return counting.totals.of_service("web")
 
     assert asyncio.run(run(Scripted(), {ONE: 5})) == 5
     again = Scripted()
@@ -369,7 +369,7 @@ def test_a_damaged_book_means_counting_from_what_the_kernel_has(
     path = tmp_path / "counters.json"
     path.write_text("{")
     counter = Scripted()
-    assert Counting(counter, path, list).ledger.of_service("web") == 0
+    assert FlowCollector(counter, path, list).totals.of_service("web") == 0
     assert counter.remembered is None
     assert f"{path} cannot be read" in caplog.text
 
@@ -377,7 +377,7 @@ def test_a_damaged_book_means_counting_from_what_the_kernel_has(
 def test_a_kernel_that_cannot_be_read_is_for_the_loop_to_report(tmp_path: Path) -> None:
     async def run() -> None:
         counter = Scripted()
-        counting = Counting(counter, tmp_path / "counters.json", list)
+        counting = FlowCollector(counter, tmp_path / "counters.json", list)
         counter.flows = OSError(1, "not permitted")
         await counting.refresh()
         await counting.take_now()
@@ -427,7 +427,7 @@ def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
 
     async def run() -> None:
         counter = Scripted()
-        counting = Counting(counter, tmp_path / "counters.json", list)
+        counting = FlowCollector(counter, tmp_path / "counters.json", list)
         await counting.take_now()
         good = counting.at
         counter.flows = OSError(1, "not permitted")
@@ -441,9 +441,9 @@ def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
 
 
 def test_what_is_gone_is_forgotten_although_the_clock_was_set_back() -> None:
-    ledger = FlowTotals()
-    ledger.add({ONE: 1})
-    ledger.age((), 1e9)
-    ledger.age((), 1000.0)
-    ledger.age((), 1000.0 + KEPT_SECONDS + 1)
-    assert ledger.of_service("web") == 0
+    totals = FlowTotals()
+    totals.add({ONE: 1})
+    totals.age((), 1e9)
+    totals.age((), 1000.0)
+    totals.age((), 1000.0 + KEPT_SECONDS + 1)
+    assert totals.of_service("web") == 0

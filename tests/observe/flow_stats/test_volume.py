@@ -23,10 +23,9 @@ from vipd.dataplane.counting import Place
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import owners
-from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
+from vipd.observe.flow_stats.totals import KEPT_SECONDS, NOTHING, FlowTotals, Volume
 from vipd.observe.flow_stats.traffic import FlowTable, Table
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
-from vipd.observe.flow_stats.volume import NOTHING, Volume
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 ONE, TWO = Place(KEY, "10.0.0.1", 80), Place(KEY, "10.0.0.2", 80)
@@ -66,32 +65,32 @@ def test_a_volume_never_falls_and_never_exceeds_what_has_passed(
 
 
 def test_a_ledger_keeps_traffic_over_a_restart_and_a_reboot() -> None:
-    ledger = FlowTotals()
-    ledger.read({ONE: traffic(5), TWO: traffic(1)})
-    ledger.end({ONE: traffic(7)})
-    ledger.lose(3)
-    assert ledger.traffic_of_backend(ONE) == traffic(7)
-    assert ledger.traffic_of_service("web") == traffic(8)
-    again = FlowTotals.from_json(ledger.to_json())
-    assert (again.to_json(), again.lost) == (ledger.to_json(), 3)
+    totals = FlowTotals()
+    totals.read({ONE: traffic(5), TWO: traffic(1)})
+    totals.end({ONE: traffic(7)})
+    totals.lose(3)
+    assert totals.traffic_of_backend(ONE) == traffic(7)
+    assert totals.traffic_of_service("web") == traffic(8)
+    again = FlowTotals.from_json(totals.to_json())
+    assert (again.to_json(), again.lost) == (totals.to_json(), 3)
     again.read({TWO: traffic(4)})
     assert again.traffic_of_service("web") == traffic(7 + 4)
-    rebooted = FlowTotals.from_json(ledger.to_json())
+    rebooted = FlowTotals.from_json(totals.to_json())
     rebooted.forget_open_flows()
     rebooted.read({TWO: traffic(4)})
     assert rebooted.traffic_of_service("web") == traffic(7 + 1 + 4)
 
 
 def test_a_backend_with_open_flows_is_not_forgotten_and_a_forgotten_one_leaves_its_traffic() -> None:
-    ledger = FlowTotals()
-    ledger.read({ONE: traffic(5), TWO: traffic(1)})
-    ledger.age({ONE}, 0.0)
-    ledger.age({ONE}, KEPT_SECONDS + 1)
-    assert ledger.traffic_of_backend(TWO) == traffic(1)
-    ledger.read({ONE: traffic(5)})
-    ledger.age({ONE}, KEPT_SECONDS + 2)
-    assert ledger.traffic_of_backend(TWO) == NOTHING
-    assert ledger.traffic_of_service("web") == traffic(6)
+    totals = FlowTotals()
+    totals.read({ONE: traffic(5), TWO: traffic(1)})
+    totals.age({ONE}, 0.0)
+    totals.age({ONE}, KEPT_SECONDS + 1)
+    assert totals.traffic_of_backend(TWO) == traffic(1)
+    totals.read({ONE: traffic(5)})
+    totals.age({ONE}, KEPT_SECONDS + 2)
+    assert totals.traffic_of_backend(TWO) == NOTHING
+    assert totals.traffic_of_service("web") == traffic(6)
 
 
 def end_message(entry: Entry, number: int, passed: Traffic, *, timeout: bool, zone: int = 0) -> bytes:
@@ -159,18 +158,19 @@ class Story:
     """One service of which flows are open, and what is told of ends at each reading of the socket."""
 
     def __init__(self, open_flows: list[Entry], *told: list[Ended] | ConntrackError) -> None:
-        self.kernel, self.heard, self.ledger = FakeTable(open_flows), Played(*told), FlowTotals()
+        self.kernel, self.heard, self.totals = FakeTable(open_flows), Played(*told), FlowTotals()
         made_of = forwarding("10.96.0.10", 80, ("10.0.0.1", 8080), name="web")
         services = {"web": (made_of,)}
         self.place = Place(made_of.key, "10.0.0.1", 8080)
-        self.table = FlowTable(lambda: services, frozenset, self.kernel.connect)
-        self.table.table = lambda: Table(1, 2, accounting=True)  # type: ignore[method-assign]
         listen = cast("Callable[[], EndedFlows]", lambda: self.heard)
-        self.counting = TrafficCounting(self.table, self.ledger, listen=listen)
+        connect = self.kernel.connect
+        self.table = FlowTable(lambda: services, frozenset, connect, totals=self.totals, listen=listen)
+        self.table.table = lambda: Table(1, 2, accounting=True)  # type: ignore[method-assign]
+        self.counting = TrafficCounting(self.table, self.totals)
 
     @property
     def passed(self) -> Traffic:
-        return self.ledger.traffic_of_service("web")
+        return self.totals.traffic_of_service("web")
 
 
 def flow(port: int, number: int) -> Entry:
@@ -256,7 +256,7 @@ def test_losses_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> N
         for lost in (4, 4, 9):
             world.heard.lost = lost
             await world.counting.refresh()
-        assert world.ledger.lost == 9
+        assert world.totals.lost == 9
 
     asyncio.run(story())
     assert caplog.text.count("a lower bound") == 1

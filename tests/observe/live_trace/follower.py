@@ -16,7 +16,8 @@ from typing import Any
 from vipd.host.process import run
 from vipd.model.service import Protocol
 from vipd.observe.live_trace.events import Chain
-from vipd.observe.live_trace.matched_rules import ChainRules, chains_of, matched_rules
+from vipd.observe.live_trace.matched_rules import matched_rules
+from vipd.observe.live_trace.matching import ChainRules, chains_of
 from vipd.observe.live_trace.outcome import compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.packets import Flow

@@ -10,23 +10,29 @@ import pytest
 from tests.observe.live_trace.recorded import traces
 from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import Chain, Kind
-from vipd.observe.live_trace.matched_rules import ChainRules, MatchedRule, matched_rules
+from vipd.observe.live_trace.matched_rules import MatchedRule, matched_rules
+from vipd.observe.live_trace.matching import ChainRules
 from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.report import Report
 
+TO_WEB = '-d 10.96.0.20/32 -p tcp -m comment --comment "web cluster IP" -m tcp --dport 80'
 WALK = (
     ("nat", "PREROUTING", '-m comment --comment "vipd services" -j VIPD-PREROUTING'),
     ("nat", "VIPD-PREROUTING", "-j CONNMARK --set-xmark 0x2000/0x2000"),
     ("nat", "VIPD-PREROUTING", "-j VIPD-SERVICES"),
-    ("nat", "VIPD-SERVICES", '-m comment --comment "web cluster IP" -j VIPD-SVC-Z2ZMARD2KB633VFJ'),
-    ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", '-m comment --comment "web cluster IP" -j VIPD-MARK-MASQ'),
+    ("nat", "VIPD-SERVICES", f"{TO_WEB} -j VIPD-SVC-Z2ZMARD2KB633VFJ"),
+    ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", f"{TO_WEB} -m addrtype ! --src-type LOCAL -j VIPD-MARK-MASQ"),
     ("nat", "VIPD-MARK-MASQ", "-j MARK --set-xmark 0x4000/0x4000"),
-    ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", '-m comment --comment "web -> 10.244.0.11:8080" -j VIPD-SEP-X'),
+    (
+        "nat",
+        "VIPD-SVC-Z2ZMARD2KB633VFJ",
+        '-m comment --comment "web -> 10.244.0.11:8080" -j VIPD-SEP-YLKAMYDXHH7566LT',
+    ),
     (
         "nat",
         "VIPD-SEP-YLKAMYDXHH7566LT",
-        "-m comment --comment web -j DNAT --to-destination 10.244.0.11:8080",
+        "-p tcp -m comment --comment web -m tcp -j DNAT --to-destination 10.244.0.11:8080",
     ),
 )
 """The rules of the recorded way through nat PREROUTING."""
@@ -83,15 +89,20 @@ def test_every_rule_in_words() -> None:
     trace, rules = traced_rules("iptables-forwarded")
     rows = list(Report(trace, rules, outcome_of(trace, rules), None).rows())
     assert rows[:7] == [
-        ("nat", "PREROUTING", "", "vipd services"),
+        ("nat", "PREROUTING", "", "on to VIPD-PREROUTING"),
         ("nat", "VIPD-PREROUTING", "entry", "flow marked as vipd's"),
         ("nat", "VIPD-PREROUTING", "entry", "on to VIPD-SERVICES"),
-        ("nat", "VIPD-SERVICES", "dispatch", "virtual IP of web"),
-        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "to be masqueraded"),
+        ("nat", "VIPD-SERVICES", "dispatch", "10.96.0.20:80/tcp of web"),
+        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "to be masqueraded, unless from this host"),
         ("nat", "VIPD-MARK-MASQ", "mark", "marked for masquerade, mark 0x4000"),
-        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "web -> 10.244.0.11:8080"),
+        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "to 10.244.0.11:8080, all others"),
     ]
-    assert rows[7] == ("nat", "VIPD-SEP-YLKAMYDXHH7566LT", "backend 10.244.0.11:8080", "to 10.244.0.11:8080")
+    assert rows[7] == (
+        "nat",
+        "VIPD-SEP-YLKAMYDXHH7566LT",
+        "backend 10.244.0.11:8080",
+        "DNAT to 10.244.0.11:8080",
+    )
 
 
 def test_the_outcome_names_the_rule_that_decided() -> None:
@@ -119,13 +130,13 @@ def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, verdi
     [
         (
             "ip daddr set ip daddr . meta l4proto . th dport map @frontends goto handover",
-            "@frontends: 10.96.0.20:80/tcp of web",
+            "by address and port: 10.96.0.20:80/tcp of web",
         ),
-        ("ip daddr vmap @handlers", "@handlers: on to forwarded-random-1"),
-        ("meta l4proto . th dport vmap @node_ports", "@node_ports: 80/tcp of web"),
+        ("ip daddr vmap @handlers", "the chain for services of its kind: forwarded-random-1"),
+        ("meta l4proto . th dport vmap @node_ports", "node ports: node port 80/tcp of web"),
         (
             "ip saddr & 255.255.255.0 . ct original ip daddr . meta l4proto . th dport vmap @allowed_24",
-            "@allowed_24: sources in 10.10.0.0/24",
+            "allowed sources, by /24: 10.10.0.0/24",
         ),
     ],
 )

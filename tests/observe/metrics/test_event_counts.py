@@ -11,7 +11,7 @@ from tests.observe.page.watched import watched
 from vipd.dataplane.base import ApplyError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.durations import WRITE_BOUNDS, Durations
-from vipd.observe.metrics.event_counts import EventCounts, Tally
+from vipd.observe.metrics.event_counts import EventCounts, MetricCounters
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
@@ -27,7 +27,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 def test_only_writes_have_a_duration_and_only_good_steps_are_a_success() -> None:
     async def story() -> None:
         async with watched(mixed()[:1]) as world:
-            tally = Tally(world.reconciler, (world.source,))
+            tally = MetricCounters(world.reconciler, (world.source,))
             world.reconciler.after_step.append(tally.look)
             await world.step()
             first = tally.last_success

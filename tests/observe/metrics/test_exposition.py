@@ -25,7 +25,7 @@ from vipd.model.durations import CHECK_BOUNDS, Durations
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 from vipd.observe.flow_stats.traffic import Sum, Table
 from vipd.observe.metrics.catalogue import FAMILIES
-from vipd.observe.metrics.event_counts import Tally
+from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.exposition import render
 from vipd.observe.metrics.flows import Reading, by_service
 from vipd.observe.metrics.snapshot import Snapshot, take
@@ -60,7 +60,9 @@ async def scraped(world: Watched, reading: Reading | None = None) -> Series:
     checks = Durations(CHECK_BOUNDS)
     for seconds in (0.0005, 0.25):
         checks.add(seconds)
-    tally = Tally(world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": Task(failures=3)})
+    tally = MetricCounters(
+        world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": Task(failures=3)}
+    )
     return read(render(snapshot, tally, "iptables", compressed=False))
 
 
@@ -71,9 +73,9 @@ def reading_of(world: Watched, accounting: bool = True) -> Reading:
     first = forwarding.reachable()[0]
     place = Place(forwarding.key, first.address, first.port)
     tracked = {place: Sum(7)}
-    world.ledger.end({place: Traffic(1, 1000, 2, 2000)})
+    world.totals.end({place: Traffic(1, 1000, 2, 2000)})
     table = Table(4200, 262144, accounting)
-    return Reading(datetime.now(UTC), world.ledger, table, tracked, by_service(tracked), accounting)
+    return Reading(datetime.now(UTC), world.totals, table, tracked, by_service(tracked), accounting)
 
 
 def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
@@ -132,7 +134,7 @@ def test_what_is_not_counted_is_absent_and_not_zero() -> None:
             assert not [
                 name for name in names(await scraped(world)) if "flows" in name or "conntrack" in name
             ]
-            unknown = Reading(datetime.now(UTC), world.ledger, Table(None, None, accounting=False))
+            unknown = Reading(datetime.now(UTC), world.totals, Table(None, None, accounting=False))
             found = names(await scraped(world, unknown))
             assert "vipd_service_new_flows_total" in found
             assert "vipd_service_flows" not in found
@@ -156,7 +158,7 @@ def test_a_backend_behind_two_ports_is_one_series() -> None:
         async with watched([two]) as world:
             for forwarding in world.reconciler.forwardings["two"]:
                 (endpoint,) = forwarding.reachable()
-                world.ledger.add({Place(forwarding.key, endpoint.address, endpoint.port): 4})
+                world.totals.add({Place(forwarding.key, endpoint.address, endpoint.port): 4})
             found = await scraped(world, await world.read_flows())
             where = {"service": "two", "backend": "10.244.0.1:8080", "protocol": "tcp"}
             assert value(found, "vipd_backend_new_flows_total", **where) == 8
@@ -190,7 +192,7 @@ def test_any_name_can_be_a_label() -> None:
             snapshot.services.names.append(odd)
             snapshot.services.backends.append(1)
             snapshot.services.ready.append(1)
-            text = render(snapshot, Tally(world.reconciler, ()), "iptables", compressed=False)
+            text = render(snapshot, MetricCounters(world.reconciler, ()), "iptables", compressed=False)
             assert value(read(text), "vipd_service_backends", service=odd) == 1
 
     asyncio.run(story())
@@ -199,7 +201,7 @@ def test_any_name_can_be_a_label() -> None:
 def test_compressed_is_the_same() -> None:
     async def story() -> None:
         async with watched(mixed()) as world:
-            snapshot, tally = await take(world.reconciler, (), None), Tally(world.reconciler, ())
+            snapshot, tally = await take(world.reconciler, (), None), MetricCounters(world.reconciler, ())
             packed = gzip.decompress(render(snapshot, tally, "iptables", compressed=True))
             plain = render(snapshot, tally, "iptables", compressed=False)
             same = [line for line in plain.splitlines() if not line.startswith(b"process_")]
@@ -213,7 +215,7 @@ def test_prometheus_finds_nothing_to_mend() -> None:
     async def story() -> bytes:
         async with watched(mixed()) as world:
             snapshot = await take(world.reconciler, (world.source,), reading_of(world))
-            tally = Tally(world.reconciler, (), {"tcp": Durations(CHECK_BOUNDS)})
+            tally = MetricCounters(world.reconciler, (), {"tcp": Durations(CHECK_BOUNDS)})
             return render(snapshot, tally, "iptables", compressed=False)
 
     assert PROMTOOL is not None

@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 
 from tests.observe.page.examples import mixed
 from tests.observe.page.watched import Watched, free_place, until, watched
-from vipd.observe.metrics.event_counts import Tally
+from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.scrape import Metrics
 
 Story = Callable[[ClientSession, str], Awaitable[None]]
@@ -18,7 +18,7 @@ Story = Callable[[ClientSession, str], Awaitable[None]]
 def lived(story: Story) -> Watched:
     async def run() -> Watched:
         async with watched(mixed()) as world:
-            tally = Tally(world.reconciler, (world.source,))
+            tally = MetricCounters(world.reconciler, (world.source,))
             metrics = Metrics(world.reconciler, (world.source,), tally, world.dataplane, world.read_flows)
             place = free_place()
             listener = metrics.listener(place, {"lb1", "lb1.example.com"})

@@ -26,7 +26,7 @@ from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.listeners import Place
 from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.page_state import Board, Facts
+from vipd.observe.page.page_state import Facts, PageState
 from vipd.observe.page.server import StatusPage
 
 PATIENCE_SECONDS = 60.0
@@ -78,7 +78,7 @@ class Watched:
         self.reconciler = Reconciler(
             (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), self.judges
         )
-        self.ledger, self.warnings, self.counted = FlowTotals(), list[str](), 0
+        self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
         self.table = Table(4200, 262144, accounting=False)
         facts = Facts(
             self.reconciler,
@@ -89,7 +89,7 @@ class Watched:
             recorder,
             self.read_flows,
         )
-        self.board = Board(facts)
+        self.board = PageState(facts)
         self.place = free_place()
         self.at: Callable[[], datetime] = lambda: datetime.now(UTC)
         """When the counts were read."""
@@ -115,13 +115,13 @@ class Watched:
     async def read_flows(self) -> Reading:
         """The counts as they are played."""
         self.counted += 1
-        return Reading(self.at(), self.ledger, self.table)
+        return Reading(self.at(), self.totals, self.table)
 
     def flow(self, service: str, *numbers: int) -> None:
         """New flows to the first backends of a service's first forwarding."""
         forwarding = self.reconciler.forwardings[service][0]
         places = (BackendPlace(forwarding.key, e.address, e.port) for e in forwarding.reachable())
-        self.ledger.add(dict(zip(places, numbers, strict=False)))
+        self.totals.add(dict(zip(places, numbers, strict=False)))
 
     async def declare(self, services: Collection[Service]) -> None:
         """Other services from now on."""

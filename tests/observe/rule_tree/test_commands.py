@@ -152,7 +152,7 @@ def test_a_chain_from_a_log_is_traced_to_its_service(room: Room) -> None:
     text = room.vipctl(chain).stdout
     assert text.startswith(f"{chain} is of backend 10.244.0.8:8080 of shop/web:http\n")
     assert re.search(rf"{chain}: .* <--$", text, re.M)
-    assert "this host becomes the source" in room.vipctl("VIPD-POSTROUTING").stdout
+    assert "this host's address becomes the source" in room.vipctl("VIPD-POSTROUTING").stdout
 
 
 @IN_ONE

@@ -15,9 +15,8 @@ from tests.observe.rule_tree.test_faults import SVC, TEXT, with_first
 from tests.observe.simulator.cases import CASES, family_of_case, rules_text
 from vipd.host.process import Finished, run
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
-from vipd.observe.rule_tree.dot import dot
 from vipd.observe.rule_tree.graph import Graph, graphs_of
-from vipd.observe.rule_tree.graphviz import DrawingError, draw
+from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
 from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree

@@ -13,6 +13,7 @@ from tests.dataplane.nftables.declared import OWN, state
 from tests.dataplane.states import cluster_cidrs
 from tests.observe.rule_tree.made import forwardings, in_use, read, saved, table
 from tests.observe.simulator.cases import CASES, family_of_case, rules_text
+from vipd.dataplane.iptables.descriptions import Role
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model.forwarding import Forwarding
@@ -21,7 +22,6 @@ from vipd.observe.rule_tree.expected import MOST_OFF
 from vipd.observe.rule_tree.iptables_shared import shared_tree
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import KernelRules
-from vipd.observe.rule_tree.patterns import Role
 from vipd.observe.rule_tree.tree import NodeKind, ServiceTree, faults
 
 
@@ -32,7 +32,7 @@ def unknown_rules(rules: IptablesRules) -> list[str]:
         for chain, found in rules.tables.chains.items()
         if rules.names.owns(chain)
         for rule in found
-        if rules.patterns.parse(chain, rule.text) is None
+        if rules.parser.parse(chain, rule.text) is None
     ]
 
 
@@ -148,14 +148,14 @@ FOREIGN = [
 @pytest.mark.parametrize(("chain", "rule"), FOREIGN)
 def test_rules_of_others_have_no_form(chain: str, rule: str) -> None:
     rules = read("")
-    assert rules.patterns.parse(ChainId("nat", f"VIPD-{chain}"), rule) is None
+    assert rules.parser.parse(ChainId("nat", f"VIPD-{chain}"), rule) is None
 
 
 def test_a_rule_of_one_kind_of_chain_is_foreign_in_another() -> None:
-    patterns = read("").patterns
+    parser = read("").parser
     rule = "-s 10.244.0.1/32 -m comment --comment web -j VIPD-MARK-MASQ"
-    parsed = patterns.parse(ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA"), rule)
+    parsed = parser.parse(ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA"), rule)
     assert parsed is not None
     assert parsed.role is Role.PLAIN
-    assert patterns.parse(ChainId("nat", "VIPD-SVC-AAAAAAAAAAAAAAAA"), rule) is None
-    assert patterns.parse(ChainId("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"), rule) is None
+    assert parser.parse(ChainId("nat", "VIPD-SVC-AAAAAAAAAAAAAAAA"), rule) is None
+    assert parser.parse(ChainId("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"), rule) is None

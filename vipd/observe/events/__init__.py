@@ -1,1 +1,4 @@
-"""What has happened, with reason and cause: log records with an event become a ring on disk and a stream."""
+"""Events with reason and cause: made from log records, kept on disk, sent as a stream.
+
+The API, the status page and the metrics may import it.
+"""

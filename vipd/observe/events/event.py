@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from vipd.model.formatting import time_text
 from vipd.model.text import in_words
 
 LONGEST_TEXT = 1000
@@ -53,7 +54,7 @@ def encode(occurrence: EventRecord) -> bytes:
     o = occurrence
     value = {
         "id": o.id,
-        "time": _text(o.at),
+        "time": time_text(o.at, milliseconds=True),
         "event": o.event,
         "level": o.level,
         "services": list(o.services),
@@ -63,7 +64,7 @@ def encode(occurrence: EventRecord) -> bytes:
         "reason": o.reason,
         "count": o.count,
         "first": o.place,
-        "since": _text(o.since or o.at),
+        "since": time_text(o.since or o.at, milliseconds=True),
     }
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -119,7 +120,3 @@ def _level(value: object) -> Level:
         case "info" | "warning" | "error":
             return value
     raise ValueError(f"level {value!r} is not known")
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -24,7 +24,7 @@ from vipd.observe.explain.explanation_text import (
     outcome_text,
 )
 from vipd.observe.explain.query import Query, is_own
-from vipd.observe.explain.rule_words import words_for_rule
+from vipd.observe.explain.rule_words import step_words
 from vipd.observe.simulator import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
 
 Json = dict[str, object]
@@ -240,7 +240,7 @@ def _outcome_view(outcome: Outcome, service_port: str) -> Json:
                 "rule": step.rule,
                 "comment": step.comment,
                 "element": step.element,
-                "meaning": words_for_rule(step, service_port),
+                "meaning": step_words(step, service_port),
             }
             for step in outcome.steps
         ],

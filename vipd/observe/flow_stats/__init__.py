@@ -1,1 +1,4 @@
-"""Numbers of services and backends: new flows ever, flows now, their traffic where the kernel counts it."""
+"""Statistics of services and backends: new flows in all, open flows, and traffic where the kernel counts it.
+
+The API, the metrics, the status page and the daemon may import it.
+"""

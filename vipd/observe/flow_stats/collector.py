@@ -16,7 +16,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import FlowCounter, Place
 from vipd.host.durable import keep_aside, why
 from vipd.model.forwarding import Forwarding
-from vipd.observe.flow_stats import book
+from vipd.observe.flow_stats import totals_file
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
@@ -36,15 +36,15 @@ AGE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
 
 
-class Counting:
-    """The ledger of one daemon, and the file behind it."""
+class FlowCollector:
+    """The totals of one daemon, and the file behind it."""
 
     def __init__(
         self, counter: FlowCounter, path: Path, forwardings: Callable[[], Iterable[Forwarding]]
     ) -> None:
         """Reads the file. One that cannot be used is told in the log, and left behind."""
         self._counter, self._path, self._forwardings = counter, path, forwardings
-        self.ledger, memory = self._read()
+        self.totals, memory = self._read()
         if memory is not None:
             counter.remember(memory)
         self.at = datetime.now(UTC)
@@ -98,7 +98,7 @@ class Counting:
             self._taken, self._failed = began, True
             # After a failure what was counted comes with the next reading: the rates are of all that time.
             flows = await self._counter.take()
-            self.ledger.add(flows)
+            self.totals.add(flows)
             self._failed, self.at = False, datetime.now(UTC)
             if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
                 await self._write()
@@ -107,32 +107,32 @@ class Counting:
         """Forget what is gone for long."""
         # In a thread: with 100,000 services it takes a second.
         known = await asyncio.to_thread(_places, list(self._forwardings()))
-        self.ledger.age(known, time.time())
+        self.totals.age(known, time.time())
 
     async def _write(self) -> None:
-        """Write if there is anything new. After a reading that failed the ledger lacks what it had found.
+        """Write if there is anything new. After a reading that failed the totals lacks what it had found.
         Raises OSError."""
-        if not self.ledger.changed or self._failed:
+        if not self.totals.changed or self._failed:
             return
-        self.ledger.changed = False
+        self.totals.changed = False
         self._written = began = time.monotonic()
         # No await stands between the last `take` and this: both tell of the same moment.
-        value = book.value_of(book.Page(self.ledger, self._counter.memory()))
+        value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.memory()))
         try:
-            await asyncio.to_thread(book.write, self._path, value)
+            await asyncio.to_thread(totals_file.write, self._path, value)
         except OSError as error:
-            self.ledger.changed = True
+            self.totals.changed = True
             raise OSError(f"{self._path} cannot be written: {why(error)}") from None
         finally:
             self._writing = time.monotonic() - began
 
-    def _read(self) -> book.Page:
+    def _read(self) -> totals_file.SavedTotals:
         try:
-            return book.read(self._path)
+            return totals_file.read(self._path)
         except (OSError, ValueError) as error:
             what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
             log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
-            return book.Page(FlowTotals(), None)
+            return totals_file.SavedTotals(FlowTotals(), None)
 
 
 def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
@@ -143,24 +143,26 @@ def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class FlowStats:
     """All that is counted."""
 
-    counting: Counting
+    counting: FlowCollector
     table: FlowTable
     traffic: TrafficCounting
 
     @classmethod
-    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> Numbers:
-        """Of the services of a reconciler; `path` is the file of the ledger; `traffic`: count that, too."""
+    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> FlowStats:
+        """Of the services of a reconciler; `path` is the file of the totals; `traffic`: count that, too."""
 
         def forwardings() -> list[Forwarding]:
             return [f for part in reconciler.forwardings.values() for f in part]
 
-        counting = Counting(counter, path, forwardings)
-        table = FlowTable(lambda: reconciler.forwardings, lambda: reconciler.host_addresses)
+        counting = FlowCollector(counter, path, forwardings)
+        table = FlowTable(
+            lambda: reconciler.forwardings, lambda: reconciler.host_addresses, totals=counting.totals
+        )
         reconciler.after_step.append(table.moved)
-        return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
+        return cls(counting, table, TrafficCounting(table, counting.totals, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """What counts, for ever."""

@@ -1,7 +1,9 @@
 """New flows and traffic of every backend and service since they were first known. Pure; time is given, in
 seconds.
 
-A number never falls: what a backend that is long gone had counted stays in its service's number.
+A number never falls: what a backend that is long gone had counted stays in its service's number. Traffic is
+never more than what has passed: a flow whose end was missed takes from the growth of one interval between
+readings what it had before, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +13,54 @@ from dataclasses import dataclass, field
 
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.observe.flow_stats.volume import NOTHING, Volume, added
 
 KEPT_SECONDS = 3600.0
 """A backend or service that is gone for longer is forgotten; one that comes back later begins at zero."""
+
+
+NOTHING = Traffic(0, 0, 0, 0)
+
+
+def added(one: Traffic, other: Traffic) -> Traffic:
+    """The sum."""
+    return Traffic(one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+
+
+@dataclass(slots=True)
+class Volume:
+    """What has passed to one backend and from it."""
+
+    settled: Traffic = NOTHING
+    """As of the last reading."""
+    open: Traffic = NOTHING
+    """What flows had by then that were open."""
+    ended: Traffic = NOTHING
+    """What flows had in all that have ended since."""
+
+    @property
+    def now(self) -> Traffic:
+        """As far as is known."""
+        return self.settled if self.ended is NOTHING else _grown(self.settled, self.ended, self.open)
+
+    def end(self, traffic: Traffic) -> None:
+        """Flows have ended, having had so much in all."""
+        self.ended = added(self.ended, traffic)
+
+    def read(self, traffic: Traffic) -> None:
+        """Those that are open have so much, those that `end` told of not among them."""
+        if self.ended is NOTHING and traffic == self.open:
+            return  # nearly all of very many
+        self.settled = _grown(self.settled, added(self.ended, traffic), self.open)
+        self.open, self.ended = traffic, NOTHING
+
+
+def _grown(settled: Traffic, known: Traffic, before: Traffic) -> Traffic:
+    return Traffic(
+        settled[0] + max(known[0] - before[0], 0),
+        settled[1] + max(known[1] - before[1], 0),
+        settled[2] + max(known[2] - before[2], 0),
+        settled[3] + max(known[3] - before[3], 0),
+    )
 
 
 @dataclass(slots=True)
@@ -140,20 +186,20 @@ class FlowTotals:
     @classmethod
     def from_json(cls, value: object) -> FlowTotals:
         """From what `to_json` gave. Raises ValueError for anything else."""
-        ledger = cls()
+        totals = cls()
         try:
-            ledger.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
+            totals.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
             for name, told in value["services"].items():  # type: ignore[index]
                 flows, *traffic = map(_count, told["former"])
-                service = ledger._services[str(name)] = _Service(flows, Traffic(*traffic))
+                service = totals._services[str(name)] = _Service(flows, Traffic(*traffic))
                 for row in told["backends"]:
                     place = Place.of_row(row[:_PLACE])
                     service.backends[place] = account = _account(row[_PLACE:])
                     if account.volume is not None:
-                        ledger._moving[place] = account.volume
+                        totals._moving[place] = account.volume
         except (AttributeError, TypeError, LookupError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return ledger
+        return totals
 
     def _known(self, place: Place) -> _Account | None:
         service = self._services.get(place.key.service)

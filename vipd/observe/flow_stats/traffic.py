@@ -16,13 +16,13 @@ from typing import NamedTuple
 from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.ended import Ended, Way
 from vipd.dataplane.conntrack.entries import Entry, Traffic
-from vipd.dataplane.conntrack.listener import EndedFlows
+from vipd.dataplane.conntrack.listener import EndedFlows, open_ended_flows
 from vipd.dataplane.conntrack.live import ENDED
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.dataplane.counting import Place
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats.owners import Owners
-from vipd.observe.flow_stats.volume import NOTHING, added
+from vipd.observe.flow_stats.totals import NOTHING, FlowTotals, added
 
 SHARE_OF_A_CPU = 0.02
 LEAST_PAUSE_SECONDS = 2.0
@@ -98,10 +98,14 @@ class FlowTable:
         host_addresses: Callable[[], Collection[str]],
         connect: Connect = open_socket,
         sysctls: Path = SYSCTLS,
+        *,
+        totals: FlowTotals,
+        listen: Callable[[], EndedFlows] = open_ended_flows,
     ) -> None:
-        """`services`: the forwardings of each."""
+        """`services`: the forwardings of each. `totals` gets the traffic of flows while the table listens."""
         self._services, self._host_addresses = services, host_addresses
         self._connect, self._sysctls = connect, sysctls
+        self._totals, self._listen = totals, listen
         self._owners, self._moved = Owners(), True
         self._one_at_a_time = asyncio.Lock()
         self._sums: Sums | None = None
@@ -109,13 +113,9 @@ class FlowTable:
         self.seconds = 0.0
         """CPU time that the last reading took."""
         self._held: list[Ended] = []
-        """Those that a reading heard of that has just failed."""
-        self.ended: EndedFlows | None = None
-        """Where to hear of flows that end; None: nobody wants to know."""
-        self.told: Callable[[Traffics], None] = _nobody
-        """Told what flows had that have ended."""
-        self.read: Callable[[Traffics], None] = _nobody
-        """Told what the open ones have, at each reading; not while `ended` is None."""
+        """Ended flows that were received by a reading that has just failed."""
+        self._ended: EndedFlows | None = None
+        """The socket for flows that end; None while nothing listens."""
 
     def moved(self) -> None:
         """The forwardings may be others now."""
@@ -134,35 +134,46 @@ class FlowTable:
             if self._sums and not anew and time.monotonic() < self._next:
                 return self._sums
             await self._follow()
-            ended = self.ended
+            ended = self._ended
             try:
                 reading = await asyncio.to_thread(self._add_up, ended)
             except ConntrackError:
                 # Not kept for the next reading: the table may be unreadable for days.
                 held, self._held = self._held, []
-                self.told(await asyncio.to_thread(self._by_place, held))
+                self._totals.end(await asyncio.to_thread(self._by_place, held))
                 raise
             self._sums, self.seconds = reading.sums, reading.seconds
             self._next = time.monotonic() + max(LEAST_PAUSE_SECONDS, reading.seconds / SHARE_OF_A_CPU)
             if ended is not None:
-                self.told(reading.before)
-                self.read({place: each.traffic for place, each in reading.sums.backends.items()})
-                self.told(reading.after)
+                self._totals.end(reading.before)
+                self._totals.read({place: each.traffic for place, each in reading.sums.backends.items()})
+                self._totals.end(reading.after)
             return reading.sums
 
     async def take_ended(self) -> None:
-        """Tell of the flows that have ended."""
+        """Add the flows that have ended to the totals."""
         async with self._one_at_a_time:
-            if (ended := self.ended) is not None:
+            if (ended := self._ended) is not None:
                 await self._follow()
-                self.told(await asyncio.to_thread(lambda: self._by_place(ended.read(MOST_ENDED_AT_ONCE))))
+                self._totals.end(
+                    await asyncio.to_thread(lambda: self._by_place(ended.read(MOST_ENDED_AT_ONCE)))
+                )
+
+    def start_listening(self) -> None:
+        """Listen for flows that end. Raises ConntrackError."""
+        self._ended = self._listen()
+
+    @property
+    def listening(self) -> EndedFlows | None:
+        """The socket for flows that end; None while nothing listens."""
+        return self._ended
 
     async def stop_listening(self) -> None:
-        """Close `ended`, when nobody reads from it."""
+        """Close the socket when no reading uses it."""
         async with self._one_at_a_time:
-            if self.ended is not None:
-                self.ended.close()
-                self.ended = None
+            if self._ended is not None:
+                self._ended.close()
+                self._ended = None
 
     async def flows(self, forwardings: Sequence[Forwarding], wanted: Callable[[Flow], bool]) -> list[Flow]:
         """Every flow through these forwardings that is wanted, also those that have ended, as of now."""
@@ -233,10 +244,6 @@ class FlowTable:
             if (place := self._owners.place(way)) is not None:
                 found[place] = added(found.get(place, NOTHING), Traffic(*numbers))
         return found
-
-
-def _nobody(_: Traffics) -> None:
-    """Who is told while nobody wants to know."""
 
 
 def _number(path: Path) -> int | None:

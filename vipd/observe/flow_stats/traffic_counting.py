@@ -1,4 +1,4 @@
-"""Keeps the traffic of services: hears of the end of each flow, and reads the open ones at times."""
+"""Counts the traffic of services: receives the end of each flow, and reads the open ones at times."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
-from vipd.dataplane.conntrack.listener import EndedFlows, open_ended_flows
+from vipd.dataplane.conntrack.listener import EndedFlows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable, Table
@@ -43,22 +42,19 @@ NOT_TOLD = Uncounted(
 
 
 class TrafficCounting:
-    """Traffic as the ledger has it."""
+    """Adds the traffic of flows to the totals: reads the open ones at times, and the ends as they happen."""
 
     def __init__(
         self,
         table: FlowTable,
-        ledger: FlowTotals,
+        totals: FlowTotals,
         *,
         wanted: bool = True,
-        listen: Callable[[], EndedFlows] = open_ended_flows,
     ) -> None:
-        self._table, self._ledger = table, ledger
-        self._wanted, self._listen = wanted, listen
+        self._table, self._totals, self._wanted = table, totals, wanted
         self._lost = 0
         self._read_at = self._told_at = float("-inf")
         self._fault = ""
-        table.told, table.read = ledger.end, ledger.read
 
     def uncounted(self, table: Table) -> Uncounted | None:
         """Why traffic is not counted, the connection tracking table being so; None if it is."""
@@ -71,10 +67,10 @@ class TrafficCounting:
                 if self.uncounted(self._table.table()):
                     await self._table.stop_listening()
                 self._start()
-                if self._table.ended is None:
+                if (listening := self._table.listening) is None:
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
-                await _readable(self._table.ended)
+                await _readable(listening)
                 await asyncio.sleep(GATHER_SECONDS)
                 await self._take()
                 pause = max(READ_EVERY_SECONDS, self._table.seconds / SHARE_OF_A_CPU)
@@ -91,7 +87,7 @@ class TrafficCounting:
 
     async def close(self) -> None:
         """Read open flows a last time, if that is quick."""
-        if self._table.ended is not None and self._table.seconds < CLOSE_SECONDS:
+        if self._table.listening is not None and self._table.seconds < CLOSE_SECONDS:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._read()
@@ -106,10 +102,11 @@ class TrafficCounting:
 
     def _start(self) -> None:
         """Listen if there is anything to hear, and only then: it costs the kernel time."""
-        if self._table.ended is not None or self._reason(self._table.table()):
+        if self._table.listening is not None or self._reason(self._table.table()):
             return
         try:
-            self._table.ended, self._lost, self._fault = self._listen(), 0, ""
+            self._table.start_listening()
+            self._lost, self._fault = 0, ""
         except ConntrackError as error:
             self._fault = str(error)
             raise
@@ -133,11 +130,11 @@ class TrafficCounting:
         self._note_losses()
 
     def _note_losses(self) -> None:
-        listening = self._table.ended
+        listening = self._table.listening
         if listening is None or listening.lost == self._lost:
             return
         lost, self._lost = listening.lost - self._lost, listening.lost
-        self._ledger.lose(lost)
+        self._totals.lose(lost)
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY_SECONDS:
             self._told_at = now

@@ -1,53 +1,65 @@
-"""The rules that a traced packet matched, each with its text and what it does. Pure."""
+"""The rules that a traced packet matched, in words: what chains are for, and what rules do. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_network
+from itertools import pairwise
 
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.words import target_of
+from vipd.dataplane.iptables.words import split_words
+from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.options import table_name
-from vipd.observe.live_trace.events import Chain, Event, Kind, Verdict
-from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
-from vipd.observe.live_trace.rule_words import (
-    chain_role,
-    rule_words,
-    table_chain_role,
-    table_rule_words,
-)
+from vipd.observe.explain.rule_words import step_words
+from vipd.observe.live_trace.events import Chain, Verdict
+from vipd.observe.live_trace.matching import ChainRules, Match, match_rules
+from vipd.observe.live_trace.packet_trace import PacketTrace
+from vipd.observe.simulator import Step
 
 UNREADABLE = "a rule that cannot be read"
 """Shown for a rule whose chain no tool could list."""
 
-IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
-"""Tables of iptables."""
-
-_QUOTED = re.compile(r'"[^"]*"')
-_NFT_TARGETS = {
-    "MASQUERADE": re.compile(r"(?<!jump )(?<!goto )(?<!\S)masquerade(?!\S)"),
-    # `ct status snat` is a condition: the statement says to what.
-    "SNAT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)snat (?:[\w.]+ )*to "),
-    "REJECT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)reject(?!\S)"),
+_ROLES = {
+    "SERVICES": "dispatch",
+    "GRP": "dispatch",
+    "PREROUTING": "entry",
+    "POSTROUTING": "postrouting",
+    "NODEPORTS": "node ports",
+    "MARK-MASQ": "mark",
+    "MARK-OFF-CLUSTER": "mark",
+    "EXTERNAL-SERVICES": "from outside",
+    "PROXY-FIREWALL": "source limits",
+    "UNUSED": "unused ports",
+    "FORWARD": "forwarding",
+    "FIREWALL": "firewall",
+    "PROBE": "probe",
+    "SVC": "service",
+    "SVL": "local policy",
+    "EXT": "from outside",
+    "FW": "source limits",
+    "SEP": "backend",
 }
-_XT_TARGET = re.compile(r'\bxt target "(\w+)"')
-"""How nft shows a target of iptables that it cannot say in its own words."""
-_COMMENT = re.compile(r' comment "[^"]*"$')
-
-
-class ChainRules(NamedTuple):
-    """What a chain holds. Rules are iptables' text, or nft's."""
-
-    rules: Mapping[int, str]
-    """By handle; in legacy tables by number, from 1."""
-    policy: str = ""
-    """`DROP` or `ACCEPT`, where a legacy chain has one."""
-    iptables: bool = True
-    """The text is iptables'."""
-    ours: bool = False
-    """It stands in the table of vipd's nftables dataplane."""
+_NFT_ROLES = {
+    "prerouting": "entry",
+    "output": "entry",
+    "input": "entry",
+    "dispatch": "dispatch",
+    "handover": "dispatch",
+    "unused": "unused ports",
+    "counting": "counters",
+    "postrouting": "postrouting",
+    "refuse": "refusal",
+    "silence": "refusal",
+    "silence-reset": "refusal",
+    "removed": "refusal",
+    "node-removed": "refusal",
+}
+_LIMIT = re.compile(r"vmap @allowed_(\d+)")
+_SERVICE = re.compile(
+    r"(?P<name>\S+) (?:->.*|cluster IP|external IP|loadbalancer IP|has no .*|traffic not accepted by .*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,139 +70,121 @@ class MatchedRule:
     role: str
     """What the chain is for; empty for a chain that is not vipd's."""
     rule: str
-    """The rule's text, or `policy DROP`; empty when it cannot be read, or is gone."""
+    """As `Match` has it, and so are `target`, `verdict`, `leads` and `mark`."""
     target: str
-    """iptables' word for what the rule does (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
-    rule of nft only where it changes the source or refuses. Empty when it is not known."""
     does: str
+    """What the rule does, in words; the text of a rule that is not vipd's."""
     ours: bool
     """It is vipd's."""
     verdict: Verdict
     leads: str
-    """The chain that it leads to, if any."""
     destination: str
     """`ip:port` that the packet had for its destination then."""
     mark: int | None = None
-    """The packet's mark, where this has changed it."""
-
-
-def table_of(chain: Chain) -> str:
-    """The table as `explain` names it: `nat` for iptables', `ip vipd` for nft's."""
-    return chain.table if chain.legacy or _is_iptables(chain) else f"{chain.family} {chain.table}"
 
 
 def matched_rules(
     trace: PacketTrace, listed: Mapping[Chain, ChainRules], prefix: str, service_port: str = ""
 ) -> tuple[MatchedRule, ...]:
-    """The rules in the order in which the packet matched them; policies only where they drop.
+    """The rules in the order in which the packet matched them, in words.
 
     `prefix` is that of vipd's chains: others of the same form belong to a kube-proxy or another vipd.
     `service_port` is that of the packet's first destination, if it is known: maps do not hold it.
     """
     names = Names(prefix)
-    events = tuple(_with_kind(traced, listed.get(traced.event.chain)) for traced in trace.events)
-    shown = [traced for traced in events if _is_shown(traced, events, listed, trace.passed)]
-    passed = frozenset(traced.event.chain for traced in events)
-    before, found = trace.mark, []
-    for number, traced in enumerate(shown):
-        after = _mark_after(shown, number)
-        known = listed.get(traced.event.chain)
-        if known is not None and not known.iptables:
-            found.append(_table_rule(traced, known, prefix, service_port))
-        else:
-            found.append(_iptables_rule(traced, known, passed, names))
-        if after != before:
-            found[-1] = replace(found[-1], mark=after)
-        before = after
-    return tuple(found)
-
-
-def chains_of(trace: PacketTrace) -> set[Chain]:
-    """The chains to list, so that every matched rule has its text."""
-    events = (traced.event for traced in trace.events)
-    return {event.chain for event in events if event.kind is not Kind.RETURN or event.chain.legacy}
-
-
-def _with_kind(traced: TraceEvent, listed: ChainRules | None) -> TraceEvent:
-    """Legacy iptables reports some rules as the ends of their chains; their numbers are those of rules."""
-    event = traced.event
-    if not event.chain.legacy or listed is None or event.rule not in listed.rules:
-        return traced
-    return TraceEvent(event._replace(kind=Kind.RULE), traced.headers)
-
-
-def _is_shown(
-    traced: TraceEvent, events: tuple[TraceEvent, ...], listed: Mapping[Chain, ChainRules], passed: bool
-) -> bool:
-    event = traced.event
-    if event.kind is not Kind.POLICY:
-        return event.kind is Kind.RULE
-    if event.chain.legacy:
-        # Legacy iptables does not report what a policy is; but it is the last event of a packet.
-        known = listed.get(event.chain)
-        return not passed and traced is events[-1] and known is not None and known.policy == "DROP"
-    return event.verdict is Verdict.DROP
-
-
-def _mark_after(shown: list[TraceEvent], number: int) -> int:
-    """Legacy iptables reports the mark before a rule, so that the next event has the one after it."""
-    event = shown[number].event
-    if event.chain.legacy and number + 1 < len(shown):
-        return shown[number + 1].event.mark
-    return event.mark
-
-
-def _table_rule(traced: TraceEvent, listed: ChainRules, prefix: str, service_port: str) -> MatchedRule:
-    """A rule that nft has listed."""
-    event, chain = traced.event, traced.event.chain
-    rule = _COMMENT.sub("", _text(event, listed))
-    ours = listed.ours and chain.table == table_name(prefix)
-    does = table_rule_words(rule, traced, service_port) if ours else rule
-    role, target = table_chain_role(chain.name) if ours else "", _nft_target(rule)
-    return MatchedRule(
-        chain, role, rule, target, does, ours, event.verdict, event.leads, traced.headers.receiver
+    return tuple(
+        _of_table(match, prefix, service_port) if match.of_nft else _of_iptables(match, names)
+        for match in match_rules(trace, listed)
     )
 
 
-def _nft_target(rule: str) -> str:
-    if xt := _XT_TARGET.search(rule):
-        return xt[1]
-    plain = _QUOTED.sub('""', rule)
-    return next((target for target, form in _NFT_TARGETS.items() if form.search(plain)), "")
+def _of_table(match: Match, prefix: str, service_port: str) -> MatchedRule:
+    ours = match.listed is not None and match.listed.ours and match.chain.table == table_name(prefix)
+    does = _table_words(match, service_port) if ours else match.rule
+    return _matched(match, table_chain_role(match.chain.name) if ours else "", does, ours)
 
 
-def _iptables_rule(
-    traced: TraceEvent, listed: ChainRules | None, passed: Collection[Chain], names: Names
-) -> MatchedRule:
-    """A rule that iptables has listed."""
-    event, chain = traced.event, traced.event.chain
-    rule = _text(event, listed)
-    target = target_of(rule)
-    leads, verdict = event.leads, event.verdict
-    if chain.legacy:
-        # The kernel reports every chain that a packet enters; all other names are targets.
-        leads = target if chain._replace(name=target) in passed else ""
-        verdict = _legacy_verdict(target, event)
-    role = chain_role(chain, listed.rules if listed else {}, names)
-    ours = bool(role) or names.owns(ChainId(chain.table, leads))
-    does = rule_words(chain, rule) if ours and rule else rule
-    if listed is None and not rule:
-        does = UNREADABLE
-    return MatchedRule(chain, role, rule, target, does, ours, verdict, leads, traced.headers.receiver)
+def _of_iptables(match: Match, names: Names) -> MatchedRule:
+    chain, rule = match.chain, match.rule
+    role = chain_role(chain, match.listed.rules if match.listed else {}, names)
+    ours = bool(role) or names.owns(ChainId(chain.table, match.leads))
+    does = step_words(Step(chain.table, chain.name, rule)) if ours and rule else rule
+    return _matched(match, role, does if rule or match.listed else UNREADABLE, ours)
 
 
-def _text(event: Event, listed: ChainRules | None) -> str:
-    if event.kind is Kind.POLICY:
-        return "policy DROP"
-    return listed.rules.get(event.rule, "") if listed else ""
+def _matched(match: Match, role: str, does: str, ours: bool) -> MatchedRule:
+    destination = match.traced.headers.receiver
+    return MatchedRule(
+        match.chain, role, match.rule, match.target, does, ours,
+        match.verdict, match.leads, destination, match.mark,
+    )  # fmt: skip
 
 
-def _legacy_verdict(target: str, event: Event) -> Verdict:
-    if event.kind is Kind.POLICY or target in ("DROP", "REJECT"):
-        return Verdict.DROP
-    return Verdict.ACCEPT if target in ("ACCEPT", "DNAT", "SNAT", "MASQUERADE") else event.verdict
+def chain_role(chain: Chain, rules: Mapping[int, str], names: Names) -> str:
+    """What a chain of the iptables dataplane is for, with its service or backend; empty for one of others.
+
+    `rules` are its own, as far as they are known."""
+    here = ChainId(chain.table, chain.name)
+    if not names.owns(here):
+        return ""
+    kind = chain.name.removeprefix(f"{names.prefix}-")
+    if names.is_fixed(here):
+        return _ROLES[kind]
+    kind = kind.partition("-")[0]
+    about = _backend(rules) if kind == "SEP" else _service(rules) if kind != "GRP" else ""
+    return f"{_ROLES[kind]} {about}".rstrip()
 
 
-def _is_iptables(chain: Chain) -> bool:
-    """Its name is that of one of iptables' tables. A table of nft may have it, too: that does no harm."""
-    return chain.table in IPTABLES and chain.family in ("ip", "ip6")
+def _service(rules: Mapping[int, str]) -> str:
+    """The service of a chain, by the comments of its rules."""
+    comments = (rule_comment(rule) for rule in rules.values())
+    return next((found["name"] for comment in comments if (found := _SERVICE.fullmatch(comment))), "")
+
+
+def _backend(rules: Mapping[int, str]) -> str:
+    targets = (rule.partition(" --to-destination ")[2] for rule in rules.values())
+    return next((target.partition(" ")[0] for target in targets if target), "")
+
+
+def rule_comment(rule: str) -> str:
+    """The comment of a rule of iptables, or nothing."""
+    try:
+        words = split_words(rule)
+    except ValueError:
+        return ""
+    return next((after for word, after in pairwise(words) if word == "--comment"), "")
+
+
+def table_chain_role(name: str) -> str:
+    """What a chain of the nftables dataplane is for."""
+    if name in _NFT_ROLES:
+        return _NFT_ROLES[name]
+    if limits_sources(name):
+        return "source limits"
+    if name.startswith(("gate-", "edge-")):
+        return {"gate": "node port", "edge": "from outside"}[name.partition("-")[0]]
+    return (
+        "masquerade" if name.startswith(("always-", "forwarded-", "off-cluster-", "hairpin-")) else "backends"
+    )
+
+
+def _table_words(match: Match, service_port: str) -> str:
+    """What a rule of the nftables dataplane does. The kernel does not report which element of a map matched:
+    it follows from where the packet goes."""
+    chain = match.chain
+    step = Step(f"{chain.family} {chain.table}", chain.name, match.rule, element=_element(match))
+    return step_words(step, service_port)
+
+
+def _element(match: Match) -> str:
+    """The element of a map or set that a rule must have matched, as far as the packet shows it."""
+    rule, headers, limit = match.rule, match.traced.headers, _LIMIT.search(match.rule)
+    if "map @frontends" in rule:
+        return f"{headers.destination} . {headers.protocol} . {headers.port}"
+    if "vmap @handlers" in rule:
+        return f"goto {match.leads}"
+    if limit:
+        return str(ip_network(f"{headers.source}/{limit[1]}", strict=False).network_address)
+    if "vmap @" in rule:
+        return f"{headers.protocol} . {headers.port}"
+    return "" if " map @" in rule else headers.destination

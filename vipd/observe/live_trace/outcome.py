@@ -9,7 +9,8 @@ from typing import Any
 
 from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import Verdict
-from vipd.observe.live_trace.matched_rules import MatchedRule, table_of
+from vipd.observe.live_trace.matched_rules import MatchedRule
+from vipd.observe.live_trace.matching import table_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 
 Json = Mapping[str, Any]

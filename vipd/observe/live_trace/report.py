@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vipd.observe.live_trace.events import Chain
-from vipd.observe.live_trace.matched_rules import MatchedRule, table_of
+from vipd.observe.live_trace.matched_rules import MatchedRule
+from vipd.observe.live_trace.matching import table_of
 from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, Outcome
 from vipd.observe.live_trace.packet_trace import PacketTrace
 
@@ -74,7 +75,8 @@ class Report:
     def _did(self, rule: MatchedRule) -> str:
         does = rule.does or GONE
         if rule is self.outcome.by and rule.ours and self.outcome.verdict is FinalVerdict.DELIVERED:
-            does = f"to {self.outcome.destination}"
+            to = self.outcome.destination
+            does = does if to in does else f"{does}: {to}" if rule.does else f"DNAT to {to}"
         return does if rule.mark is None else f"{does}, mark {rule.mark:#x}"
 
 

@@ -13,7 +13,7 @@ from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import Chain
-from vipd.observe.live_trace.matched_rules import IPTABLES, ChainRules
+from vipd.observe.live_trace.matching import IPTABLES, ChainRules
 
 ANSWER_SECONDS = 10.0
 _HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d{1,18})\s*")

@@ -32,7 +32,7 @@ class EventCounts(logging.Handler):
         return {event.value: self._counts[event.value] for event in Event}
 
 
-class Tally:
+class MetricCounters:
     """Notes what is to be known at a scrape. `look` belongs into the reconciler's `after_step`."""
 
     def __init__(

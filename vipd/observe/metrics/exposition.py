@@ -21,7 +21,7 @@ from vipd import __version__
 from vipd.model.durations import Durations
 from vipd.observe.flow_stats.traffic import Table
 from vipd.observe.metrics.catalogue import FAMILIES
-from vipd.observe.metrics.event_counts import Tally
+from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.snapshot import Snapshot
 
 _OF_TRAFFIC = (
@@ -40,7 +40,7 @@ Values = Iterable[tuple[Labels, float]]
 class StateCollector(Collector):
     """Gives the metrics of the daemon itself; those of services and backends are written here as text."""
 
-    def __init__(self, snapshot: Snapshot, tally: Tally, dataplane: str) -> None:
+    def __init__(self, snapshot: Snapshot, tally: MetricCounters, dataplane: str) -> None:
         self._snapshot, self._tally, self._dataplane = snapshot, tally, dataplane
 
     def collect(self) -> Iterator[Metric]:
@@ -76,7 +76,7 @@ class StateCollector(Collector):
             yield _metric("vipd_store_connected", _labelled("source", snapshot.connected))
 
 
-def render(snapshot: Snapshot, tally: Tally, dataplane: str, *, compressed: bool) -> bytes:
+def render(snapshot: Snapshot, tally: MetricCounters, dataplane: str, *, compressed: bool) -> bytes:
     """The whole text; as gzip if `compressed`. Takes a second with very many backends."""
     packer = zlib.compressobj(level=1, wbits=31) if compressed else None
     parts = []
@@ -85,7 +85,7 @@ def render(snapshot: Snapshot, tally: Tally, dataplane: str, *, compressed: bool
     return b"".join((*parts, packer.flush() if packer else b""))
 
 
-def _texts(snapshot: Snapshot, tally: Tally, dataplane: str) -> Iterator[bytes]:
+def _texts(snapshot: Snapshot, tally: MetricCounters, dataplane: str) -> Iterator[bytes]:
     """One large metric after the other, so that never all of them are in memory as text."""
     yield generate_latest(StateCollector(snapshot, tally, dataplane))
     yield generate_latest(ProcessCollector(registry=None))

@@ -11,25 +11,25 @@ from functools import partial
 
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
-from vipd.observe.flow_stats.collector import Numbers
+from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Sum, Table
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known at one time. The ledger goes on counting: it is to be read on the event loop."""
+    """What is known at one time. The totals goes on counting: it is to be read on the event loop."""
 
     at: datetime
     """When the new flows were counted."""
-    ledger: FlowTotals
+    totals: FlowTotals
     table: Table
     tracked: Mapping[Place, Sum] | None = None
     """Flows now, of backends that have any; None: the kernel does not say."""
     by_service: Mapping[str, int] = field(default_factory=dict)
     """The same of all of a service's backends, as a number."""
     traffic: bool = False
-    """The ledger has the traffic, too."""
+    """The totals has the traffic, too."""
     traffic_at: datetime | None = None
     """When open flows were read, which may be some seconds ago; None: at `at`."""
 
@@ -37,7 +37,7 @@ class Reading:
 ReadFlows = Callable[[], Awaitable[Reading]]
 
 
-def reader(numbers: Numbers) -> ReadFlows:
+def reader(numbers: FlowStats) -> ReadFlows:
     """Readings of a daemon's numbers."""
     return partial(_read, numbers)
 
@@ -50,7 +50,7 @@ def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, int]:
     return found
 
 
-async def _read(numbers: Numbers) -> Reading:
+async def _read(numbers: FlowStats) -> Reading:
     await numbers.refresh()
     tracked, read_at = None, None
     with contextlib.suppress(ConntrackError):
@@ -59,4 +59,4 @@ async def _read(numbers: Numbers) -> Reading:
     at, table = numbers.counting.at, numbers.table.table()
     traffic = numbers.traffic.uncounted(table) is None
     flows = by_service(tracked or {})
-    return Reading(at, numbers.counting.ledger, table, tracked, flows, traffic, read_at)
+    return Reading(at, numbers.counting.totals, table, tracked, flows, traffic, read_at)

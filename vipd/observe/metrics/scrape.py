@@ -14,7 +14,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_browser
 from vipd.observe.listeners import Listeners, Place
-from vipd.observe.metrics.event_counts import Tally
+from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import Snapshot, take
 from vipd.sources.base import Source
@@ -34,7 +34,7 @@ class Metrics:
         self,
         reconciler: Reconciler,
         sources: Sequence[Source],
-        tally: Tally,
+        tally: MetricCounters,
         dataplane: Dataplane,
         read_flows: ReadFlows | None = None,
     ) -> None:

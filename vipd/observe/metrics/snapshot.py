@@ -22,8 +22,8 @@ from vipd.model.backend_status import GOOD, Admin, BackendStatus
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Protocol, Service
 from vipd.observe.endpoint_views import backend_status_by_place
+from vipd.observe.flow_stats.totals import NOTHING, added
 from vipd.observe.flow_stats.traffic import Table
-from vipd.observe.flow_stats.volume import NOTHING, added
 from vipd.observe.metrics.flows import Reading
 from vipd.sources.base import Source
 
@@ -117,7 +117,7 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything but what `Tally` keeps."""
+    """Everything but what `MetricCounters` keeps."""
 
     in_sync: bool
     healthy: bool
@@ -159,7 +159,7 @@ async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Readi
         counted=reading is not None,
         tracked=reading is not None and reading.tracked is not None,
         traffic=reading is not None and reading.traffic,
-        lost_flows=reading.ledger.lost if reading else 0,
+        lost_flows=reading.totals.lost if reading else 0,
         table=reading.table if reading else None,
     )
 
@@ -173,9 +173,9 @@ async def _rows(reconciler: Reconciler, reading: Reading | None) -> tuple[Servic
         forwardings = reconciler.forwardings.get(name, ())
         counts = (0, 0, NOTHING)
         if reading:
-            ledger = reading.ledger
-            traffic = ledger.traffic_of_service(name) if reading.traffic else NOTHING
-            counts = (ledger.of_service(name), reading.by_service.get(name, 0), traffic)
+            totals = reading.totals
+            traffic = totals.traffic_of_service(name) if reading.traffic else NOTHING
+            counts = (totals.of_service(name), reading.by_service.get(name, 0), traffic)
         services.add(service, ready_backends(service, forwardings), *counts)
         for (endpoint, protocol), state in _places(reconciler, service, forwardings, reading).items():
             backends.add(name, endpoint, protocol, state)
@@ -213,8 +213,8 @@ def _backend(
         return BackendState(up, _ADMIN[standing.admin], weight, 0, 0, NOTHING)
     place = Place(forwarding.key, endpoint.address, endpoint.port)
     now = reading.tracked.get(place) if reading.tracked else None
-    new_flows = reading.ledger.of_backend(place)
-    traffic = reading.ledger.traffic_of_backend(place) if reading.traffic else NOTHING
+    new_flows = reading.totals.of_backend(place)
+    traffic = reading.totals.traffic_of_backend(place) if reading.traffic else NOTHING
     return BackendState(up, _ADMIN[standing.admin], weight, new_flows, now.flows if now else 0, traffic)
 
 

@@ -1,7 +1,7 @@
-"""The state that all viewers of the status page share: renewed while somebody looks, and told as differences.
+"""The state that all viewers of the status page share: renewed while there is a viewer, sent as differences.
 
-Each change has a version. A viewer says which one it has, and gets what came later: nothing is queued for
-anybody, and who is slow gets the sum of what was missed.
+Each change has a version. A viewer names the version that it has and gets what changed since: nothing is
+queued, and a slow viewer gets the sum of the changes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.events.follower import Follower
-from vipd.observe.events.recorder import Recorder
+from vipd.observe.events.recorder import Follower, Recorder
 from vipd.observe.metrics.flows import ReadFlows
-from vipd.observe.page.flow_history import FlowHistory
-from vipd.observe.page.recent import RecentEvents
+from vipd.observe.page.history import FlowHistory, RecentEvents
 from vipd.observe.page.views import daemon_view, service_view
 from vipd.sources.base import Source
 
@@ -42,7 +40,7 @@ MOST_GONE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Where the board's facts come from."""
+    """What the state is made from."""
 
     reconciler: Reconciler
     dataplane: Dataplane
@@ -88,8 +86,8 @@ class _Parts:
     conntrack: _Dated = field(default_factory=_Dated)
 
 
-class Board:
-    """The state, as far as it is known. `run` renews it while it is wanted."""
+class PageState:
+    """The state as of the last renewal. `run` renews it while a viewer wants it."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

@@ -18,7 +18,7 @@ from aiohttp import web
 from vipd.host.connections.limits import Limits
 from vipd.observe.browsers import foreign_name
 from vipd.observe.listeners import Listeners, Place
-from vipd.observe.page.page_state import Board
+from vipd.observe.page.page_state import PageState
 
 LIMITS = Limits(
     connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0
@@ -45,7 +45,7 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 class StatusPage:
     """The page's answers. `listener` opens nothing by itself."""
 
-    def __init__(self, board: Board, place: Place | None) -> None:
+    def __init__(self, board: PageState, place: Place | None) -> None:
         self._board, self._place = board, place
         self._html = (files(__package__) / "status.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)

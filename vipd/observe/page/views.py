@@ -6,21 +6,20 @@ Never the settings or a declaration as it stands: a check may hold a password.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 
 from vipd.control.progress import healthy
 from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import state_of
+from vipd.control.service_status import service_status
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
 from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
+from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
 from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view, waiting_by_place
 from vipd.observe.metrics.snapshot import Connected
-from vipd.observe.views import time_text
 from vipd.sources.base import Source
 
 MOST_PROBLEMS = 20
@@ -42,7 +41,7 @@ def service_view(
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
     says that.
     """
-    state, message = state_of(service, forwardings, backend_statuses, quarantine)
+    state, message = service_status(service, forwardings, backend_statuses, quarantine)
     places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
     return {
         "name": service.name,
@@ -72,11 +71,6 @@ def daemon_view(
         "sources": [_source_view(source, reconciler) for source in sources],
         "warnings": [*progress.warnings, *warnings],
     }
-
-
-def event_time(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _forwarding_view(

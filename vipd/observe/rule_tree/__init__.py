@@ -8,14 +8,15 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 | `resolve_target.py` | asks the daemon what a target means, and has the kernel read for it |
 | `read_iptables.py`, `read_nftables.py` | read the rules: by iptables, nft, and maps over netlink |
 | `saved.py` | the output of iptables-save, by chain |
-| `patterns.py` | the forms of rule that vipd writes, and what each means in words; others are foreign |
 | `dispatch.py` | the services that the shared chains lead to |
 | `iptables_tree.py`, `iptables_shared.py` | the tree of one service; the chains that all services share |
-| `nftables_table.py`, `nftables_words.py` | a table as it was read; its rules in words |
+| `nftables_table.py` | a table as it was read |
 | `nftables_tree.py` | the trees of a table |
 | `tree.py` | nodes |
 | `expected.py` | services as the daemon has them, and trees compared with them |
 | `kernel_rules.py` | all that was read: the trees of what is asked for |
 | `rows.py` | trees as lines of a screen |
-| `graph.py`, `dot.py`, `mermaid.py`, `graphviz.py` | drawings |
+| `graph.py`, `graphviz.py`, `mermaid.py` | drawings |
+
+What rules do in words stands beside the compilers: `vipd/dataplane/*/descriptions.py`.
 """

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from vipd.dataplane.iptables.descriptions import ParsedRule, Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId
-from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
 from vipd.observe.rule_tree.saved import SavedRule, SavedTables
 from vipd.observe.rule_tree.tree import Key
 
@@ -48,8 +48,8 @@ class Entry(NamedTuple):
 class Dispatch:
     """The rules in the shared chains, by service port."""
 
-    def __init__(self, tables: SavedTables, forms: Patterns, prefix: str) -> None:
-        self._tables, self._patterns = tables, forms
+    def __init__(self, tables: SavedTables, parser: RuleParser, prefix: str) -> None:
+        self._tables, self._parser = tables, parser
         self.by_key: dict[Key, list[Entry]] = defaultdict(list)
         self._by_address: dict[str, list[Entry]] = defaultdict(list)
         self._health: dict[str, list[Entry]] = defaultdict(list)
@@ -69,7 +69,7 @@ class Dispatch:
     def _entries(self, chain: ChainId, path: tuple[Hop, ...]) -> Iterator[Entry]:
         self.reached.add(chain)
         for rule in self._tables.chains.get(chain, ()):
-            parsed = self._patterns.parse(chain, rule.text)
+            parsed = self._parser.parse(chain, rule.text)
             if parsed is None:
                 self.foreign[chain].append(rule)
             elif parsed.role is Role.GROUP:

@@ -1,4 +1,4 @@
-"""Trees as boxes and the ways between them: what `dot.py` and `mermaid.py` draw. Pure."""
+"""Trees as boxes and the ways between them: what `graphviz.py` and `mermaid.py` draw. Pure."""
 
 from __future__ import annotations
 
@@ -135,7 +135,12 @@ def _box(node: Node, parent: str, table: str) -> tuple[str, tuple[str, ...]]:
         case NodeKind.CHAIN:
             return f"{table} {node.name}", (node.text, node.name)
         case NodeKind.FRONTEND:
-            return f"{table} {node.name} {node.rule}", (node.text,)
+            return f"{table} {node.name} {node.rule}", _frontend_lines(node)
         case NodeKind.BACKEND:
             return f"{parent} {node.name}", (node.name,)
     return f"{parent} {node.kind} {node.text} {node.rule}", (f"{node.kind}: {node.text}", node.fault)
+
+
+def _frontend_lines(node: Node) -> tuple[str, ...]:
+    """The frontend, then what is said of it."""
+    return (node.name, node.text.removeprefix(node.name).lstrip(":, ")) if node.name else (node.text,)

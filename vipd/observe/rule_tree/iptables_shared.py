@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from vipd.dataplane.iptables.base_chains import entry_jumps
+from vipd.dataplane.iptables.descriptions import Role
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.words import target_of
 from vipd.observe.rule_tree.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
-from vipd.observe.rule_tree.patterns import Role
 from vipd.observe.rule_tree.saved import SavedRule
 from vipd.observe.rule_tree.tree import Count, Node, NodeKind, SharedTree
 
@@ -83,7 +83,7 @@ def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Itera
     of_services: Counter[str] = Counter()
     entered = Count(0, 0)
     for rule in rules.tables.chains.get(chain, ()):
-        target, parsed = ChainId(chain.table, rule.target), rules.patterns.parse(chain, rule.text)
+        target, parsed = ChainId(chain.table, rule.target), rules.parser.parse(chain, rule.text)
         if parsed is not None and parsed.role in _SERVICES:
             of_services["group" if parsed.role is Role.GROUP else "rule"] += 1
             entered += rule.counted or Count(0, 0)
@@ -97,7 +97,7 @@ def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Itera
 
 
 def _told(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
-    parsed = rules.patterns.parse(chain, rule.text)
+    parsed = rules.parser.parse(chain, rule.text)
     if parsed is None:
         return foreign(rule)
     note = parsed.service_port if parsed.role is Role.FRONTEND else ""
@@ -126,12 +126,12 @@ def _purpose(rules: IptablesRules, chain: ChainId) -> str:
         "FIREWALL": "loopback addresses from elsewhere",
         "GRP": "a group of addresses",
     }
-    return purposes.get(rules.patterns.kind_of(chain.name), chain.table)
+    return purposes.get(rules.parser.kind_of(chain.name), chain.table)
 
 
 def _idle(rules: IptablesRules, chain: ChainId) -> str:
     """Why a chain cannot do what it is for."""
-    wanted = _WORKING.get(rules.patterns.kind_of(chain.name)) if chain.table == "nat" else None
+    wanted = _WORKING.get(rules.parser.kind_of(chain.name)) if chain.table == "nat" else None
     if wanted is None:
         return ""
     found = rules.tables.chains.get(chain, ())

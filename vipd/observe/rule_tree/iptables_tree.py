@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
+from vipd.dataplane.iptables.descriptions import ParsedRule, Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId, Names, hashed
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
-from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
 from vipd.observe.rule_tree.saved import SavedRule, SavedTables
 from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
@@ -30,12 +30,12 @@ class IptablesRules:
 
     def __init__(self, tables: SavedTables, prefix: str, family: Family, place: str) -> None:
         self.tables, self.family, self.place = tables, family, place
-        self.names, self.patterns = Names(prefix), Patterns(prefix)
+        self.names, self.parser = Names(prefix), RuleParser(prefix)
 
     @cached_property
     def dispatch(self) -> Dispatch:
         """Where the shared chains lead."""
-        return Dispatch(self.tables, self.patterns, self.names.prefix)
+        return Dispatch(self.tables, self.parser, self.names.prefix)
 
     def __bool__(self) -> bool:
         """Whether there is any chain of ours."""
@@ -71,7 +71,7 @@ class IptablesRules:
         found: dict[Key, None] = {}
         while todo:
             for caller, rule in self._callers.get(todo.pop(), ()):
-                parsed = self.patterns.parse(caller, rule.text)
+                parsed = self.parser.parse(caller, rule.text)
                 if parsed is not None and parsed.role is Role.FRONTEND:
                     found[Key(parsed.service_port, parsed.parts["protocol"])] = None
                 elif caller.name not in reached and not self.names.is_fixed(caller):
@@ -100,7 +100,7 @@ class IptablesRules:
     def _claimed(self, chain: str) -> list[Key]:
         """By the comments in a chain, if its hash is theirs."""
         for rule in self.tables.rules("nat", chain) or ():
-            parsed = self.patterns.parse(ChainId("nat", chain), rule.text)
+            parsed = self.parser.parse(ChainId("nat", chain), rule.text)
             name, endpoint = (parsed.service_port, parsed.parts.get("endpoint", "")) if parsed else ("", "")
             for protocol in ("tcp", "udp", "sctp") if name else ():
                 if chain.endswith((f"-{hashed(name + protocol)}", f"-{hashed(name + protocol + endpoint)}")):
@@ -174,7 +174,7 @@ class _TreeOfService:
         if not rules:
             return Node(NodeKind.CHAIN, text, name, fault=EMPTY)
         chain = ChainId("nat", name)
-        parsed = [(rule, self._rules.patterns.parse(chain, rule.text)) for rule in rules]
+        parsed = [(rule, self._rules.parser.parse(chain, rule.text)) for rule in rules]
         steps = {rule.target for rule, each in parsed if each and each.role is Role.SHARE}
         children, left = [], 1.0
         for rule, each in parsed:
@@ -184,7 +184,7 @@ class _TreeOfService:
                 left -= share
             children.append(self._rule(name, rule, each, share, steps))
         translated = any(each and each.role is Role.TRANSLATION for _, each in parsed)
-        fault = _gap(self._rules.patterns.kind_of(name), steps, left, translated)
+        fault = _gap(self._rules.parser.kind_of(name), steps, left, translated)
         return Node(NodeKind.CHAIN, text, name, fault=fault, children=tuple(children))
 
     def _rule(
@@ -195,7 +195,6 @@ class _TreeOfService:
         text, name, kind = parsed.text, "", NodeKind.RULE
         if parsed.role in (Role.SHARE, Role.AFFINITY):
             name = self._endpoint(rule.target) or parsed.parts["endpoint"]
-            text = text.replace("?", name, 1) if parsed.parts["endpoint"] == "?" else text
             kind = NodeKind.BACKEND if parsed.role is Role.SHARE else NodeKind.RULE
         # Pins come first, but a chain is shown where the probability chain leads to it.
         follows = parsed.role in (Role.SHARE, Role.ONWARD) or (
@@ -211,7 +210,7 @@ class _TreeOfService:
     def _endpoint(self, chain: str) -> str:
         """The backend that a SEP chain translates to."""
         for rule in self._rules.tables.rules("nat", chain) or ():
-            parsed = self._rules.patterns.parse(ChainId("nat", chain), rule.text)
+            parsed = self._rules.parser.parse(ChainId("nat", chain), rule.text)
             if parsed and parsed.role is Role.TRANSLATION:
                 return parsed.parts["endpoint"]
         return ""
@@ -224,7 +223,7 @@ class _TreeOfService:
         return "" if chain.endswith(meant) else "the chain is another backend's"
 
     def _purpose(self, name: str) -> str:
-        kind = self._rules.patterns.kind_of(name)
+        kind = self._rules.parser.kind_of(name)
         if kind == "SEP":
             return self._endpoint(name) or "backend"
         if kind in _PURPOSE:

@@ -129,7 +129,7 @@ class KernelRules:
         for rules in self.iptables:
             for chain in (ChainId("nat", name) for name in chains):
                 for rule in rules.tables.chains.get(chain, ()):
-                    parsed = rules.patterns.parse(chain, rule.text)
+                    parsed = rules.parser.parse(chain, rule.text)
                     found.add(parsed.parts.get("address", "") if parsed else "")
         return found - {""}
 

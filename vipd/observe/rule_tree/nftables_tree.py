@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 
+from vipd.dataplane.nftables.descriptions import describe, describe_element, describe_limit, socket_of
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET
-from vipd.model.service import Family, socket_text
+from vipd.model.service import Family
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
 from vipd.observe.rule_tree.nftables_table import LIMITS, ListedRule, Place, TableReading
-from vipd.observe.rule_tree.nftables_words import nft_rule_words
 from vipd.observe.rule_tree.tree import Count, Key, Node, NodeKind, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
@@ -72,7 +72,7 @@ class NftablesRules:
     def tree(self, key: Key) -> ServiceTree:
         """One service port: what of the dispatch is for it, then its backends that may meet themselves."""
         places = sorted(self._places.get(key, ()), key=lambda place: (place.on_host, place.key))
-        work = _TreeOfService(self.reading, self._users, places)
+        work = _TreeOfService(self.reading, self._users, places, key)
         return ServiceTree(key, self.family, self.place, tuple(work.build()))
 
     def shared(self) -> SharedTree:
@@ -81,7 +81,7 @@ class NftablesRules:
         shown: set[str] = set()
         fixed = [self._chain(name, shown) for name in HOOKS if name in reading.chains]
         rest = [
-            Node(NodeKind.CHAIN, _shared_by(self._users[name]), name, children=tuple(_plain(rules)))
+            Node(NodeKind.CHAIN, _shared_by(self._users[name]), name, children=tuple(_plain(name, rules)))
             for name, rules in sorted(reading.chains.items())
             if name not in _below(reading, HOOKS)
         ]
@@ -96,8 +96,10 @@ class NftablesRules:
         """One chain by its name; empty when there is none."""
         rules = self.reading.chains.get(name)
         text = _shared_by(self._users[name])
-        nodes = () if rules is None else (Node(NodeKind.CHAIN, text, name, children=tuple(_plain(rules))),)
-        return SharedTree(self.family, self.place, nodes)
+        if rules is None:
+            return SharedTree(self.family, self.place, ())
+        chain = Node(NodeKind.CHAIN, text, name, children=tuple(_plain(name, rules)))
+        return SharedTree(self.family, self.place, (chain,))
 
     def _chain(self, name: str, shown: set[str]) -> Node:
         rules = self.reading.chains.get(name, ())
@@ -105,10 +107,10 @@ class NftablesRules:
             return Node(NodeKind.CHAIN, "", name, repeated=True)
         shown.add(name)
         children = []
-        for rule, node in zip(rules, _plain(rules), strict=True):
+        for rule, node in zip(rules, _plain(name, rules), strict=True):
             targets = [t for t in _ONWARD.findall(rule.text) if t in self.reading.chains]
             below = tuple(self._chain(target, shown) for target in targets)
-            children.append(_rule(rule, below) if below else node)
+            children.append(_rule(name, rule, below) if below else node)
         empty = not rules and name in ("prerouting", "output", "postrouting", ROOT)
         return Node(NodeKind.CHAIN, "", name, fault=EMPTY if empty else "", children=tuple(children))
 
@@ -116,8 +118,10 @@ class NftablesRules:
 class _TreeOfService:
     """The work on the frontends of one service port."""
 
-    def __init__(self, reading: TableReading, users: Mapping[str, int], places: Sequence[Place]) -> None:
-        self._reading, self._users, self._places = reading, users, places
+    def __init__(
+        self, reading: TableReading, users: Mapping[str, int], places: Sequence[Place], key: Key
+    ) -> None:
+        self._reading, self._users, self._places, self._key = reading, users, places, key
         self._shown: set[tuple[str, str]] = set()
 
     def build(self) -> Iterator[Node]:
@@ -127,7 +131,7 @@ class _TreeOfService:
             for rule in self._reading.chains.get(chain, ()):
                 found = tuple(self._of_all(rule.text))
                 if found or not rule.ours:
-                    children.append(_rule(rule, found))
+                    children.append(_rule(chain, rule, found))
             if children:
                 yield Node(NodeKind.CHAIN, text, chain, children=tuple(children))
 
@@ -140,7 +144,8 @@ class _TreeOfService:
                 if map_name == ("node_ports" if place.on_host else "frontends"):
                     yield self._frontend(place, there[place.key])
             if map_name in ("pinged", "claimed"):
-                does = "ping to {}: answered" if map_name == "pinged" else "other ports of {}: refused"
+                ping, others = "ping to {}: answered by this host", "other ports of {}: refused"
+                does = ping if map_name == "pinged" else others
                 addresses = dict.fromkeys(p.frontend.address for p in self._places)
                 yield from (Node(NodeKind.RULE, does.format(a), rule=a) for a in addresses if a in there)
             elif map_name == "hairpin":
@@ -154,13 +159,13 @@ class _TreeOfService:
                 yield Node(NodeKind.RULE, f"{address} to itself: masqueraded", rule=f"{address} . {address}")
 
     def _frontend(self, place: Place, value: str) -> Node:
-        text, counts = str(place.frontend), self._reading.flows_of(place)
+        name, counts = str(place.frontend), self._reading.flows_of(place)
+        owner = self._key.service_port if self._key.service_port != name else ""
+        holder = "node_ports" if place.on_host else "frontends"
         count = sum(counts.values(), Count(0, 0)) if "flows" in self._reading.elements else None
         chain = self._reading.chain_of(value)
-        return Node(
-            NodeKind.FRONTEND, text, text, f"{place.key} : {value}", count,
-            children=(self._chain(chain, place),),
-        )  # fmt: skip
+        text, element = describe_element(holder, place.key, owner), f"{place.key} : {value}"
+        return Node(NodeKind.FRONTEND, text, name, element, count, children=(self._chain(chain, place),))
 
     def _chain(self, name: str, place: Place) -> Node:
         text = _shared_by(self._users[name])
@@ -176,7 +181,7 @@ class _TreeOfService:
                 if map_name not in looked_into:
                     looked_into.add(map_name)
                     found += self._elements(map_name, name, place)
-            children.append(_rule(rule, tuple(found)))
+            children.append(_rule(name, rule, tuple(found)))
         fault = self._unfilled(name, place) if rules else EMPTY
         return Node(NodeKind.CHAIN, text, name, fault=fault, children=tuple(children))
 
@@ -191,10 +196,9 @@ class _TreeOfService:
         elif map_name in [_at(place, name) for name in _NUMBERED]:
             yield from self._numbered(map_name, place)
         elif map_name.startswith(LIMITS):
-            length = map_name.removeprefix(LIMITS)
             for source, verdict in self._reading.of(map_name, place):
                 onward = (self._chain(verdict.rpartition(" ")[2], place),)
-                yield Node(NodeKind.RULE, f"from {source}/{length}: let in", rule=verdict, children=onward)
+                yield Node(NodeKind.RULE, describe_limit(map_name, source), rule=verdict, children=onward)
 
     def _numbered(self, map_name: str, place: Place) -> Iterator[Node]:
         """The backends that clients can be pinned to, and how many are."""
@@ -204,7 +208,9 @@ class _TreeOfService:
         for number, endpoint in sorted(self._reading.of(map_name, place), key=lambda item: item[1]):
             pinned = self._reading.pins.get((where, number), 0)
             yield Node(
-                NodeKind.RULE, f"{_socket(endpoint)}: {pinned} pinned{of_any}", rule=f"{number} : {endpoint}"
+                NodeKind.RULE,
+                f"{socket_of(endpoint)}: {pinned} pinned{of_any}",
+                rule=f"{number} : {endpoint}",
             )
 
     def _slots(self, map_name: str, chain: str, place: Place) -> list[str]:
@@ -217,8 +223,8 @@ class _TreeOfService:
         """Slots gathered to shares."""
         filled = Counter(slots)
         whole, flows = filled.total(), self._reading.flows_of(place)
-        for endpoint, number in sorted(filled.items(), key=lambda item: _socket(item[0])):
-            name = _socket(endpoint)
+        for endpoint, number in sorted(filled.items(), key=lambda item: socket_of(item[0])):
+            name = socket_of(endpoint)
             count = flows.get(name, Count(0, 0)) if "flows" in self._reading.elements else None
             text = f"to {name}, {number} of {whole} slots" if whole > 1 else f"to {name}, the only slot"
             yield Node(NodeKind.BACKEND, text, name, endpoint, count, number / whole)
@@ -243,12 +249,7 @@ def _number(address: str) -> int:
     return int(ip_address(address)) & 0xFFFFFFFF
 
 
-def _socket(endpoint: str) -> str:
-    address, _, port = endpoint.partition(" . ")
-    return socket_text(address, int(port)) if port else endpoint
-
-
-def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
+def _rule(chain: str, rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
     kind, fault = (NodeKind.RULE, "") if rule.ours else (NodeKind.FOREIGN, NOT_OURS)
     if (
         rule.ours
@@ -257,12 +258,12 @@ def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
     ):
         # A rule that does nothing else is but the way to the chain.
         return replace(children[0], rule=rule.text)
-    text = nft_rule_words(rule.text) if rule.ours else rule.text
+    text = describe(chain, rule.text) if rule.ours else rule.text
     return Node(kind, text, "", rule.text, fault=fault, children=children)
 
 
-def _plain(rules: Iterable[ListedRule]) -> Iterator[Node]:
-    return (_rule(rule) for rule in rules)
+def _plain(chain: str, rules: Iterable[ListedRule]) -> Iterator[Node]:
+    return (_rule(chain, rule) for rule in rules)
 
 
 def _shared_by(number: int) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.iptables.descriptions import Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, list_chain, save
 from vipd.dataplane.nftables import dump
@@ -22,7 +23,6 @@ from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
-from vipd.observe.rule_tree.patterns import Patterns, Role
 from vipd.observe.rule_tree.saved import SavedRule, SavedTables, read_tables
 from vipd.observe.rule_tree.tree import Count
 
@@ -110,7 +110,7 @@ class _ChainReader:
     """Reads single chains of one family, following the jumps that are searched for."""
 
     def __init__(self, tools: Tools, prefix: str, search: Search, run: Runner) -> None:
-        self._tools, self._names, self._patterns = tools, Names(prefix), Patterns(prefix)
+        self._tools, self._names, self._parser = tools, Names(prefix), RuleParser(prefix)
         self._search, self._run = search, run
 
     async def read(self) -> SavedTables:
@@ -131,7 +131,7 @@ class _ChainReader:
         return SavedTables(chains, frozenset())
 
     def _onward(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
-        shared = self._names.is_fixed(chain) or self._patterns.kind_of(chain.name) == "GRP"
+        shared = self._names.is_fixed(chain) or self._parser.kind_of(chain.name) == "GRP"
         for rule in rules:
             target = ChainId(chain.table, rule.target)
             leads_on = self._names.owns(target) and not self._names.is_fixed(target)
@@ -139,7 +139,7 @@ class _ChainReader:
                 yield target
 
     def _is_wanted(self, chain: ChainId, rule: SavedRule) -> bool:
-        parsed = self._patterns.parse(chain, rule.text)
+        parsed = self._parser.parse(chain, rule.text)
         if parsed is None:
             return False
         if parsed.role is Role.GROUP:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from vipd.dataplane.iptables.words import split_words
 from vipd.model.service import Family
-from vipd.observe.simulator.chain_loops import chains_in_loops
-from vipd.observe.simulator.errors import RulesetError, UnknownRule
+from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_loops
 from vipd.observe.simulator.iptables.base_chain import BuiltInChain
 from vipd.observe.simulator.iptables.options import Cursor, number
 from vipd.observe.simulator.iptables.rules import Rule, parse_rule

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vipd.model.service import Family
-from vipd.observe.simulator.chain_loops import chains_in_loops
-from vipd.observe.simulator.errors import RulesetError, UnknownRule
+from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_loops
 from vipd.observe.simulator.nftables.base_chain import BaseChain, Chain, Hook
 from vipd.observe.simulator.nftables.datatypes import DATATYPES, Datatype
 from vipd.observe.simulator.nftables.reader import read_concatenation, read_many_elements

@@ -1,15 +1,15 @@
-"""The rules that vipd writes, by the kind of chain that they stand in, and what each does in words. Pure.
+"""What each rule that the compiler writes does, in words, by the kind of its chain. Pure.
 
-A rule of another form in a chain of vipd's was written by somebody else. The forms are those of
-`vipd/dataplane/iptables`, as iptables-save spells them, kube-proxy's own (`compat: kube-proxy`) among them.
+`vipctl explain`, `vipctl trace` and `vipctl rules` print these words. Patterns match rules as iptables-save
+spells them, including kube-proxy's (`compat: kube-proxy`). Another rule in a chain of vipd's is foreign.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
-from functools import cached_property
+from functools import cache
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId
@@ -38,20 +38,36 @@ class Role(Enum):
 
 
 class ParsedRule(NamedTuple):
-    """A rule that vipd writes, understood."""
+    """A rule that vipd writes."""
 
     role: Role
-    text: str
+    words: str
+    """Those of its pattern."""
     parts: Mapping[str, str]
-    """What the form names: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
+    """What the rule names: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
+
+    @property
+    def text(self) -> str:
+        """What it does, in words. Not made before it is asked for: trees of large tables parse every rule."""
+        parts, note = self.parts, self.parts.get("note", "")
+        return self.words.format_map(
+            {
+                **parts,
+                "frontend": _frontend(parts),
+                "owner": f" of {self.service_port}" if "{owner}" in self.words and note else "",
+                "sort": next((words for end, words in _SORTS.items() if note.endswith(end)), ""),
+                "refused": _refused(parts),
+                "unless": _unless(parts),
+                "chance": f"{float(parts.get('chance', 1)):.6g}",
+                "kept": duration_text(int(parts.get("seconds", "0"))),
+                "remembered": ", client remembered" if "remember" in parts else "",
+            }
+        )
 
     @property
     def frontend(self) -> str:
         """The frontend that it is for, as `vipctl` takes it; empty for none."""
-        if self.role is not Role.FRONTEND:
-            return ""
-        address, port = self.parts.get("address") or "", int(self.parts["port"])
-        return str(Frontend(address, port, Protocol(self.parts["protocol"])))
+        return _frontend(self.parts) if self.role is Role.FRONTEND else ""
 
     @property
     def service_port(self) -> str:
@@ -60,11 +76,11 @@ class ParsedRule(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A form of rule: a pattern, and the words for it, in which `{part}` stands for what was found."""
+    """A regular expression for a rule, and its words, in which `{part}` stands for a part of the rule."""
 
     role: Role
     words: str
-    pattern: str
+    expression: str
 
 
 _AFTER_NAME = re.compile(
@@ -86,7 +102,7 @@ _LIST = r"--name \S+ --mask \S+ --rsource "
 _FROM_HOST = "-m addrtype --src-type LOCAL "
 _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
 
-_GROUP = Pattern(Role.GROUP, "{network}", r"-d (?P<network>\S+) -j P-GRP-H")
+_GROUP = Pattern(Role.GROUP, "addresses in {network}", r"-d (?P<network>\S+) -j P-GRP-H")
 _REFUSALS = (
     Pattern(
         Role.PLAIN,
@@ -115,33 +131,33 @@ _REFUSALS = (
 _BALANCE = (
     Pattern(
         Role.PLAIN,
-        "masquerade mark{unless}",
+        "to be masqueraded{unless}",
         r"(?:! -s (?P<inside>\S+) )?"
         rf"{_TO}{_TO_PORT}(?P<forwarded>-m addrtype ! --src-type LOCAL )?{_MARK}",
     ),
     Pattern(
         Role.AFFINITY,
         "clients pinned to {endpoint} for {kept}",
-        rf"{_MAYBE_NOTE}-m recent --rcheck --seconds (?P<seconds>\d+) --reap {_LIST}-j P-SEP-H",
+        rf"{_MAYBE_NOTE}-m recent --rcheck --seconds (?P<seconds>\d+) --reap {_LIST}-j (?P<chain>P-SEP-H)",
     ),
     Pattern(
         Role.SHARE,
         "to {endpoint}, probability {chance}",
-        rf"{_MAYBE_NOTE}-m statistic --mode random --probability (?P<chance>[\d.]+) -j P-SEP-H",
+        rf"{_MAYBE_NOTE}-m statistic --mode random --probability (?P<chance>[\d.]+) -j (?P<chain>P-SEP-H)",
     ),
     Pattern(
         Role.SHARE,
         "to {endpoint}, one of every {every}",
-        rf"{_MAYBE_NOTE}-m statistic --mode nth --every (?P<every>\d+)(?: --packet 0)? -j P-SEP-H",
+        rf"{_MAYBE_NOTE}-m statistic --mode nth --every (?P<every>\d+)(?: --packet 0)? -j (?P<chain>P-SEP-H)",
     ),
-    Pattern(Role.SHARE, "to {endpoint}, all others", rf"{_MAYBE_NOTE}-j P-SEP-H"),
+    Pattern(Role.SHARE, "to {endpoint}, all others", rf"{_MAYBE_NOTE}-j (?P<chain>P-SEP-H)"),
 )
 _DISPATCH = (
-    Pattern(Role.FRONTEND, "{frontend}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
-    Pattern(Role.FRONTEND, "{frontend}", rf"{_TO_PORT}-j P-EXT-H"),
+    Pattern(Role.FRONTEND, "{frontend}{owner}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
+    Pattern(Role.FRONTEND, "{frontend}{owner}", rf"{_TO_PORT}-j P-EXT-H"),
     Pattern(
         Role.ADDRESS,
-        "ping to {address}: answered",
+        "ping to {address}: answered by this host",
         rf"{_TO}-p (?:icmp|ipv6-icmp) {_NOTE}-m icmp6? --icmp(?:v6)?-type \d+ -j REDIRECT",
     ),
     _GROUP,
@@ -159,10 +175,10 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
     ("nat", "SVC"): _BALANCE,
     ("nat", "SVL"): _BALANCE,
     ("nat", "EXT"): (
-        Pattern(Role.PLAIN, "masquerade mark", rf"{_NOTE}{_MARK}"),
-        Pattern(Role.PLAIN, "from {inside}: masquerade mark", rf"-s (?P<inside>\S+) {_NOTE}{_MARK}"),
+        Pattern(Role.PLAIN, "to be masqueraded", rf"{_NOTE}{_MARK}"),
+        Pattern(Role.PLAIN, "from {inside}: to be masqueraded", rf"-s (?P<inside>\S+) {_NOTE}{_MARK}"),
         Pattern(
-            Role.PLAIN, "from this host: masquerade mark", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"
+            Role.PLAIN, "from this host: to be masqueraded", rf"{_NOTE}-m addrtype --src-type LOCAL {_MARK}"
         ),
         Pattern(
             Role.ONWARD,
@@ -179,7 +195,7 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
         Pattern(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
     ),
     ("nat", "SEP"): (
-        Pattern(Role.PLAIN, "from itself: masquerade mark", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
+        Pattern(Role.PLAIN, "from itself: to be masqueraded", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
         Pattern(
             Role.TRANSLATION,
             "DNAT to {endpoint}{remembered}",
@@ -191,18 +207,22 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
         Pattern(Role.PLAIN, "marked for masquerade", r"-j MARK --set-xmark 0x[0-9a-f]+/0x[0-9a-f]+"),
     ),
     ("nat", "MARK-OFF-CLUSTER"): (
-        Pattern(Role.PLAIN, "from {inside}: no mark", r"-s (?P<inside>\S+) -j RETURN"),
-        Pattern(Role.PLAIN, "all others: masquerade mark", _MARK),
+        Pattern(Role.PLAIN, "from {inside}: not masqueraded", r"-s (?P<inside>\S+) -j RETURN"),
+        Pattern(Role.PLAIN, "all others: to be masqueraded", _MARK),
     ),
     ("nat", "PREROUTING"): (
-        Pattern(Role.PLAIN, "flow is no longer vipd's", r"-j CONNMARK --set-xmark 0x0/\S+"),
+        Pattern(Role.PLAIN, "flow is not vipd's after all", r"-j CONNMARK --set-xmark 0x0/\S+"),
         Pattern(Role.PLAIN, "flow marked as vipd's", r"-j CONNMARK --set-xmark \S+"),
-        Pattern(Role.PLAIN, "services", r"-j P-SERVICES"),
+        Pattern(Role.PLAIN, "on to {chain}", r"-j (?P<chain>P-SERVICES)"),
     ),
     ("nat", "POSTROUTING"): (
         Pattern(Role.PLAIN, "not marked: nothing to do", r"-m mark ! --mark \S+ -j RETURN"),
-        Pattern(Role.PLAIN, "mark taken off", r"-j MARK --set-xmark \S+/0x0"),
-        Pattern(Role.PLAIN, "this host becomes the source", rf"{_NOTE}-j MASQUERADE(?: --random-fully)?"),
+        Pattern(Role.PLAIN, "mark taken off again", r"-j MARK --set-xmark \S+/0x0"),
+        Pattern(
+            Role.PLAIN,
+            "this host's address becomes the source",
+            rf"{_NOTE}-j MASQUERADE(?: --random-fully)?",
+        ),
     ),
     ("filter", "SERVICES"): _REFUSALS,
     ("filter", "EXTERNAL-SERVICES"): _REFUSALS,
@@ -210,7 +230,7 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
     ("filter", "UNUSED"): _REFUSALS,
     ("filter", "GRP"): _REFUSALS,
     ("filter", "NODEPORTS"): (
-        Pattern(Role.FRONTEND, "health {frontend}: accepted", rf"{_TO_PORT}-j ACCEPT"),
+        Pattern(Role.FRONTEND, "health {frontend}{owner}: accepted", rf"{_TO_PORT}-j ACCEPT"),
     ),
     ("filter", "FORWARD"): (
         Pattern(
@@ -236,25 +256,24 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
 }
 """By table and kind of chain. In a pattern `P-` stands for the prefix and `H` for a hash."""
 
+_ENTRY = Pattern(
+    Role.ONWARD,
+    "on to {chain}",
+    rf"(?:-m conntrack --ctstate NEW )?{_MAYBE_NOTE}-j (?P<chain>P-[A-Z-]+)",
+)
+"""A jump from a built-in chain."""
+_BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
+_ANY_PREFIX = re.compile(r"(?:^|-j )([A-Z][A-Z0-9]*)-[A-Z]")
+
 _SORTS = {"external IP": ", external IP", "loadbalancer IP": ", load balancer IP"}
 
 
-class Patterns:
-    """Understands the rules under one chain prefix."""
+class RuleParser:
+    """Recognises the rules under one chain prefix."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
         self._kind = re.compile(rf"{prefix}-([A-Z-]+?)(?:-[A-Z2-7]{{16}})?")
-
-    @cached_property
-    def _patterns(self) -> Mapping[tuple[str, str], Sequence[tuple[Pattern, re.Pattern[str]]]]:
-        return {
-            kind: [(form, re.compile(self._written(form.pattern))) for form in forms]
-            for kind, forms in PATTERNS.items()
-        }
-
-    def _written(self, pattern: str) -> str:
-        return re.sub(r"\bP-", f"{self._prefix}-", pattern).replace("-H", "-[A-Z2-7]{16}")
+        self._patterns, self._entry = _compiled(prefix)
 
     def kind_of(self, chain: str) -> str:
         """`SVC` of `VIPD-SVC-…`, `SERVICES` of `VIPD-SERVICES`; empty for another name."""
@@ -262,36 +281,60 @@ class Patterns:
         return found[1] if found else ""
 
     def parse(self, chain: ChainId, rule: str) -> ParsedRule | None:
-        """What a rule of one of our chains means; None when vipd writes none such there."""
-        for form, pattern in self._patterns.get((chain.table, self.kind_of(chain.name)), ()):
-            if found := pattern.fullmatch(rule):
+        """What a rule does: of a chain of ours, or a jump to one from a built-in chain. `rule` is its text
+        after `-A CHAIN `. None when vipd writes no such rule there."""
+        patterns = self._patterns.get((chain.table, self.kind_of(chain.name)), ())
+        for pattern, expression in patterns if chain.name not in _BUILT_IN else self._entry:
+            if found := expression.fullmatch(rule):
                 parts = {name: value for name, value in found.groupdict().items() if value}
                 if "word" in parts:
                     parts["note"] = parts.pop("word")
-                return _told(form, parts)
+                return _parsed(pattern, parts)
         return None
 
 
-def _told(form: Pattern, parts: dict[str, str]) -> ParsedRule:
-    note = parts.get("note", "")
-    if form.role in (Role.SHARE, Role.AFFINITY):
-        parts["endpoint"] = note.rpartition(" -> ")[2] or "?"
-    bare = ParsedRule(form.role, "", parts)
-    words = parts | {
-        "frontend": bare.frontend,
-        "sort": next((said for end, said in _SORTS.items() if note.endswith(end)), ""),
-        "refused": _refused(parts),
-        "unless": _unless(parts),
-        "kept": duration_text(int(parts.get("seconds", "0"))),
-        "remembered": ", client remembered" if "remember" in parts else "",
-    }
-    return bare._replace(text=form.words.format_map(words))
+def describe(chain: ChainId, rule: str) -> str:
+    """What a rule of vipd's does, in words, whatever the prefix of its chains; its text for a rule that vipd
+    does not write."""
+    prefix = _ANY_PREFIX.search(rule if chain.name in _BUILT_IN else chain.name)
+    parsed = RuleParser(prefix[1]).parse(chain, rule) if prefix else None
+    return parsed.text if parsed else rule
+
+
+_Compiled = Sequence[tuple[Pattern, "re.Pattern[str]"]]
+
+
+@cache
+def _compiled(prefix: str) -> tuple[Mapping[tuple[str, str], _Compiled], _Compiled]:
+    def expressions(patterns: Iterable[Pattern]) -> _Compiled:
+        return [(pattern, re.compile(_with_prefix(pattern.expression, prefix))) for pattern in patterns]
+
+    return {kind: expressions(patterns) for kind, patterns in PATTERNS.items()}, expressions((_ENTRY,))
+
+
+def _with_prefix(expression: str, prefix: str) -> str:
+    return re.sub(r"\bP-", f"{prefix}-", expression).replace("-H", "-[A-Z2-7]{16}")
+
+
+def _frontend(parts: Mapping[str, str]) -> str:
+    if "port" not in parts:
+        return ""
+    return str(Frontend(parts.get("address", ""), int(parts["port"]), Protocol(parts["protocol"])))
+
+
+def _parsed(pattern: Pattern, parts: dict[str, str]) -> ParsedRule:
+    if pattern.role in (Role.SHARE, Role.AFFINITY):
+        # Above a number of endpoints kube-proxy's rules have no comments.
+        parts["endpoint"] = parts.get("note", "").rpartition(" -> ")[2] or parts["chain"]
+    return ParsedRule(pattern.role, pattern.words, parts)
 
 
 def _refused(parts: Mapping[str, str]) -> str:
-    if "traffic not accepted by" in parts.get("note", ""):
+    note = parts.get("note", "")
+    if "traffic not accepted by" in note:
         return "dropped, unless let in"
-    return "dropped" if parts.get("refusal") == "DROP" else "refused"
+    does = "dropped" if parts.get("refusal") == "DROP" else "refused"
+    return f"{does}, {note.replace('endpoints', 'backends')}" if note.endswith("endpoints") else does
 
 
 def _unless(parts: Mapping[str, str]) -> str:

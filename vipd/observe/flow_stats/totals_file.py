@@ -13,36 +13,36 @@ from vipd.observe.flow_stats.totals import FlowTotals
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Page(NamedTuple):
+class SavedTotals(NamedTuple):
     """What is kept."""
 
-    ledger: FlowTotals
+    totals: FlowTotals
     memory: object
-    """The dataplane's: what of the kernel's counts the ledger has. None after a reboot."""
+    """The dataplane's: what of the kernel's counts the totals have. None after a reboot."""
 
 
-def read(path: Path, boot: Path = _BOOT) -> Page:
+def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
     """What was written last; empty if there is nothing. Raises OSError, or ValueError if it is damaged."""
     try:
         text = read_own(path).decode()
     except FileNotFoundError:
-        return Page(FlowTotals(), None)
+        return SavedTotals(FlowTotals(), None)
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    ledger = FlowTotals.from_json(value.get("ledger"))
+    totals = FlowTotals.from_json(value.get("ledger"))
     if value.get("boot") == _boot(boot):
-        return Page(ledger, value.get("memory"))
-    ledger.forget_open_flows()
-    return Page(ledger, None)
+        return SavedTotals(totals, value.get("memory"))
+    totals.forget_open_flows()
+    return SavedTotals(totals, None)
 
 
-def value_of(page: Page, boot: Path = _BOOT) -> dict[str, object]:
+def value_of(saved: SavedTotals, boot: Path = _BOOT) -> dict[str, object]:
     """What `write` is to write: a copy of what is known now."""
-    return {"boot": _boot(boot), "ledger": page.ledger.to_json(), "memory": page.memory}
+    return {"boot": _boot(boot), "ledger": saved.totals.to_json(), "memory": saved.memory}
 
 
 def write(path: Path, value: Mapping[str, object]) -> None:

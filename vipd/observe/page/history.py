@@ -1,7 +1,11 @@
-"""How fast new flows and bytes come, from counts that only grow. Pure; times are those of the readings."""
+"""What the status page shows of the last minutes: rates of flows and bytes, and the last events.
+
+Rates come from counts that only grow; their times are those of the readings.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -10,8 +14,9 @@ from typing import NamedTuple
 from vipd.dataplane.counting import Place
 from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
-from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.volume import NOTHING
+from vipd.observe.events.event import EventRecord, encode
+from vipd.observe.events.recorder import Follower, Recorder
+from vipd.observe.flow_stats.totals import NOTHING, FlowTotals
 from vipd.observe.metrics.flows import Reading
 
 LENGTH = 60
@@ -59,7 +64,7 @@ class FlowHistory:
         names = frozenset(services)
         quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
         for name in names:
-            rate, backends = self._grown(name, reading.ledger, seconds)
+            rate, backends = self._grown(name, reading.totals, seconds)
             self._note(name, rate)
             now = reading.by_service.get(name, 0)
             traffic = self._traffic(name, reading, before if name in quiet else None)
@@ -78,17 +83,17 @@ class FlowHistory:
         """The rates of each service that had any, the oldest first."""
         return {name: list(rates) for name, rates in self._rates.items()}
 
-    def _grown(self, name: str, ledger: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
+    def _grown(self, name: str, totals: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
         """The rates of a service and of its backends. Costs little where nothing has come."""
-        total = ledger.of_service(name)
+        total = totals.of_service(name)
         known = self._totals.get(name)
         if known == total:
             return 0.0, {}
         self._totals[name] = total
         backends = dict[str, float]()
         places = self._places.setdefault(name, {})
-        for place in ledger.backends_of(name):
-            count = ledger.of_backend(place)
+        for place in totals.backends_of(name):
+            count = totals.of_backend(place)
             rate = _rate(places.get(place, 0), count, seconds)
             places[place] = count
             if rate:
@@ -105,7 +110,7 @@ class FlowHistory:
         if not reading.traffic:
             self._passed.pop(name, None)
             return 0, 0
-        total = reading.ledger.traffic_of_service(name)
+        total = reading.totals.traffic_of_service(name)
         if total == NOTHING:
             return 0, 0
         at = reading.traffic_at or reading.at
@@ -140,3 +145,34 @@ def _speed(then: _Passed, now: _Passed) -> tuple[int, int]:
 
 def _rate(before: int, after: int, seconds: float) -> float:
     return round(max(0, after - before) / seconds, 2) if seconds else 0.0
+
+
+RECENT_EVENTS = 60
+
+
+class RecentEvents:
+    """Events by what they are told as; each with the version at which it came."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[int, EventRecord]] = {}
+
+    async def load(self, recorder: Recorder, version: int) -> None:
+        """Begin with those that are kept on disk."""
+        self._kept.clear()
+        for occurrence in (await asyncio.to_thread(recorder.read))[-RECENT_EVENTS:]:
+            self._kept[occurrence.place] = (version, occurrence)
+
+    async def take_in(self, follower: Follower, version: int) -> bool:
+        """What a follower has heard meanwhile; whether there was anything."""
+        found = False
+        while not follower.over and (occurrence := await follower.next(0)) is not None:
+            self._kept.pop(occurrence.place, None)
+            self._kept[occurrence.place] = (version, occurrence)
+            found = True
+        while len(self._kept) > RECENT_EVENTS:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def since(self, version: int) -> Mapping[int, str]:
+        """Those that came later, as JSON, the oldest first."""
+        return {p: encode(o).decode().rstrip() for p, (at, o) in self._kept.items() if at > version}

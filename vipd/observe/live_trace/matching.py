@@ -1,0 +1,157 @@
+"""Finds the text of the rules that a traced packet matched, among the rules that the kernel lists. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from vipd.dataplane.iptables.words import target_of
+from vipd.observe.live_trace.events import Chain, Event, Kind, Verdict
+from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
+
+IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
+"""Tables of iptables."""
+
+_QUOTED = re.compile(r'"[^"]*"')
+_NFT_TARGETS = {
+    "MASQUERADE": re.compile(r"(?<!jump )(?<!goto )(?<!\S)masquerade(?!\S)"),
+    # `ct status snat` is a condition: the statement says to what.
+    "SNAT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)snat (?:[\w.]+ )*to "),
+    "REJECT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)reject(?!\S)"),
+}
+_XT_TARGET = re.compile(r'\bxt target "(\w+)"')
+"""How nft shows a target of iptables that it cannot say in its own words."""
+_COMMENT = re.compile(r' comment "[^"]*"$')
+
+
+class ChainRules(NamedTuple):
+    """What a chain holds. Rules are iptables' text, or nft's."""
+
+    rules: Mapping[int, str]
+    """By handle; in legacy tables by number, from 1."""
+    policy: str = ""
+    """`DROP` or `ACCEPT`, where a legacy chain has one."""
+    iptables: bool = True
+    """The text is iptables'."""
+    ours: bool = False
+    """It stands in the table of vipd's nftables dataplane."""
+
+
+class Match(NamedTuple):
+    """One rule that the packet matched, or a policy that dropped it."""
+
+    traced: TraceEvent
+    listed: ChainRules | None
+    """What its chain holds; None when no tool could list it."""
+    rule: str
+    """The rule's text, or `policy DROP`; empty when it cannot be read, or is gone."""
+    target: str
+    """iptables' word for what the rule does (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
+    rule of nft only where it changes the source or refuses. Empty when it is not known."""
+    verdict: Verdict
+    leads: str
+    """The chain that it leads to, if any."""
+    mark: int | None
+    """The packet's mark, where this has changed it."""
+
+    @property
+    def chain(self) -> Chain:
+        """Where the rule stands."""
+        return self.traced.event.chain
+
+    @property
+    def of_nft(self) -> bool:
+        """Its text is nft's."""
+        return self.listed is not None and not self.listed.iptables
+
+
+def table_of(chain: Chain) -> str:
+    """The table as `explain` names it: `nat` for iptables', `ip vipd` for nft's."""
+    return chain.table if chain.legacy or _is_iptables(chain) else f"{chain.family} {chain.table}"
+
+
+def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Iterator[Match]:
+    """The rules in the order in which the packet matched them; policies only where they drop."""
+    events = tuple(_with_kind(traced, listed.get(traced.event.chain)) for traced in trace.events)
+    matched = [traced for traced in events if _is_match(traced, events, listed, trace.passed)]
+    passed = frozenset(traced.event.chain for traced in events)
+    before = trace.mark
+    for number, traced in enumerate(matched):
+        after = _mark_after(matched, number)
+        match = _match(traced, listed.get(traced.event.chain), passed)
+        yield match._replace(mark=after) if after != before else match
+        before = after
+
+
+def chains_of(trace: PacketTrace) -> set[Chain]:
+    """The chains to list, so that every matched rule has its text."""
+    events = (traced.event for traced in trace.events)
+    return {event.chain for event in events if event.kind is not Kind.RETURN or event.chain.legacy}
+
+
+def _with_kind(traced: TraceEvent, listed: ChainRules | None) -> TraceEvent:
+    """Legacy iptables reports some rules as the ends of their chains; their numbers are those of rules."""
+    event = traced.event
+    if not event.chain.legacy or listed is None or event.rule not in listed.rules:
+        return traced
+    return TraceEvent(event._replace(kind=Kind.RULE), traced.headers)
+
+
+def _is_match(
+    traced: TraceEvent, events: tuple[TraceEvent, ...], listed: Mapping[Chain, ChainRules], passed: bool
+) -> bool:
+    event = traced.event
+    if event.kind is not Kind.POLICY:
+        return event.kind is Kind.RULE
+    if event.chain.legacy:
+        # Legacy iptables does not report what a policy is; but it is the last event of a packet.
+        known = listed.get(event.chain)
+        return not passed and traced is events[-1] and known is not None and known.policy == "DROP"
+    return event.verdict is Verdict.DROP
+
+
+def _mark_after(matched: list[TraceEvent], number: int) -> int:
+    """Legacy iptables reports the mark before a rule, so that the next event has the one after it."""
+    event = matched[number].event
+    if event.chain.legacy and number + 1 < len(matched):
+        return matched[number + 1].event.mark
+    return event.mark
+
+
+def _match(traced: TraceEvent, listed: ChainRules | None, passed: Collection[Chain]) -> Match:
+    event = traced.event
+    rule = _text(event, listed)
+    if listed is not None and not listed.iptables:
+        rule = _COMMENT.sub("", rule)
+        return Match(traced, listed, rule, _nft_target(rule), event.verdict, event.leads, None)
+    target, leads, verdict = target_of(rule), event.leads, event.verdict
+    if event.chain.legacy:
+        # The kernel reports every chain that a packet enters; all other names are targets.
+        leads = target if event.chain._replace(name=target) in passed else ""
+        verdict = _legacy_verdict(target, event)
+    return Match(traced, listed, rule, target, verdict, leads, None)
+
+
+def _nft_target(rule: str) -> str:
+    if xt := _XT_TARGET.search(rule):
+        return xt[1]
+    plain = _QUOTED.sub('""', rule)
+    return next((target for target, form in _NFT_TARGETS.items() if form.search(plain)), "")
+
+
+def _text(event: Event, listed: ChainRules | None) -> str:
+    if event.kind is Kind.POLICY:
+        return "policy DROP"
+    return listed.rules.get(event.rule, "") if listed else ""
+
+
+def _legacy_verdict(target: str, event: Event) -> Verdict:
+    if event.kind is Kind.POLICY or target in ("DROP", "REJECT"):
+        return Verdict.DROP
+    return Verdict.ACCEPT if target in ("ACCEPT", "DNAT", "SNAT", "MASQUERADE") else event.verdict
+
+
+def _is_iptables(chain: Chain) -> bool:
+    """Its name is that of one of iptables' tables. A table of nft may have it, too: that does no harm."""
+    return chain.table in IPTABLES and chain.family in ("ip", "ip6")
