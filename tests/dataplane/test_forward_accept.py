@@ -22,7 +22,8 @@ from vipd.dataplane.forward_accept.accepts import (
     make_plan,
 )
 from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
-from vipd.dataplane.nftables.reading import BaseChain, open_netlink
+from vipd.dataplane.nftables.reader import BaseChain
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import Finished
 from vipd.model.service import Family
 

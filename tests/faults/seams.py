@@ -54,7 +54,13 @@ BESIDE = (
     Seam(
         "neighbours and sockets of this host",
         "vipd.host.reader:read_neighbours",
-        ("vipd.host.reader", "vipd.host.network", "vipd.host.local_sockets", "vipd.host.rtnetlink"),
+        (
+            "vipd.host.reader",
+            "vipd.host.network",
+            "vipd.host.local_sockets",
+            "vipd.host.rtnetlink",
+            "vipd.host.netlink_socket",
+        ),
         "this host cannot be looked at",
     ),
     Seam(
@@ -102,7 +108,6 @@ BESIDE = (
         "watch of rules",
         "vipd.dataplane.iptables.watch.stream:Disturbances.__anext__",
         (
-            "vipd.dataplane.multicast",
             "vipd.dataplane.forward_accept.watch",
             "vipd.dataplane.iptables.watch.watcher",
             "vipd.dataplane.iptables.watch.events",
@@ -191,7 +196,7 @@ PROGRAMS = (
             "vipd.dataplane.programs",
             "vipd.dataplane.iptables.tools",
             "vipd.dataplane.nftables.tools",
-            "vipd.dataplane.nftables.reading",
+            "vipd.dataplane.nftables.reader",
             "vipd.dataplane.forward_accept.driver",
             "vipd.dataplane.forward_accept.reading",
         ),

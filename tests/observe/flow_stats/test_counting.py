@@ -24,12 +24,12 @@ from vipd.dataplane.iptables.counters.messages import (
     Counted,
     RuleMessages,
     TableGone,
-    attribute,
 )
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.host.netlink import attribute, split
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import book
@@ -130,11 +130,21 @@ def rule(
     return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
 
 
+def listed(messages: RuleMessages, datagram: bytes) -> list[Counted]:
+    """The counts of rules that a listing adds."""
+    found = (
+        messages.counted(datagram, start, end)
+        for kind, *_, start, end in split(datagram)
+        if kind == RULE_ADDED
+    )
+    return [each for each in found if each]
+
+
 def test_messages_about_translating_rules_are_read() -> None:
     messages = RuleMessages(NAMES)
     deleted = rule(RULE_DELETED, hairpin=True) + rule(RULE_DELETED) + rule(RULE_ADDED, packets=9)
     assert list(messages.ended(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 5)]
-    assert list(messages.listed(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 9)]
+    assert listed(messages, deleted) == [Counted(Family.IPV4, CHAIN, 77, 9)]
     others = rule(RULE_DELETED, "VIPD-SVC-AAAAAAAAAAAAAAAA") + rule(RULE_DELETED, table="raw")
     assert list(messages.ended(others)) == []
     table = attribute(1, b"nat\0")

@@ -23,8 +23,9 @@ from vipd.dataplane.forward_accept.accepts import (
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
-from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
+from vipd.dataplane.nftables.reader import DORMANT, OWNED, BaseChain, TableReader
 from vipd.dataplane.programs import finish
+from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Finished, Runner
 from vipd.model.service import Family
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
-from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.plan import COMMENT_START
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.host.netlink import MalformedMessageError, attributes, text
+from vipd.host.netlink_socket import dump, open_netlink
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import Chain
@@ -49,7 +50,7 @@ async def _by_iptables(
             if chain.family not in programs:
                 programs[chain.family] = await _program(chain, run)
             listed = await _listed(chain, programs[chain.family], run)
-        except (ApplyError, OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+        except (ApplyError, OSError, ProgramTimeoutError, MalformedMessageError) as error:
             faults[chain] = str(error)
             continue
         if listed is not None:
@@ -101,7 +102,7 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
     try:
         ended = await run(["nft", "-a", "-t", "list", "table", family, table], "")
         ours = _is_ours(family, table)
-    except (OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+    except (OSError, ProgramTimeoutError, MalformedMessageError) as error:
         return {}, str(error)
     if ended.code:
         return {}, " ".join(ended.errors.split()) or f"nft: exit code {ended.code}"
@@ -123,31 +124,24 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
 
 def _handles(chain: Chain) -> list[int]:
     """The handles of a chain's rules, in their order."""
-    found = _dumped(dump.GET_RULE, _FAMILIES[chain.family], chain.table, chain.name)
-    return [int.from_bytes(each.get(3, b""), "big") for each in found if dump.text(each.get(2)) == chain.name]
+    found = _dumped(codec.GET_RULE, _FAMILIES[chain.family], chain.table, chain.name)
+    return [int.from_bytes(each.get(3, b""), "big") for each in found if text(each.get(2)) == chain.name]
 
 
 def _is_ours(family: str, table: str) -> bool:
     """Whether the comment of a table is that of vipd's."""
     if family not in _FAMILIES:
         return False
-    tables = [t for t in _dumped(dump.GET_TABLE, _FAMILIES[family]) if dump.text(t.get(1)) == table]
-    return any(dump.comment(each.get(6)).startswith(COMMENT_START) for each in tables)
+    tables = [t for t in _dumped(codec.GET_TABLE, _FAMILIES[family]) if text(t.get(1)) == table]
+    return any(codec.comment(each.get(6)).startswith(COMMENT_START) for each in tables)
 
 
 def _dumped(kind: int, family: Family, table: str = "", chain: str = "") -> list[dict[int, bytes]]:
-    """Raises OSError."""
-    return list(_answers(dump.request(kind, family, 1, table, chain)))
-
-
-def _answers(request: bytes) -> Iterator[dict[int, bytes]]:
+    """Raises OSError and MalformedMessageError."""
     with open_netlink() as opened:
         opened.settimeout(ANSWER_SECONDS)
-        opened.send(request)
-        while True:
-            for message in dump.messages(opened.recv(RECEIVE_BYTES), 1):
-                if message.error:
-                    raise OSError(message.error, "the kernel does not show its rules")
-                if message.kind < 0:
-                    return
-                yield dump.attributes(message.attributes)
+        return [
+            attributes(codec.answer(datagram, *each).attributes)
+            for datagram, answers in dump(opened, codec.request(kind, family, 1, table, chain), 1)
+            for each in answers
+        ]

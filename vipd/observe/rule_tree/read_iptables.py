@@ -16,8 +16,8 @@ from ipaddress import ip_address, ip_network
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, list_chain, save
-from vipd.dataplane.nftables import dump
-from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.nftables import codec
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED
@@ -103,7 +103,7 @@ class _Counting(TableReader):
 
     def chains(self) -> int:
         """Those of iptables' tables, and of all others of the family."""
-        return len(self._messages(dump.GET_CHAIN))
+        return len(self._messages(codec.GET_CHAIN))
 
 
 class _ChainReader:

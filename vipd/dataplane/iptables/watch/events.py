@@ -21,7 +21,7 @@ from vipd.dataplane.iptables.watch.messages import (
     read_messages,
 )
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.multicast import open_multicast
+from vipd.host.netlink_socket import open_multicast
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""

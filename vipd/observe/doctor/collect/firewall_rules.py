@@ -13,7 +13,7 @@ from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.forward_accept.chain_verdicts import NftForward, read_nft_table
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
-from vipd.dataplane.nftables.reading import BaseChain, TableReader
+from vipd.dataplane.nftables.reader import BaseChain, TableReader
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
 from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
