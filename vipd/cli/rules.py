@@ -26,6 +26,7 @@ from vipd.cli.output import (
 )
 from vipd.cli.stats import size
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.host.process import run as run_program
 from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.observe.rule_tree.dot import dot
@@ -34,7 +35,7 @@ from vipd.observe.rule_tree.graphviz import DrawingError, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
-from vipd.observe.rule_tree.tree import Count, ServiceTree, SharedTree, faults
+from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
 
 MOST_TREES = 20
 """More services than these are shown in a line each, unless all are asked for."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.plan import COMMENT_START
+from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.host.netlink import MalformedMessageError, attributes, text
 from vipd.host.netlink_socket import dump, open_netlink
 from vipd.host.process import ProgramTimeoutError, Runner
@@ -17,8 +18,6 @@ from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matched_rules import IPTABLES, ChainRules
 
 ANSWER_SECONDS = 10.0
-_HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d{1,18})\s*")
-_OPENED = re.compile(r"(?P<kind>\w+) (?P<name>\S+) \{")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "legacy6": Family.IPV6}
 
 
@@ -84,12 +83,12 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
     ended = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
     if ended.code:
         return None
-    head, policy_head = f"-A {chain.name} ", f"-P {chain.name} "
-    lines = ended.output.splitlines()
-    if not all(line.startswith((head, policy_head, f"-N {chain.name}")) for line in lines if line.strip()):
+    rules, policy = listed_rules(ended.output, chain.name), listed_policy(ended.output, chain.name)
+    lines = [line for line in ended.output.splitlines() if line.strip()]
+    if len(rules) + sum(line.startswith((f"-P {chain.name} ", f"-N {chain.name}")) for line in lines) != len(
+        lines
+    ):
         return None
-    rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
-    policy = next((line.removeprefix(policy_head) for line in lines if line.startswith(policy_head)), "")
     handles = range(1, len(rules) + 1) if chain.legacy else _handles(chain)
     if len(handles) != len(rules):
         return None
@@ -106,19 +105,12 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
         return {}, str(error)
     if ended.code:
         return {}, " ".join(ended.errors.split()) or f"nft: exit code {ended.code}"
-    found: dict[Chain, ChainRules] = {}
-    rules: dict[int, str] = {}
-    for line in ended.output.splitlines():
-        shown = _HANDLE.fullmatch(line)
-        if shown is None:
-            continue
-        if opened := _OPENED.fullmatch(shown["rule"]):
-            rules = {}
-            if opened["kind"] == "chain":
-                chain = Chain(family, table, opened["name"])
-                found[chain] = ChainRules(rules, iptables=False, ours=ours)
-        else:
-            rules[int(shown["handle"])] = shown["rule"]
+    found = {
+        Chain(family, table, name): ChainRules(
+            {rule.handle: rule.text for rule in listed.rules}, iptables=False, ours=ours
+        )
+        for name, listed in read_chains(ended.output).items()
+    }
     return found, "" if found else "what nft prints is not understood"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
 from vipd.observe.rule_tree.patterns import ParsedRule, Patterns, Role
-from vipd.observe.rule_tree.saved import SavedRule, SavedTables
 from vipd.observe.rule_tree.tree import Key
 
 SHARED = (

@@ -14,12 +14,13 @@ from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET
 from vipd.model.service import Family, socket_text
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
-from vipd.observe.rule_tree.nftables_table import LIMITS, ListedRule, Place, TableReading
+from vipd.observe.rule_tree.nftables_table import LIMITS, Place, TableReading, TableRule
 from vipd.observe.rule_tree.nftables_words import nft_rule_words
-from vipd.observe.rule_tree.tree import Count, Key, Node, NodeKind, ServiceTree, SharedTree
+from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
 ROOT = "dispatch"
@@ -248,7 +249,7 @@ def _socket(endpoint: str) -> str:
     return socket_text(address, int(port)) if port else endpoint
 
 
-def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
+def _rule(rule: TableRule, children: tuple[Node, ...] = ()) -> Node:
     kind, fault = (NodeKind.RULE, "") if rule.ours else (NodeKind.FOREIGN, NOT_OURS)
     if (
         rule.ours
@@ -261,7 +262,7 @@ def _rule(rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
     return Node(kind, text, "", rule.text, fault=fault, children=children)
 
 
-def _plain(rules: Iterable[ListedRule]) -> Iterator[Node]:
+def _plain(rules: Iterable[TableRule]) -> Iterator[Node]:
     return (_rule(rule) for rule in rules)
 
 

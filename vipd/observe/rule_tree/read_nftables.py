@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
@@ -16,8 +17,7 @@ from vipd.dataplane.programs import finish
 from vipd.host.netlink import attributes, text
 from vipd.host.process import Runner
 from vipd.model.service import Family
-from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_chains
-from vipd.observe.rule_tree.tree import Count
+from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_table_rules
 
 PINS = "pins"
 _COUNTER, _COUNTERS = 7, 11
@@ -39,7 +39,7 @@ async def read_tables(prefix: str, run: Runner) -> list[TableReading]:
             continue
         listing = await _list(table, run)
         by_holder, flows, pins = elements
-        found.append(TableReading(family, table, read_chains(listing), by_holder, flows, pins))
+        found.append(TableReading(family, table, read_table_rules(listing), by_holder, flows, pins))
     return found
 
 

@@ -6,11 +6,12 @@ The kernel is asked over netlink; iptables-nft-save takes ten times as long.
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_LISTED, Counted, RuleMessages
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.saved_rules import split_counters
+from vipd.dataplane.iptables.words import target_of
 from vipd.host.netlink import (
     DUMP,
     FAMILY_NUMBERS,
@@ -24,7 +25,6 @@ from vipd.host.netlink_socket import dump, open_netlink
 from vipd.model.service import Family
 
 SILENCE_SECONDS = 3.0
-_SAVED = re.compile(r"^\[(\d+):\d+\] -A (\S+) .*-j DNAT ")
 
 
 def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -> list[Counted]:
@@ -54,12 +54,10 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
 
 def read_saved_counts(text: str, family: Family, names: Names) -> list[Counted]:
     """The counts in what iptables-save prints with `-c`."""
-    return list(_saved(text, family, f"{names.prefix}-SEP-"))
-
-
-def _saved(text: str, family: Family, prefix: str) -> Iterator[Counted]:
+    counts, head = [], f"-A {names.prefix}-SEP-"
     nat = text.partition("*nat\n")[2].partition("\nCOMMIT")[0]
     for line in nat.splitlines():
-        match = _SAVED.match(line) if prefix in line else None
-        if match and match[2].startswith(prefix):
-            yield Counted(family, match[2], 0, int(match[1]))
+        rule, counted = split_counters(line) if head in line else ("", None)
+        if counted and rule.startswith(head) and target_of(rule) == "DNAT":
+            counts.append(Counted(family, rule.split(" ", 2)[1], 0, counted.packets))
+    return counts
