@@ -58,6 +58,7 @@ BESIDE = (
             "vipd.host.reader",
             "vipd.host.network",
             "vipd.host.local_sockets",
+            "vipd.host.processes",
             "vipd.host.rtnetlink",
             "vipd.host.netlink_socket",
         ),

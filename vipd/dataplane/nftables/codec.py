@@ -31,7 +31,6 @@ from vipd.host.netlink import (
 from vipd.model.service import Family, Protocol
 
 GET_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_ELEMENTS = 1, 4, 7, 10, 13
-NEW_TABLE, NEW_CHAIN, NEW_RULE, NEW_SET, NEW_ELEMENTS = 0, 3, 6, 9, 12
 
 _SUBSYSTEM = 10 << 8
 _PROTOCOLS = {6: Protocol.TCP, 17: Protocol.UDP, 132: Protocol.SCTP}
