@@ -46,9 +46,9 @@ from vipd.dataplane.iptables.watch.messages import (
     KINDS_WITH_SETS,
     Change,
     Generation,
-    opening,
     read_messages,
     rule_facts,
+    sender_and_end,
 )
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.layout import FLOWS, fixed_holders
@@ -103,7 +103,7 @@ def changes() -> list[bytes]:
 
 def watched(datagram: bytes) -> None:
     """All that a watch of rules does with a datagram."""
-    opening(datagram)
+    sender_and_end(datagram)
     gathering = Debouncer(Scope(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):

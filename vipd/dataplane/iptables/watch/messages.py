@@ -114,7 +114,7 @@ def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterato
             yield _generation(port, datagram[start + ATTRIBUTES : end])
 
 
-def opening(datagram: bytes) -> tuple[int, bool]:
+def sender_and_end(datagram: bytes) -> tuple[int, bool]:
     """The netlink address of who caused a datagram, and whether its first message is a Generation.
 
     Enough to skip a datagram: the kernel never mixes two transactions in one, nor a Generation with changes.
