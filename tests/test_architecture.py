@@ -79,7 +79,7 @@ SHELL_OF_CORE = (
             "family",
             "driver",
             "removal",
-            "reading",
+            "reader",
             "survey",
             "watch",
             "foreign_chains",

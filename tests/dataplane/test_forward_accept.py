@@ -22,7 +22,8 @@ from vipd.dataplane.forward_accept.accepts import (
     make_plan,
 )
 from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
-from vipd.dataplane.nftables.reading import BaseChain, open_netlink
+from vipd.dataplane.nftables.reader import BaseChain
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import Finished
 from vipd.model.service import Family
 
@@ -49,7 +50,7 @@ CHAIN, JUMP = OPTIONS.of_iptables(Family.IPV4)
 def test_forward_of_iptables(
     lines: list[str], own: tuple[str, ...] | None, drops: bool, accepted: bool
 ) -> None:
-    found = found_in_iptables(IPTABLES, lines, own, OPTIONS)
+    found = found_in_iptables(IPTABLES, "\n".join(lines), own, OPTIONS)
     assert (found.drops, found.accepted) == (drops, accepted)
     assert found.present is (own is not None)
 
@@ -72,7 +73,7 @@ MANGLE = Place.of_iptables(Family.IPV4, "nft", "mangle")
 def test_forward_of_a_table_that_vipd_does_not_write_is_told_where_it_surely_drops(
     lines: list[str], drops: bool
 ) -> None:
-    found = found_in_other_table(MANGLE, lines)
+    found = found_in_other_table(MANGLE, "\n".join(lines))
     plan, problems = make_plan([found], frozenset(Family))
     assert not plan
     repair = "iptables-nft -t mangle -I FORWARD -m conntrack --ctstate DNAT -j ACCEPT"

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dataplane.conntrack.kernel import attribute, made, new_request
+from tests.dataplane.conntrack.kernel import made, new_request
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.dataplane.namespace import Namespace
@@ -34,9 +34,9 @@ from tests.observe.rule_tree.test_faults import WEB
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.ended import ended_flow
-from vipd.dataplane.conntrack.entries import MalformedEntryError, Traffic, parse
+from vipd.dataplane.conntrack.entries import Traffic, parse
 from vipd.dataplane.conntrack.messages import Query
-from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, _split
+from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
 from vipd.dataplane.iptables.counters.reading import read_kernel
 from vipd.dataplane.iptables.names import Names
@@ -46,19 +46,21 @@ from vipd.dataplane.iptables.watch.messages import (
     KINDS_WITH_SETS,
     Change,
     Generation,
-    opening,
     read_messages,
     rule_facts,
+    sender_and_end,
 )
-from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.layout import FLOWS, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
-from vipd.dataplane.nftables.reading import TableReader, open_netlink
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.host import rtnetlink
+from vipd.host import netlink, rtnetlink
+from vipd.host.netlink import CONTENT, MalformedMessageError, attribute, attributes, error_number, split, text
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.route_table import METRIC, PROTOCOL, read_routing
 from vipd.model.service import Family
-from vipd.observe.live_trace.events import error_of, logged_events, trace_events
+from vipd.observe.live_trace.events import logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
 from vipd.observe.live_trace.packets import read_headers, read_packet
 from vipd.observe.rule_tree import read_nftables
@@ -101,7 +103,7 @@ def changes() -> list[bytes]:
 
 def watched(datagram: bytes) -> None:
     """All that a watch of rules does with a datagram."""
-    opening(datagram)
+    sender_and_end(datagram)
     gathering = Debouncer(Scope(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):
@@ -122,18 +124,44 @@ def traced(read: Callable[[bytes], Iterator[Any]], datagram: bytes) -> None:
 
 def dumped(datagram: bytes) -> None:
     """All that readers of tables do with an answer, whatever it holds."""
-    for message in dump.messages(datagram, 1):
-        found = dump.attributes(message.attributes)
-        dump.comment(found.get(6))
-        dump.comment(found.get(13), 7)
-        dump.text(found.get(1))
-        dump.number(found.get(5))
+    for kind, _, _, _, start, end in split(datagram):
+        message = codec.answer(datagram, kind, start, end)
+        found = attributes(message.attributes)
+        codec.comment(found.get(6))
+        codec.comment(found.get(13), 7)
+        text(found.get(1))
+        codec.number(found.get(5))
         for holder in (*fixed_holders(Family.IPV4, DEFAULT_PINS), *fixed_holders(Family.IPV6, DEFAULT_PINS)):
             for family in Family:
-                list(dump.elements(message.attributes, holder, family))
-        for element in dump.element_attributes(message.attributes):
-            dump.counted(element)
-            dump.key_fields(dump.data_of(element, 1), FLOWS.key, Family.IPV4)
+                list(codec.elements(message.attributes, holder, family))
+        for element in codec.element_attributes(message.attributes):
+            codec.counted(element)
+            codec.key_fields(codec.data_of(element, 1), FLOWS.key, Family.IPV4)
+
+
+def acknowledged(datagram: bytes) -> None:
+    """All that is read of an acknowledgement."""
+    for _, _, _, _, start, end in split(datagram):
+        error_number(datagram, start, end)
+
+
+def routes() -> list[bytes]:
+    """A listing of routes."""
+    body = ROUTE.body + b"".join(attribute(kind, value) for kind, value in ROUTE.attributes.items())
+    return [netlink.message(rtnetlink.NEW_ROUTE, 0, 1, body) * 2]
+
+
+def routed(datagram: bytes) -> None:
+    """All that is read of a listing of routes, whatever it holds."""
+    for _, _, _, _, start, end in split(datagram):
+        for kind in rtnetlink.BODIES:
+            rtnetlink.message_of(kind, datagram[start + CONTENT : end])
+
+
+def listed(datagram: bytes) -> None:
+    """All that is read of a listing of rules."""
+    for _, _, _, _, start, end in split(datagram):
+        RuleMessages(NAMES).counted(datagram, start, end)
 
 
 class Decoder(NamedTuple):
@@ -145,18 +173,20 @@ class Decoder(NamedTuple):
 
 
 DECODERS: dict[str, Decoder] = {
-    "changes of rules": Decoder(watched, changes, ValueError),
-    "traces": Decoder(partial(traced, trace_events), partial(recorded, "trace"), dump.MalformedDumpError),
-    "logs": Decoder(partial(traced, logged_events), partial(recorded, "log"), dump.MalformedDumpError),
-    "acknowledgements": Decoder(error_of, partial(recorded, "log")),
+    "changes of rules": Decoder(watched, changes, MalformedMessageError),
+    "traces": Decoder(partial(traced, trace_events), partial(recorded, "trace"), MalformedMessageError),
+    "logs": Decoder(partial(traced, logged_events), partial(recorded, "log"), MalformedMessageError),
+    "acknowledgements": Decoder(acknowledged, partial(recorded, "log"), MalformedMessageError),
+    "listings of routes": Decoder(routed, routes, MalformedMessageError),
     "packets": Decoder(read_packet, partial(recorded, "log")),
     "headers": Decoder(lambda data: read_headers(data[:40], data[40:]), partial(recorded, "log")),
-    "flows": Decoder(parse, flows, MalformedEntryError),
-    "ends of flows": Decoder(ended_flow, ends, MalformedEntryError),
-    "answers of connection tracking": Decoder(lambda data: list(_split("x", data)), flows, ConntrackError),
-    "ended counters": Decoder(lambda data: list(RuleMessages(NAMES).ended(data)), rules, ValueError),
-    "listed counters": Decoder(lambda data: list(RuleMessages(NAMES).listed(data)), rules, ValueError),
-    "tables": Decoder(dumped, changes, dump.MalformedDumpError),
+    "flows": Decoder(parse, flows, MalformedMessageError),
+    "ends of flows": Decoder(ended_flow, ends, MalformedMessageError),
+    "ended counters": Decoder(
+        lambda data: list(RuleMessages(NAMES).ended(data)), rules, MalformedMessageError
+    ),
+    "listed counters": Decoder(listed, rules, MalformedMessageError),
+    "tables": Decoder(dumped, changes, MalformedMessageError),
 }
 
 
@@ -274,11 +304,9 @@ class Answering:
         except StopIteration:
             raise TimeoutError("timed out") from None
 
-    def recvmsg_into(self, buffers: list[bytearray]) -> tuple[int, list[object], int, tuple[int, int]]:
+    def recvmsg(self, size: int) -> tuple[bytes, list[object], int, tuple[int, int]]:
         """The next answer."""
-        data = self.recv(len(buffers[0]))
-        buffers[0][: len(data)] = data
-        return len(data), [], 0, (0, 0)
+        return self.recv(size), [], 0, (0, 0)
 
     def close(self) -> None:
         """As a socket's."""
@@ -298,10 +326,11 @@ def tables() -> list[bytes]:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._opened, name)
 
-        def recv(self, size: int) -> bytes:
+        def recvmsg(self, size: int) -> tuple[bytes, list[Any], int, Any]:
             """Keeps it."""
-            heard.append(self._opened.recv(size))
-            return heard[-1]
+            received = self._opened.recvmsg(size)
+            heard.append(received[0])
+            return received
 
     with Namespace() as namespace:
         for family in Family:

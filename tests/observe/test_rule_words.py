@@ -20,6 +20,7 @@ from vipd.cli.offline import Compilation
 from vipd.dataplane.iptables.descriptions import describe as describe_iptables
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render as render_rules
+from vipd.dataplane.iptables.saved_rules import read_tables
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.descriptions import describe as describe_nftables
 from vipd.dataplane.nftables.options import TableOptions
@@ -34,8 +35,7 @@ from vipd.observe.live_trace.matching import ChainRules
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
 from vipd.observe.live_trace.packets import Headers
 from vipd.observe.rule_tree.kernel_rules import KernelRules
-from vipd.observe.rule_tree.nftables_table import read_chains
-from vipd.observe.rule_tree.saved import read_tables
+from vipd.observe.rule_tree.nftables_table import read_table_rules
 from vipd.observe.rule_tree.tree import Node, NodeKind
 from vipd.observe.simulator import Step
 
@@ -59,7 +59,7 @@ def undescribed(found: Iterable[Forwarding], rules: RuleOptions, options: TableO
     ]
     missing += [
         f"{chain}: {rule.text}"
-        for chain, listed in read_chains(render_table(here, options)).items()
+        for chain, listed in read_table_rules(render_table(here, options)).items()
         for rule in listed
         if describe_nftables(chain, rule.text) == rule.text
     ]

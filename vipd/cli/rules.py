@@ -14,6 +14,7 @@ from vipd.cli.argument_types import TARGET
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.host.process import run as run_program
 from vipd.model.formatting import counted, size, thousands
 from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
@@ -22,7 +23,7 @@ from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
-from vipd.observe.rule_tree.tree import Count, ServiceTree, SharedTree, faults
+from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
 
 MOST_TREES = 20
 """More services than these are shown in a line each, unless all are asked for."""

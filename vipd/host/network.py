@@ -11,16 +11,9 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
 from typing import NamedTuple
 
 from vipd.host.facts import Subnet
+from vipd.host.netlink import attributes
 from vipd.host.route_table import Device
-from vipd.host.rtnetlink import (
-    NEW_ADDRESS,
-    NEW_LINK,
-    NEW_NEIGHBOUR,
-    NEW_ROUTE,
-    Message,
-    attributes_in,
-    listing,
-)
+from vipd.host.rtnetlink import NEW_ADDRESS, NEW_LINK, NEW_NEIGHBOUR, NEW_ROUTE, Message, listing
 
 MOST_ROUTES = 20_000
 """Of each family. A default route comes first; the next hops of more routes than this are few."""
@@ -65,7 +58,7 @@ class _Link(NamedTuple):
 
 
 def read_network(vip_device: str) -> HostNetwork:
-    """As the kernel has it now, without vipd's own device. Raises OSError."""
+    """As the kernel has it now, without vipd's own device. Raises OSError and MalformedMessageError."""
     links = _links(listing(NEW_LINK, socket.AF_UNSPEC, MOST_DEVICES))
     edges, subnets, peers = dict[str, str](), dict[Subnet, None](), dict[str, str]()
     for message in _of_families(NEW_ADDRESS, MOST_ADDRESSES):
@@ -117,14 +110,14 @@ def _of_families(kind: int, most: int, *, proxies: bool = False) -> Iterator[Mes
 
 def _links(messages: Iterable[Message]) -> dict[int, _Link]:
     known = [(_number(m.body, 4), _number(m.body, 8), m.attributes) for m in messages]
-    masters = {attributes[_MASTER] for _, _, attributes in known if _MASTER in attributes}
+    masters = {found[_MASTER] for _, _, found in known if _MASTER in found}
     links = {}
-    for number, flags, attributes in known:
-        about = dict(attributes_in(attributes.get(_LINKINFO, b"")))
+    for number, flags, found in known:
+        about = attributes(found.get(_LINKINFO, b""))
         kind = about.get(_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
         ports = struct.pack("=i", number) in masters
-        silent = Device(number, kind, bool(flags & _UP), _MASTER in attributes, ports).usable
-        name = attributes.get(_IFNAME, b"").rstrip(b"\0").decode("utf-8", "replace")
+        silent = Device(number, kind, bool(flags & _UP), _MASTER in found, ports).usable
+        name = found.get(_IFNAME, b"").rstrip(b"\0").decode("utf-8", "replace")
         links[number] = _Link(name, bool(flags & _UP), bool(flags & _LOOPBACK), silent)
     return links
 
@@ -158,21 +151,21 @@ def _subnet(interface: IPv4Interface | IPv6Interface, device: str) -> Subnet:
 
 def _next_hops(message: Message) -> Iterator[tuple[str, int]]:
     """The gateways of a route, each with its device's number."""
-    attributes = message.attributes
-    if found := _gateway(attributes):
-        yield found, _number(attributes.get(_OIF, bytes(4)), 0)
-    hops, at = attributes.get(_MULTIPATH, b""), 0
+    given = message.attributes
+    if found := _gateway(given):
+        yield found, _number(given.get(_OIF, bytes(4)), 0)
+    hops, at = given.get(_MULTIPATH, b""), 0
     while at + _NEXT_HOP.size <= len(hops):
         length, _, _, device = _NEXT_HOP.unpack_from(hops, at)
         if length < _NEXT_HOP.size:
             return
-        if found := _gateway(dict(attributes_in(hops[at + _NEXT_HOP.size : at + length]))):
+        if found := _gateway(attributes(hops[at + _NEXT_HOP.size : at + length])):
             yield found, device
         at += (length + 3) & ~3
 
 
-def _gateway(attributes: Mapping[int, bytes]) -> str:
-    packed = attributes.get(_GATEWAY) or attributes.get(_VIA, b"")[2:]
+def _gateway(given: Mapping[int, bytes]) -> str:
+    packed = given.get(_GATEWAY) or given.get(_VIA, b"")[2:]
     return str(ip_address(packed)) if len(packed) in (4, 16) else ""
 
 

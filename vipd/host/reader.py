@@ -11,6 +11,7 @@ from typing import TypeVar
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
 from vipd.host.local_sockets import LocalSockets
+from vipd.host.netlink import MalformedMessageError
 from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
 from vipd.host.settings.settings import Settings
 from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteChanges
@@ -77,7 +78,7 @@ class HostReader:
         try:
             found = read()
         except Exception as error:
-            expected = isinstance(error, OSError)
+            expected = isinstance(error, OSError | MalformedMessageError)
             why = str(error) if expected else f"{internal_error(error, 'reading')}; {PLEASE_REPORT}"
             fault = f"this host cannot be looked at, {name}: {why}"
             if self._faults.get(name) != fault:

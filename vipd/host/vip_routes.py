@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.route_table import (
     ELSEWHERE,
     LINK_SCOPE,
@@ -188,13 +189,8 @@ class RouteChanges:
         """Whether anything has changed since the last call; True at the first, or if nothing can be heard."""
         try:
             if self._socket is None:
-                opened = socket.socket(
-                    socket.AF_NETLINK,
-                    socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-                    socket.NETLINK_ROUTE,
-                )
-                opened.bind((0, self._groups))
-                self._socket = opened
+                self._socket = open_netlink(socket.NETLINK_ROUTE, self._groups)
+                self._socket.setblocking(False)
                 return True
             return _drained(self._socket)
         except OSError:

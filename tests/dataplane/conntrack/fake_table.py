@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import cast
 
-from tests.dataplane.conntrack.kernel import attribute, new_request
-from vipd.dataplane.conntrack.entries import CTA_ID, MESSAGE_HEAD, Entry, attributes
-from vipd.dataplane.conntrack.messages import DELETE, DUMP_INTERRUPTED, GET, NEW
-from vipd.dataplane.conntrack.netlink import ANSWER_DONE, ANSWER_ERROR
+from tests.dataplane.conntrack.kernel import new_request
+from vipd.dataplane.conntrack.entries import CTA_ID, Entry
+from vipd.dataplane.conntrack.messages import DELETE, GET, NEW
+from vipd.host.netlink import CONTENT, DONE, ERROR, HEADER, INTERRUPTED, attribute, attributes, message, split
 
 AT_ONCE = 3
 """Entries for each answer to a dump."""
@@ -75,26 +75,26 @@ class FakeSocket:
         """Take one or more requests."""
         fault = self._table.faults.pop(0) if self._table.faults else None
         answers: list[bytes] = []
-        for kind, sequence, body in _messages(data):
+        for kind, _, sequence, _, start, end in split(data):
+            body = data[start + CONTENT : end]
             if kind == GET:
                 self._table.dumps += 1
                 answers += self._dump(sequence, fault)
             elif kind == DELETE and fault is Fault.REFUSED:
-                answers.append(_message(ANSWER_ERROR, 0, sequence, bytes(4)))
+                answers.append(message(ERROR, 0, sequence, bytes(4)))
             elif kind == DELETE:
                 answers.append(self._delete(sequence, body))
         self._queue(answers, fault)
 
-    def recvmsg_into(self, buffers: Sequence[bytearray]) -> tuple[int, list[object], int, tuple[int, int]]:
+    def recvmsg(self, size: int) -> tuple[bytes, list[object], int, tuple[int, int]]:
         """The next answer; TimeoutError when there is none."""
         self._table.reads += 1
         answer = self._answers.pop(0) if self._answers else TimeoutError()
         if isinstance(answer, OSError):
             raise answer
         if isinstance(answer, tuple):
-            return 16, [], answer[0], (answer[1], 0)
-        buffers[0][: len(answer)] = answer
-        return len(answer), [], 0, (0, 0)
+            return bytes(16), [], answer[0], (answer[1], 0)
+        return answer, [], 0, (0, 0)
 
     def _queue(self, answers: list[bytes], fault: Fault | None) -> None:
         queue: list[bytes | OSError | tuple[int, int]] = list(answers)
@@ -109,42 +109,30 @@ class FakeSocket:
         elif fault is Fault.FORGED:
             queue.insert(0, (0, 4711))
         elif fault is Fault.REFUSED:
-            queue = [_message(ANSWER_ERROR, 0, sequence_of(answers[0]), struct.pack("=i", -errno.EPERM))]
+            queue = [message(ERROR, 0, sequence_of(answers[0]), struct.pack("=i", -errno.EPERM))]
         elif fault is Fault.SILENCE:
             queue = []
         elif fault is Fault.LATE:
-            queue.insert(0, _message(ANSWER_DONE, 0, 0xFFFF, bytes(4)))
+            queue.insert(0, message(DONE, 0, 0xFFFF, bytes(4)))
         self._answers += queue
 
     def _dump(self, sequence: int, fault: Fault | None) -> list[bytes]:
-        flags = 2 | (DUMP_INTERRUPTED if fault is Fault.INTERRUPTED else 0)
+        flags = 2 | (INTERRUPTED if fault is Fault.INTERRUPTED else 0)
         messages = []
         for number, entry in self._table.entries.items():
             body = new_request(entry, 0)[16:] + attribute(CTA_ID, struct.pack(">I", number))
             body = body[:60] if fault is Fault.MALFORMED else body
-            messages.append(_message(NEW, flags, sequence, body))
+            messages.append(message(NEW, flags, sequence, body))
         chunks = [b"".join(messages[at : at + AT_ONCE]) for at in range(0, len(messages), AT_ONCE)]
-        return [*chunks, _message(ANSWER_DONE, flags, sequence, bytes(4))]
+        return [*chunks, message(DONE, flags, sequence, bytes(4))]
 
     def _delete(self, sequence: int, body: bytes) -> bytes:
-        values = {kind: body[start:end] for kind, start, end in attributes(body, 4, len(body))}
+        values = attributes(body, 4)
         found = self._table.entries.pop(int.from_bytes(values[CTA_ID], "big"), None)
         error = 0 if found else -errno.ENOENT
-        return _message(ANSWER_ERROR, 0, sequence, struct.pack("=i", error))
+        return message(ERROR, 0, sequence, struct.pack("=i", error))
 
 
-def sequence_of(message: bytes) -> int:
+def sequence_of(data: bytes) -> int:
     """The sequence number of the first of some messages."""
-    return int(MESSAGE_HEAD.unpack_from(message)[3])
-
-
-def _messages(data: bytes) -> Iterable[tuple[int, int, bytes]]:
-    position = 0
-    while position < len(data):
-        length, kind, _, sequence, _ = MESSAGE_HEAD.unpack_from(data, position)
-        yield kind, sequence, data[position + MESSAGE_HEAD.size : position + length]
-        position += length
-
-
-def _message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
-    return MESSAGE_HEAD.pack(MESSAGE_HEAD.size + len(body), kind, flags, sequence, 0) + body
+    return int(HEADER.unpack_from(data)[3])

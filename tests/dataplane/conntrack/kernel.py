@@ -14,13 +14,24 @@ from typing import TypeVar
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
-from vipd.dataplane.conntrack.messages import ACKNOWLEDGE, NEW, REQUEST
+from vipd.dataplane.conntrack.messages import NEW
 from vipd.dataplane.conntrack.netlink import open_socket
+from vipd.host.netlink import (
+    ACKNOWLEDGE,
+    CREATE,
+    FAMILY_NUMBERS,
+    REQUEST,
+    attribute,
+    error_number,
+    message,
+    nested,
+    nfgenmsg,
+    split,
+)
 from vipd.model.service import Family, Protocol, family_of
 
 T = TypeVar("T")
 
-CREATE = 0x400
 CLONE_NEWNET = 0x40000000
 CONFIRMED, ASSURED = 1 << 3, 1 << 2
 ESTABLISHED = 3
@@ -101,20 +112,8 @@ def new_request(entry: Entry, sequence: int, zone: int = 0) -> bytes:
     if entry.protocol is Protocol.TCP:
         state = attribute(entries.CTA_PROTOINFO_TCP_STATE, bytes([entry.tcp_state]))
         body += nested(entries.CTA_PROTOINFO, nested(entries.CTA_PROTOINFO_TCP, state))
-    head = entries.MESSAGE_HEAD.pack(
-        entries.ATTRIBUTES + len(body), NEW, REQUEST | ACKNOWLEDGE | CREATE, sequence, 0
-    )
-    return head + entries.FAMILY_HEAD.pack(entries.ADDRESS_FAMILIES[entry.family], 0, 0) + body
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    """An attribute, padded."""
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
-def nested(kind: int, body: bytes) -> bytes:
-    """An attribute of attributes."""
-    return attribute(kind | entries.NESTED, body)
+    content = nfgenmsg(FAMILY_NUMBERS[entry.family]) + body
+    return message(NEW, REQUEST | ACKNOWLEDGE | CREATE, sequence, content)
 
 
 def counters(kind: int, packets: int, size: int) -> bytes:
@@ -139,11 +138,9 @@ def _send(connected: socket.socket, batch: list[bytes]) -> None:
     connected.sendto(b"".join(batch), (0, 0))
     answered = 0
     while answered < len(batch):
-        data, position = connected.recv(1 << 16), 0
-        while position < len(data):
-            (length,) = struct.unpack_from("=I", data, position)
-            (error,) = struct.unpack_from("=i", data, position + entries.MESSAGE_HEAD.size)
-            assert not error, f"the kernel refused an entry: {os.strerror(-error)}"
+        data = connected.recv(1 << 16)
+        for *_, start, end in split(data):
+            error = error_number(data, start, end)
+            assert not error, f"the kernel refused an entry: {os.strerror(error)}"
             answered += 1
-            position += (length + 3) & ~3
     batch.clear()

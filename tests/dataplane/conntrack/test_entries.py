@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dataplane.conntrack.kernel import attribute, made, nested, new_request
+from tests.dataplane.conntrack.kernel import made, new_request
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.entries import Entry, MalformedEntryError, parse
+from vipd.dataplane.conntrack.entries import Entry, parse
 from vipd.dataplane.conntrack.messages import delete_request
+from vipd.host.netlink import MalformedMessageError, attribute, nested
 from vipd.model.service import Family, Protocol
 
 PORTS = st.integers(0, 65535)
@@ -63,7 +64,7 @@ def test_a_cut_message_is_malformed_or_lacks_only_its_end(entry: Entry, cut: int
     whole = new_request(entry, 1)
     try:
         read = parse(whole[:cut])
-    except MalformedEntryError:
+    except MalformedMessageError:
         return
     assert read is not None
     assert read[:6] == entry[:6]
@@ -71,7 +72,7 @@ def test_a_cut_message_is_malformed_or_lacks_only_its_end(entry: Entry, cut: int
 
 @given(junk=st.binary(max_size=300), family=st.sampled_from([2, 10]))
 def test_junk_is_malformed_at_worst(junk: bytes, family: int) -> None:
-    with contextlib.suppress(MalformedEntryError):
+    with contextlib.suppress(MalformedMessageError):
         parse(bytes(16) + bytes([family, 0, 0, 0]) + junk)
 
 

@@ -48,9 +48,9 @@ def test_a_reading_that_is_always_disturbed_is_an_error() -> None:
     [
         (Fault.REFUSED, "not permitted; hint: .*CAP_NET_ADMIN"),
         (Fault.SILENCE, "no answer"),
-        (Fault.CUT, "ends within a message"),
+        (Fault.CUT, "not understood: message of"),
         (Fault.TOO_LONG, "more than"),
-        (Fault.MALFORMED, "cannot understand an entry"),
+        (Fault.MALFORMED, "not understood: attribute of"),
     ],
 )
 def test_what_cannot_be_understood_is_an_error(fault: Fault, said: str) -> None:

@@ -13,7 +13,7 @@ from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
 from vipd.dataplane.conntrack import scheduler as keeping
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
-from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean, flows_to
+from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import REMEMBERED_SECONDS, ConntrackScheduler
@@ -339,22 +339,6 @@ def test_with_nothing_to_judge_the_kernel_is_not_asked() -> None:
     table = FakeTable()
     asyncio.run(clean(wanted_from([forwarding(*DNS, B1, protocol=Protocol.SCTP)], []), table.connect))
     assert table.dumps == 0
-
-
-def test_flows_are_listed_by_frontend_and_by_backend() -> None:
-    at_host, elsewhere = ("10.10.0.1", 30053), ("203.0.113.5", 30053)
-    table = FakeTable([flow(DNS, B1), flow(DNS, B2), flow(OTHER, B1), flow(at_host, B1), flow(elsewhere, B1)])
-    wanted = wanted_from([forwarding(*DNS, B1, node_port=30053)], ["10.10.0.1"])
-    dns = Destination(Family.IPV4, Protocol.UDP, *DNS)
-
-    def listed(frontend: Destination | None, backend: SocketAddress | None) -> list[object]:
-        found = flows_to(frontend, backend, wanted=wanted, connect=table.connect)
-        return [(entry.destination, entry.reply_source) for entry in found]
-
-    assert listed(dns, None) == [(DNS, B1), (DNS, B2)]
-    assert listed(dns, B2) == [(DNS, B2)]
-    assert listed(dns._replace(address="", port=30053), None) == [(at_host, B1)]
-    assert listed(None, B1) == [(DNS, B1), (at_host, B1)]
 
 
 def test_while_no_run_is_good_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.dataplane.iptables.watch.inside import inside
 from vipd.control.selection import Host, SelectionPolicy, choose
 from vipd.dataplane.nftables.driver import NftablesDataplane, NftablesPlan
-from vipd.dataplane.nftables.reading import open_netlink
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import Finished, Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey

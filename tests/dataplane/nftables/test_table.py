@@ -20,13 +20,13 @@ from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.reading import open_netlink
 from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
 from vipd.dataplane.nftables.render import render
 from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import Finished, Runner
 from vipd.host.settings.settings import load_settings
 from vipd.model.service import Affinity, ExternalAddress, Family, Service

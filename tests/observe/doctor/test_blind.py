@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.observe.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, hold, well
-from vipd.dataplane.nftables.reading import BaseChain
+from vipd.dataplane.nftables.reader import BaseChain
 from vipd.host.process import Finished, ProgramTimeoutError
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.dataplane.counting import Place
-from vipd.dataplane.iptables.counters import counter_deltas as tallying
-from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, Tally
+from vipd.dataplane.iptables.counters import counter_deltas
+from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -23,12 +23,12 @@ from vipd.dataplane.iptables.counters.messages import (
     Counted,
     RuleMessages,
     TableGone,
-    attribute,
 )
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.host.netlink import attribute, split
 from vipd.model.formatting import per_second, size
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
@@ -46,8 +46,8 @@ def counted(handle: int, packets: int, family: Family = Family.IPV4) -> Counted:
     return Counted(family, CHAIN, handle, packets)
 
 
-def taken(tally: Tally) -> int:
-    return sum(tally.take(lambda _: True).values())
+def taken(deltas: CounterDeltas) -> int:
+    return sum(deltas.take(lambda _: True).values())
 
 
 @given(st.lists(st.tuples(st.sampled_from(["flows", "rewrite", "read", "tell"]), st.integers(0, 9))))
@@ -55,7 +55,7 @@ def test_every_order_of_readings_and_notifications_counts_each_flow_once(
     events: list[tuple[str, int]],
 ) -> None:
     """The kernel's side is played here: a rule counts, is replaced, and its end is told some time later."""
-    tally, total, handle, packets, sum_taken = Tally(), 0, 1, 0, 0
+    deltas, total, handle, packets, sum_taken = CounterDeltas(), 0, 1, 0, 0
     untold: list[Counted] = []
     stale = [counted(handle, 0)]
     for what, number in events:
@@ -67,37 +67,37 @@ def test_every_order_of_readings_and_notifications_counts_each_flow_once(
             handle, packets = handle + 1, 0
         elif what == "tell":
             for each in untold:
-                tally.ended(each)
+                deltas.ended(each)
             untold = []
         else:
-            tally.read(stale)  # a reading that began before what has happened since
+            deltas.read(stale)  # a reading that began before what has happened since
             stale = [counted(handle, packets)]
-        sum_taken += taken(tally)
+        sum_taken += taken(deltas)
         assert sum_taken <= total
     for each in untold:
-        tally.ended(each)
-    tally.read([counted(handle, packets)])
-    assert sum_taken + taken(tally) == total
+        deltas.ended(each)
+    deltas.read([counted(handle, packets)])
+    assert sum_taken + taken(deltas) == total
 
 
 def test_a_counter_that_somebody_sets_to_zero_goes_on() -> None:
-    tally = Tally()
-    tally.read([counted(1, 10)])
-    tally.read([counted(1, 3)])
-    assert taken(tally) == 13
+    deltas = CounterDeltas()
+    deltas.read([counted(1, 10)])
+    deltas.read([counted(1, 3)])
+    assert taken(deltas) == 13
 
 
 def test_the_same_handle_in_a_new_table_is_another_rule() -> None:
-    tally = Tally()
-    tally.read([counted(1, 10)])
-    tally.ended(counted(1, 12))
-    tally.began_anew(Family.IPV4)
-    tally.read([counted(1, 5)])
-    assert taken(tally) == 17
+    deltas = CounterDeltas()
+    deltas.read([counted(1, 10)])
+    deltas.ended(counted(1, 12))
+    deltas.reset(Family.IPV4)
+    deltas.read([counted(1, 5)])
+    assert taken(deltas) == 17
 
 
 def test_a_restarted_daemon_goes_on_where_the_last_one_was() -> None:
-    first, second = Tally(), Tally()
+    first, second = CounterDeltas(), CounterDeltas()
     first.read([counted(1, 10), counted(2, 7)])
     first.ended(counted(2, 8))
     assert taken(first) == 18
@@ -107,14 +107,14 @@ def test_a_restarted_daemon_goes_on_where_the_last_one_was() -> None:
 
 
 def test_rules_that_are_gone_are_forgotten_in_the_end() -> None:
-    tally = Tally()
-    tally.read([counted(1, 10)])
+    deltas = CounterDeltas()
+    deltas.read([counted(1, 10)])
     for _ in range(KEPT_ROUNDS):
-        assert tally.holds((Family.IPV4, CHAIN))
-        tally.read_all(Family.IPV4)
-    tally.read_all(Family.IPV4)
-    assert not tally.holds((Family.IPV4, CHAIN))
-    assert tally.memory() == []
+        assert deltas.holds((Family.IPV4, CHAIN))
+        deltas.read_all(Family.IPV4)
+    deltas.read_all(Family.IPV4)
+    assert not deltas.holds((Family.IPV4, CHAIN))
+    assert deltas.memory() == []
 
 
 def rule(
@@ -130,11 +130,21 @@ def rule(
     return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
 
 
+def listed(messages: RuleMessages, datagram: bytes) -> list[Counted]:
+    """The counts of rules that a listing adds."""
+    found = (
+        messages.counted(datagram, start, end)
+        for kind, *_, start, end in split(datagram)
+        if kind == RULE_ADDED
+    )
+    return [each for each in found if each]
+
+
 def test_messages_about_translating_rules_are_read() -> None:
     messages = RuleMessages(NAMES)
     deleted = rule(RULE_DELETED, hairpin=True) + rule(RULE_DELETED) + rule(RULE_ADDED, packets=9)
     assert list(messages.ended(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 5)]
-    assert list(messages.listed(deleted)) == [Counted(Family.IPV4, CHAIN, 77, 9)]
+    assert listed(messages, deleted) == [Counted(Family.IPV4, CHAIN, 77, 9)]
     others = rule(RULE_DELETED, "VIPD-SVC-AAAAAAAAAAAAAAAA") + rule(RULE_DELETED, table="raw")
     assert list(messages.ended(others)) == []
     table = attribute(1, b"nat\0")
@@ -230,13 +240,13 @@ def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tallying, "MOST_ENDED", 50)
-    tally = Tally()
-    tally.read([counted(0, 7)])
+    monkeypatch.setattr(counter_deltas, "MOST_ENDED", 50)
+    deltas = CounterDeltas()
+    deltas.read([counted(0, 7)])
     for handle in range(1, 1000):
-        tally.ended(counted(handle, 1))
-        assert sum(map(len, tally._rules.values())) <= 52
-    assert taken(tally) == 7 + 999
+        deltas.ended(counted(handle, 1))
+        assert sum(map(len, deltas._rules.values())) <= 52
+    assert taken(deltas) == 7 + 999
 
 
 def test_a_backend_that_has_left_counts_to_its_end() -> None:

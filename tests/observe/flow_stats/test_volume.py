@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
-from tests.dataplane.conntrack.kernel import attribute, counters, made, new_request
+from tests.dataplane.conntrack.kernel import counters, made, new_request
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.ended import ENDED, Ended, Way, ended_flow
-from vipd.dataplane.conntrack.entries import Entry, MalformedEntryError, Traffic, parse
+from vipd.dataplane.conntrack.entries import Entry, Traffic, parse
 from vipd.dataplane.conntrack.listener import EndedFlows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import Place
+from vipd.host import netlink
+from vipd.host.netlink import ATTRIBUTES, FAMILY_NUMBERS, MalformedMessageError, attribute, nfgenmsg
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import owners
@@ -95,7 +97,7 @@ def test_a_backend_with_open_flows_is_not_forgotten_and_a_forgotten_one_leaves_i
 
 def end_message(entry: Entry, number: int, passed: Traffic, *, timeout: bool, zone: int = 0) -> bytes:
     """What the kernel tells of the end of an entry; newer ones tell its timeout, too."""
-    ends = new_request(entry, 1)[entries.ATTRIBUTES :][: 2 * (44 + entry.family.bits // 4)]
+    ends = new_request(entry, 1)[ATTRIBUTES:][: 2 * (44 + entry.family.bits // 4)]
     body = ends + (attribute(entries.CTA_ZONE, struct.pack(">H", zone)) if zone else b"")
     body += attribute(entries.CTA_ID, struct.pack(">I", number))
     body += attribute(entries.CTA_STATUS, struct.pack(">I", entry.status))
@@ -103,9 +105,7 @@ def end_message(entry: Entry, number: int, passed: Traffic, *, timeout: bool, zo
     body += counters(entries.CTA_COUNTERS_ORIG, *passed[:2]) + counters(
         entries.CTA_COUNTERS_REPLY, *passed[2:]
     )
-    size = entries.ATTRIBUTES + len(body)
-    head = entries.MESSAGE_HEAD.pack(size, ENDED, 0, 0, 0)
-    return head + entries.FAMILY_HEAD.pack(entries.ADDRESS_FAMILIES[entry.family], 0, 0) + body
+    return netlink.message(ENDED, 0, 0, nfgenmsg(FAMILY_NUMBERS[entry.family]) + body)
 
 
 FLOWS = [
@@ -131,7 +131,7 @@ def test_damaged_messages_are_malformed_at_worst(entry: Entry, cut: int, junk: b
     for message in (whole[:cut], whole[:cut] + junk, whole[:cut] + junk + whole[cut:]):
         try:
             ended_flow(message)
-        except MalformedEntryError:
+        except MalformedMessageError:
             continue
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 HOLD = """
 import sys
 from vipd.observe.live_trace.legacy import _bind
-from vipd.dataplane.nftables.reading import open_netlink
+from vipd.host.netlink_socket import open_netlink
 held = open_netlink()
 _bind(held)
 print("READY", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.observe.live_trace.recorded import RECORDED, events, table_of, traces
-from vipd.dataplane.nftables.dump import MalformedDumpError
+from vipd.host.netlink import MalformedMessageError
 from vipd.model.service import Protocol
 from vipd.observe.live_trace.events import Chain, Kind, Verdict, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import LOGGED_SECONDS, QUIET_SECONDS, PacketTrace, TraceAssembler
@@ -133,7 +133,7 @@ def test_logs_of_unknown_packets_are_forgotten() -> None:
 @pytest.mark.parametrize("reader", [trace_events, logged_events])
 def test_malformed_datagrams(reader: type) -> None:
     datagram = bytes.fromhex((RECORDED / "legacy-forwarded.txt").read_text().splitlines()[1].split()[1])
-    with pytest.raises(MalformedDumpError):
+    with pytest.raises(MalformedMessageError):
         list(reader(datagram[:-8]))
 
 

@@ -9,6 +9,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render as render_rules
+from vipd.dataplane.iptables.saved_rules import read_tables
 from vipd.dataplane.nftables.layout import fixed_holders
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
@@ -20,8 +21,7 @@ from vipd.observe.endpoint_views import forwarding_view
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import InUse
-from vipd.observe.rule_tree.nftables_table import TableReading, read_chains
-from vipd.observe.rule_tree.saved import read_tables
+from vipd.observe.rule_tree.nftables_table import TableReading, read_table_rules
 
 PLACE = "iptables v1.8.9 (nf_tables)"
 
@@ -57,7 +57,7 @@ def table(found: Iterable[Forwarding], family: Family) -> TableReading:
     elements: dict[str, dict[str, str]] = {name: {} for name in names} | {"handlers": handlers}
     for slot, value in wanted.elements():
         elements.setdefault(slot.holder, {})[slot.key] = value
-    chains = read_chains(render_table(chosen, options))
+    chains = read_table_rules(render_table(chosen, options))
     return TableReading(family, options.table, chains, elements, {}, {})
 
 

@@ -10,14 +10,15 @@ import pytest
 from tests.observe.rule_tree.made import PLACE, forwardings, in_use, read, table
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.model.service import Affinity, Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.expected import NOT_WANTED
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS, UNREACHED, IptablesRules
 from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
-from vipd.observe.rule_tree.nftables_table import ListedRule, TableReading
+from vipd.observe.rule_tree.nftables_table import TableReading, TableRule
 from vipd.observe.rule_tree.rows import rows_of, summary
-from vipd.observe.rule_tree.tree import Count, Key, NodeKind, ServiceTree, faults
+from vipd.observe.rule_tree.tree import Key, NodeKind, ServiceTree, faults
 
 WEB = Service(
     "shop/web",
@@ -195,7 +196,7 @@ def test_damage_to_a_table_is_told() -> None:
     whole = reading()
     assert nft_faults(whole) == []
     spread = next(name for name in whole.chains if name.startswith("random-3"))
-    foreign = (ListedRule("counter accept", ours=False), *whole.chains[spread])
+    foreign = (TableRule("counter accept", ours=False), *whole.chains[spread])
     assert f"counter accept: {NOT_OURS}" in nft_faults(reading(chains={**whole.chains, spread: foreign}))
     assert any(EMPTY in parsed for parsed in nft_faults(reading(chains={**whole.chains, spread: ()})))
     picks = dict(list(whole.elements["picks"].items())[1:])

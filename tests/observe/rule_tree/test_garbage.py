@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 from tests.observe.rule_tree.made import in_use, read, table
 from tests.observe.rule_tree.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward, read_nft_table
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward
+from vipd.dataplane.iptables.saved_rules import MalformedRulesError, read_tables
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
+from vipd.dataplane.nftables.saved_table import rules_by_chain
 from vipd.host.process import Finished, ProgramTimeoutError
 from vipd.model.service import Family
-from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.rule_reader import read_rules as read_traced
 from vipd.observe.rule_tree.kernel_rules import KernelRules
-from vipd.observe.rule_tree.nftables_table import TableReading, read_chains
+from vipd.observe.rule_tree.nftables_table import TableReading, read_table_rules
 from vipd.observe.rule_tree.read_iptables import read_rules
-from vipd.observe.rule_tree.saved import read_tables
 from vipd.observe.simulator import parse_ruleset, parse_tables
 from vipd.observe.simulator.errors import RulesetError
 
@@ -113,7 +114,7 @@ def test_what_is_explained(seed: int, strict: bool) -> None:
 def test_what_nft_prints(seed: int) -> None:
     listing, whole = render_table(FOUND, TableOptions(Family.IPV4)), table(FOUND, Family.IPV4)
     for text in garbled(listing, seed):
-        reading = TableReading(whole.family, whole.table, read_chains(text), whole.elements, {}, {})
+        reading = TableReading(whole.family, whole.table, read_table_rules(text), whole.elements, {}, {})
         KernelRules([], [reading], in_use(FOUND, "table ip vipd")).everything()
         try:
             parse_tables(text, Family.IPV4)
@@ -145,7 +146,7 @@ JSON = st.recursive(
 def test_statements_of_others(expressions: list[object]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""
     rule: dict[str, object] = {"chain": "forward", "expr": expressions}
-    chains = read_nft_table([{"chain": {"name": "forward"}}, {"rule": rule}])
+    chains = rules_by_chain([{"chain": {"name": "forward"}}, {"rule": rule}])
     assert NftForward("inet", "filter", "forward", "drop", chains).forward_verdict(0x2000) in ForwardVerdict
 
 

@@ -12,12 +12,12 @@ from tests.dataplane.namespace import Namespace
 from tests.observe.rule_tree.made import forwardings
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
+from vipd.dataplane.iptables.saved_rules import Count, SavedRule, listed_rule, read_tables
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
-from vipd.observe.rule_tree.read_iptables import Search, _ChainReader, listed_rule
-from vipd.observe.rule_tree.saved import SavedRule, read_tables
-from vipd.observe.rule_tree.tree import Count, Key
+from vipd.observe.rule_tree.read_iptables import Search, _ChainReader
+from vipd.observe.rule_tree.tree import Key
 
 MANY = 80
 """Addresses: enough to be dispatched in groups."""

@@ -1,4 +1,4 @@
-"""Ends the tracked flows that lead to what does not serve any more, and lists flows.
+"""Ends the tracked flows that lead to what does not serve any more.
 
 The work is done in a thread: reading and deleting wait for the kernel, and a large table keeps Python busy
 for a second. The event loop keeps running meanwhile.
@@ -11,13 +11,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vipd.dataplane.conntrack.entries import Entry, SocketAddress
+from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
-from vipd.dataplane.conntrack.stale import Destination, Reason, Wanted, judge
+from vipd.dataplane.conntrack.stale import Reason, Wanted, judge
 
 Connect = Callable[[], socket.socket]
 """Opens a netlink socket in the network namespace that is meant. Raises ConntrackError."""
@@ -54,25 +54,6 @@ async def clean(
         return await asyncio.to_thread(_clean, _Run(wanted, connect, most_deletions, stop), queries)
     finally:
         stop.set()
-
-
-def flows_to(
-    frontend: Destination | None = None,
-    backend: SocketAddress | None = None,
-    *,
-    wanted: Wanted,
-    connect: Connect = open_socket,
-) -> Iterator[Entry]:
-    """The tracked flows to a frontend, to a backend, or to one through the other; it blocks.
-
-    `wanted` says which destinations are vipd's; flows to others are never listed. Raises ConntrackError.
-    """
-    parts = {(d.family, d.protocol) for d in ([frontend] if frontend else list(wanted.targets))}
-    for query in (Query(*part) for part in sorted(parts)):
-        with Conntrack(connect()) as table:
-            for entry in (entry for chunk in table.dump(query) for entry in chunk):
-                if backend in (None, entry.reply_source) and _leads_to(entry, frontend, wanted):
-                    yield entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +96,3 @@ def _find(run: _Run, query: Query, most: int) -> tuple[dict[bytes, tuple[Entry, 
             if run.stop.is_set() or len(stale) >= most:
                 break
     return stale, seen
-
-
-def _leads_to(entry: Entry, frontend: Destination | None, wanted: Wanted) -> bool:
-    if frontend is None:
-        return wanted.target(entry) is not None
-    at_host = not frontend.address and entry.destination[0] in wanted.host_addresses
-    address = "" if at_host else entry.destination[0]
-    return Destination(entry.family, entry.protocol, address, entry.destination[1]) == frontend

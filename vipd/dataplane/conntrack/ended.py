@@ -11,17 +11,21 @@ from typing import NamedTuple
 
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import (
-    ATTRIBUTE_HEAD,
-    ATTRIBUTES,
-    MESSAGE_HEAD,
-    NESTED,
     PROTOCOLS,
     Entry,
-    MalformedEntryError,
     SocketAddress,
     Traffic,
     address_text,
     parse,
+)
+from vipd.host.netlink import (
+    ATTRIBUTE_HEADER,
+    ATTRIBUTES,
+    CONTENT,
+    FAMILY_NUMBERS,
+    HEADER,
+    NESTED,
+    MalformedMessageError,
 )
 from vipd.model.service import Family, Protocol
 
@@ -64,13 +68,13 @@ class Ended(NamedTuple):
 def ended_flow(message: bytes) -> Ended | None:
     """The flow in a message; None for other messages, and for a flow whose traffic was not counted.
 
-    Raises MalformedEntryError.
+    Raises MalformedMessageError.
     """
     if len(message) < ATTRIBUTES:
-        raise MalformedEntryError(f"a message of {len(message)} bytes")
-    if MESSAGE_HEAD.unpack_from(message)[1] != ENDED:
+        raise MalformedMessageError(f"a message of {len(message)} bytes")
+    if HEADER.unpack_from(message)[1] != ENDED:
         return None
-    layout = _LAYOUTS.get(message[MESSAGE_HEAD.size])
+    layout = _LAYOUTS.get(message[CONTENT])
     if layout and (found := layout.read(message)):
         return found
     entry = parse(message)
@@ -90,7 +94,7 @@ def kernel_filter() -> bytes:
         *find(entries.CTA_STATUS),
         (_JUMP_EQUAL, 8, 0, 0),
         (_A_TO_X, 0, 0, 0),
-        (_LOAD_WORD_AT_X, 0, 0, ATTRIBUTE_HEAD.size),
+        (_LOAD_WORD_AT_X, 0, 0, ATTRIBUTE_HEADER.size),
         (_JUMP_BITS, 0, 5, DESTINATION_TRANSLATED),
         *find(entries.CTA_COUNTERS_ORIG),
         (_JUMP_EQUAL, 1, 0, 0),
@@ -106,7 +110,7 @@ class _Layout:
     """
 
     def __init__(self, family: Family) -> None:
-        size, head = family.bits // 8, ATTRIBUTE_HEAD.pack
+        size, head = family.bits // 8, ATTRIBUTE_HEADER.pack
         one_way = 44 + 2 * size
         self._family = family
         self._orig_head = head(one_way, entries.CTA_TUPLE_ORIG | NESTED)
@@ -148,9 +152,9 @@ class _Layout:
         return Ended(way, traffic, message[ATTRIBUTES:reply] + message[at_id : at_id + 8])
 
 
-_PACKETS_HEAD = ATTRIBUTE_HEAD.pack(12, entries.CTA_COUNTERS_PACKETS)
+_PACKETS_HEAD = ATTRIBUTE_HEADER.pack(12, entries.CTA_COUNTERS_PACKETS)
 _NUMBERS = struct.Struct(">Q4xQ8sQ4xQ").unpack_from
-_LAYOUTS = {number: _Layout(family) for family, number in entries.ADDRESS_FAMILIES.items()}
+_LAYOUTS = {number: _Layout(family) for family, number in FAMILY_NUMBERS.items()}
 
 _INSTRUCTION = struct.Struct("=HBBI")
 """struct sock_filter of the kernel's include/uapi/linux/filter.h."""

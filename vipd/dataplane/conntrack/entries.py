@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from vipd.host.netlink import (
+    ATTRIBUTE_HEADER,
+    ATTRIBUTES,
+    CONTENT,
+    FAMILIES,
+    NESTED,
+    MalformedMessageError,
+    attribute,
+    attributes,
+    unsigned,
+    walk,
+)
 from vipd.model.service import Family, Protocol
 
 SocketAddress = tuple[str, int]
@@ -25,8 +37,6 @@ TCP_TIME_WAIT, TCP_CLOSE = 7, 8
 """TCP states: both sides have closed; the connection was reset."""
 
 PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
-ADDRESS_FAMILIES = {Family.IPV4: 2, Family.IPV6: 10}
-"""AF_INET and AF_INET6, as Linux numbers them."""
 
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_PROTOINFO, CTA_TIMEOUT, CTA_MARK = 1, 2, 3, 4, 7, 8
 CTA_ID, CTA_ZONE = 12, 18
@@ -36,27 +46,8 @@ CTA_TIMESTAMP_START = 1
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_PROTOINFO_TCP = CTA_PROTOINFO_TCP_STATE = 1
-NESTED = 0x8000
-"""Bit of an attribute's type: it holds attributes."""
 
-MESSAGE_HEAD = struct.Struct("=IHHII")
-"""Length, type, flags, sequence number, port id: nlmsghdr."""
-FAMILY_HEAD = struct.Struct("=BBH")
-"""Address family, version, resource id: nfgenmsg. It follows the message's head."""
-ATTRIBUTES = MESSAGE_HEAD.size + FAMILY_HEAD.size
-"""Where a message's attributes begin."""
-ATTRIBUTE_HEAD = struct.Struct("=HH")
-"""Length with this head, and type."""
-
-_TYPE = 0x3FFF
-_U32 = struct.Struct(">I")
-_U64 = struct.Struct(">Q")
-_FAMILIES = {number: family for family, number in ADDRESS_FAMILIES.items()}
 PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
-
-
-class MalformedEntryError(ValueError):
-    """A message from the kernel that does not hold together, or lacks what every entry has."""
 
 
 class Traffic(NamedTuple):
@@ -115,16 +106,11 @@ class _Ends(NamedTuple):
 def parse(message: bytes) -> Entry | None:
     """The entry in a message with its heads; None for a protocol without balanced ports, such as ICMP.
 
-    Raises MalformedEntryError.
+    Raises MalformedMessageError.
     """
-    try:
-        return _parse(message)
-    except (struct.error, IndexError) as error:
-        raise MalformedEntryError(f"a value is cut short: {error}") from error
-
-
-def _parse(message: bytes) -> Entry | None:
-    family = _FAMILIES.get(message[MESSAGE_HEAD.size])
+    if len(message) < ATTRIBUTES:
+        raise MalformedMessageError(f"an entry of {len(message)} bytes")
+    family = FAMILIES.get(message[CONTENT])
     if family is None:
         return None
     original, position = _leading_ends(message, ATTRIBUTES, family, CTA_TUPLE_ORIG)
@@ -132,41 +118,23 @@ def _parse(message: bytes) -> Entry | None:
         return None
     identity = message[ATTRIBUTES:position]
     reply, position = _leading_ends(message, position, family, CTA_TUPLE_REPLY)
-    rest = {kind: (start, end) for kind, start, end in attributes(message, position, len(message))}
+    rest = attributes(message, position)
     for kind in (CTA_ZONE, CTA_ID):
         if kind in rest:
-            start, end = rest[kind]
-            identity += message[start - ATTRIBUTE_HEAD.size : start + _padded(end - start)]
+            identity += attribute(kind, rest[kind])
     return Entry(
         family,
         original.protocol,
         *original[1:],
         *reply[1:],
-        status=_number(message, rest.get(CTA_STATUS)),
-        tcp_state=_tcp_state(message, *rest[CTA_PROTOINFO]) if CTA_PROTOINFO in rest else 0,
-        timeout=_number(message, rest.get(CTA_TIMEOUT)),
-        mark=_number(message, rest.get(CTA_MARK)),
+        status=unsigned(rest.get(CTA_STATUS)),
+        tcp_state=_tcp_state(rest[CTA_PROTOINFO]) if CTA_PROTOINFO in rest else 0,
+        timeout=unsigned(rest.get(CTA_TIMEOUT)),
+        mark=unsigned(rest.get(CTA_MARK)),
         identity=identity,
-        traffic=_traffic(message, rest) if CTA_COUNTERS_ORIG in rest else None,
-        began=_numbers(message, rest[CTA_TIMESTAMP]).get(CTA_TIMESTAMP_START)
-        if CTA_TIMESTAMP in rest
-        else None,
+        traffic=_traffic(rest) if CTA_COUNTERS_ORIG in rest else None,
+        began=_numbers(rest[CTA_TIMESTAMP]).get(CTA_TIMESTAMP_START) if CTA_TIMESTAMP in rest else None,
     )
-
-
-def attributes(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The attributes in a part of a message: type, where the value starts, where it ends.
-
-    Raises MalformedEntryError when one reaches beyond the part.
-    """
-    while position < end:
-        if end - position < ATTRIBUTE_HEAD.size:
-            raise MalformedEntryError(f"{end - position} stray bytes after the last attribute")
-        length, kind = ATTRIBUTE_HEAD.unpack_from(data, position)
-        if length < ATTRIBUTE_HEAD.size or position + length > end:
-            raise MalformedEntryError(f"attribute {kind & _TYPE} claims {length} of {end - position} bytes")
-        yield kind & _TYPE, position + ATTRIBUTE_HEAD.size, position + length
-        position += _padded(length)
 
 
 class _Layout:
@@ -178,7 +146,7 @@ class _Layout:
     def __init__(self, family: Family) -> None:
         size = family.bits // 8
         self.struct = struct.Struct(f">4s 4s 4s {size}s 4s {size}s 4s 4s B3x 4s H2x 4s H2x".replace(" ", ""))
-        head = ATTRIBUTE_HEAD.pack
+        head = ATTRIBUTE_HEADER.pack
         addresses = 4 + 2 * (4 + size)
         self.heads = tuple(
             (
@@ -208,58 +176,40 @@ def _leading_ends(message: bytes, position: int, family: Family, outer: int) -> 
         if (h0, h1, h2, h3, h4, h5, h6, h7) == layout.heads[outer - 1]:
             ends = _Ends(PROTOCOLS.get(number), (address_text(src), sport), (address_text(dst), dport))
             return ends, position + layout.struct.size
-    for kind, start, end in attributes(message, position, len(message)):
+    for kind, value in walk(message, position):
         if kind == outer:
-            return _walk_ends(message, start, end), end
+            return _walk_ends(value), position + 4 + _padded(len(value))
         break
-    raise MalformedEntryError(f"an entry without attribute {outer} in its place")
+    raise MalformedMessageError(f"an entry without attribute {outer} in its place")
 
 
-def _walk_ends(message: bytes, start: int, end: int) -> _Ends:
-    addresses = dict[int, str]()
-    numbers = dict[int, int]()
-    for kind, inner, inner_end in attributes(message, start, end):
-        if kind == CTA_TUPLE_IP:
-            for which, a, b in attributes(message, inner, inner_end):
-                addresses[which] = address_text(message[a:b])
-        elif kind == CTA_TUPLE_PROTO:
-            for which, a, b in attributes(message, inner, inner_end):
-                numbers[which] = int.from_bytes(message[a:b], "big")
+def _walk_ends(value: bytes) -> _Ends:
+    found = attributes(value)
+    addresses = attributes(found.get(CTA_TUPLE_IP, b""))
+    numbers = attributes(found.get(CTA_TUPLE_PROTO, b""))
     if set(addresses) not in ({1, 2}, {3, 4}) or CTA_PROTO_NUM not in numbers:
-        raise MalformedEntryError("ends of a flow without addresses or protocol")
-    source, destination = (addresses[which] for which in sorted(addresses))
-    protocol = PROTOCOLS.get(numbers[CTA_PROTO_NUM])
+        raise MalformedMessageError("ends of a flow without addresses or protocol")
+    source, destination = (address_text(addresses[which]) for which in sorted(addresses))
+    protocol = PROTOCOLS.get(unsigned(numbers[CTA_PROTO_NUM]))
     if protocol and not {CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT} <= numbers.keys():
-        raise MalformedEntryError(f"a {protocol} flow without ports")
-    ports = numbers.get(CTA_PROTO_SRC_PORT, 0), numbers.get(CTA_PROTO_DST_PORT, 0)
-    return _Ends(protocol, (source, ports[0]), (destination, ports[1]))
+        raise MalformedMessageError(f"a {protocol} flow without ports")
+    ports = (unsigned(numbers.get(which)) for which in (CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT))
+    return _Ends(protocol, (source, next(ports)), (destination, next(ports)))
 
 
-def _tcp_state(message: bytes, start: int, end: int) -> int:
-    for kind, inner, inner_end in attributes(message, start, end):
-        if kind == CTA_PROTOINFO_TCP:
-            for what, value, _ in attributes(message, inner, inner_end):
-                if what == CTA_PROTOINFO_TCP_STATE:
-                    return message[value]
-    return 0
+def _tcp_state(value: bytes) -> int:
+    tcp = attributes(value).get(CTA_PROTOINFO_TCP, b"")
+    return unsigned(attributes(tcp).get(CTA_PROTOINFO_TCP_STATE))
 
 
-def _number(message: bytes, place: tuple[int, int] | None) -> int:
-    """A 32-bit value, 0 where the kernel left it out."""
-    return int(_U32.unpack_from(message, place[0])[0]) if place else 0
-
-
-def _traffic(message: bytes, rest: Mapping[int, tuple[int, int]]) -> Traffic:
-    ways = (_numbers(message, rest.get(kind)) for kind in (CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY))
+def _traffic(rest: Mapping[int, bytes]) -> Traffic:
+    ways = (_numbers(rest.get(kind, b"")) for kind in (CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY))
     return Traffic(*(way.get(of, 0) for way in ways for of in (CTA_COUNTERS_PACKETS, CTA_COUNTERS_BYTES)))
 
 
-def _numbers(message: bytes, place: tuple[int, int] | None) -> dict[int, int]:
+def _numbers(value: bytes) -> dict[int, int]:
     """The 64-bit values in an attribute that holds attributes, by their type."""
-    if place is None:
-        return {}
-    found = attributes(message, *place)
-    return {kind: int(_U64.unpack_from(message, at)[0]) for kind, at, end in found if end - at == _U64.size}
+    return {kind: unsigned(number) for kind, number in walk(value) if len(number) == 8}
 
 
 def _padded(length: int) -> int:
@@ -269,8 +219,8 @@ def _padded(length: int) -> int:
 
 @lru_cache(maxsize=65536)
 def address_text(address: bytes) -> str:
-    """Canonical text of a packed address. Raises MalformedEntryError."""
+    """Canonical text of a packed address. Raises MalformedMessageError."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError as error:
-        raise MalformedEntryError(str(error)) from None
+        raise MalformedMessageError(str(error)) from None

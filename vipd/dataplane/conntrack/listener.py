@@ -8,9 +8,9 @@ import socket
 import struct
 
 from vipd.dataplane.conntrack.ended import GROUP_DESTROY, Ended, ended_flow, kernel_filter
-from vipd.dataplane.conntrack.entries import MalformedEntryError
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.multicast import open_multicast
+from vipd.host.netlink import MalformedMessageError
+from vipd.host.netlink_socket import open_multicast
 
 _DATAGRAM_BYTES = 1 << 13
 
@@ -45,11 +45,11 @@ class EndedFlows:
                 ended = ended_flow(receive(_DATAGRAM_BYTES))
             except BlockingIOError:
                 break
-            except MalformedEntryError:
+            except MalformedMessageError:
                 self._garbled += 1
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
-                    raise ConntrackError.of("cannot hear of flows that end", error.errno or 0) from error
+                    raise ConntrackError.of("cannot hear of flows that end", error) from error
                 self._overruns += 1
             else:
                 if ended is not None:
@@ -72,4 +72,4 @@ def open_ended_flows() -> EndedFlows:
     try:
         return EndedFlows(open_multicast(GROUP_DESTROY, kernel_filter()))
     except OSError as error:
-        raise ConntrackError.of("cannot hear of flows that end", error.errno or 0) from error
+        raise ConntrackError.of("cannot hear of flows that end", error) from error

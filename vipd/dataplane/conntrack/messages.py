@@ -6,12 +6,20 @@ import struct
 from dataclasses import dataclass
 
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.entries import ATTRIBUTE_HEAD, FAMILY_HEAD, MESSAGE_HEAD, Entry
+from vipd.dataplane.conntrack.entries import Entry
+from vipd.host.netlink import (
+    ACKNOWLEDGE,
+    DUMP,
+    FAMILY_NUMBERS,
+    REQUEST,
+    attribute,
+    attributes,
+    message,
+    nested,
+    nfgenmsg,
+    u32,
+)
 from vipd.model.service import Family, Protocol
-
-REQUEST, ACKNOWLEDGE, DUMP = 0x1, 0x4, 0x300
-DUMP_INTERRUPTED = 0x10
-"""Flag on an answer: the table changed in a way that made the kernel lose its place."""
 
 NEW, GET, DELETE = 0x100, 0x101, 0x102
 """Message types of the subsystem ctnetlink. Each entry of a dump is a NEW."""
@@ -44,12 +52,12 @@ def dump_request(query: Query, sequence: int) -> bytes:
     """Asks for all entries of a query."""
     body = b""
     if query.protocol:
-        number = _attribute(entries.CTA_PROTO_NUM, bytes([entries.PROTOCOL_NUMBERS[query.protocol]]))
-        body += _nested(entries.CTA_TUPLE_ORIG, _nested(entries.CTA_TUPLE_PROTO, number))
-        body += _nested(CTA_FILTER, _attribute(CTA_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_BY_PROTOCOL)))
+        number = attribute(entries.CTA_PROTO_NUM, bytes([entries.PROTOCOL_NUMBERS[query.protocol]]))
+        body += nested(entries.CTA_TUPLE_ORIG, nested(entries.CTA_TUPLE_PROTO, number))
+        body += nested(CTA_FILTER, attribute(CTA_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_BY_PROTOCOL)))
     if query.unreplied:
-        body += _attribute(entries.CTA_STATUS, bytes(4))
-        body += _attribute(CTA_STATUS_MASK, struct.pack(">I", entries.SEEN_REPLY))
+        body += attribute(entries.CTA_STATUS, bytes(4))
+        body += u32(CTA_STATUS_MASK, entries.SEEN_REPLY)
     return _message(GET, REQUEST | DUMP, sequence, query.family, body)
 
 
@@ -58,21 +66,10 @@ def delete_request(entry: Entry, sequence: int) -> bytes:
 
     To the kernel a request without a flow's ends means the whole table.
     """
-    kinds = {kind for kind, _, _ in entries.attributes(entry.identity, 0, len(entry.identity))}
-    if not {entries.CTA_TUPLE_ORIG, entries.CTA_ID} <= kinds:
+    if not {entries.CTA_TUPLE_ORIG, entries.CTA_ID} <= attributes(entry.identity).keys():
         raise ValueError("a deletion must name the ends of a flow and its id")
     return _message(DELETE, REQUEST | ACKNOWLEDGE, sequence, entry.family, entry.identity)
 
 
 def _message(kind: int, flags: int, sequence: int, family: Family, body: bytes) -> bytes:
-    head = MESSAGE_HEAD.pack(entries.ATTRIBUTES + len(body), kind, flags, sequence, 0)
-    return head + FAMILY_HEAD.pack(entries.ADDRESS_FAMILIES[family], 0, 0) + body
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    length = ATTRIBUTE_HEAD.size + len(value)
-    return ATTRIBUTE_HEAD.pack(length, kind) + value + bytes(-length % 4)
-
-
-def _nested(kind: int, body: bytes) -> bytes:
-    return _attribute(kind | entries.NESTED, body)
+    return message(kind, flags, sequence, nfgenmsg(FAMILY_NUMBERS[family]) + body)

@@ -6,20 +6,17 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple
 
-from vipd.dataplane.conntrack.entries import MESSAGE_HEAD, Entry, MalformedEntryError, parse
-from vipd.dataplane.conntrack.messages import DUMP_INTERRUPTED, NEW, Query, delete_request, dump_request
+from vipd.dataplane.conntrack.entries import Entry, parse
+from vipd.dataplane.conntrack.messages import NEW, Query, delete_request, dump_request
+from vipd.host import netlink_socket
+from vipd.host.netlink import MalformedMessageError, error_number, split
+from vipd.host.netlink_socket import dump, receive
 
-NETLINK_NETFILTER = 12
 SOL_NETLINK, NETLINK_CAP_ACK = 270, 10
-ANSWER_ERROR, ANSWER_DONE = 2, 3
 
-RECEIVE_BYTES = 1 << 16
-"""The kernel sends at most 32 KiB at once, however large the table."""
 SILENCE_SECONDS = 10.0
 """The kernel answers at once; this is for one that never does."""
 ATTEMPTS = 4
@@ -27,6 +24,9 @@ ATTEMPTS = 4
 BATCH = 128
 """Deletions for each send: their answers fit into a socket's receive buffer of default size."""
 
+_HARMLESS = (0, errno.ENOENT, errno.EBUSY)
+"""Answers to a deletion that are no error: it was done; the entry is gone, or has a successor; the flow was
+handed to a flow table or to hardware, and the kernel keeps such entries."""
 _HINTS = {
     errno.EPERM: "connection tracking needs CAP_NET_ADMIN in this network namespace",
     errno.EACCES: "connection tracking needs CAP_NET_ADMIN in this network namespace",
@@ -43,34 +43,29 @@ class ConntrackError(RuntimeError):
         self.what, self.why, self.hint = what, why, hint
 
     @classmethod
-    def of(cls, what: str, number: int) -> ConntrackError:
-        """From the error number that the kernel gave."""
-        return cls(what, os.strerror(number), _HINTS.get(number, ""))
-
-
-class _Answer(NamedTuple):
-    kind: int
-    flags: int
-    sequence: int
-    message: bytes
-
-    @property
-    def error(self) -> int:
-        """The error number that an ERROR or DONE carries; 0 for none."""
-        if len(self.message) < MESSAGE_HEAD.size + 4:
-            return 0
-        (number,) = struct.unpack_from("=i", self.message, MESSAGE_HEAD.size)
-        return -int(number)
+    def of(cls, what: str, error: OSError) -> ConntrackError:
+        """From the error that the kernel gave."""
+        number = error.errno or 0
+        return cls(what, error.strerror or os.strerror(number), _HINTS.get(number, ""))
 
 
 def open_socket() -> socket.socket:
     """A netlink socket of the network namespace that the calling thread is in. Raises ConntrackError."""
+    with _named("cannot open a netlink socket"):
+        return netlink_socket.open_netlink()
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Within it, an error of the socket or of an answer is a ConntrackError."""
     try:
-        made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        made.bind((0, 0))
+        yield
+    except TimeoutError:
+        raise ConntrackError(what, f"no answer from the kernel in {SILENCE_SECONDS:g} s") from None
+    except MalformedMessageError as error:
+        raise ConntrackError(what, f"the kernel's answer is not understood: {error}") from error
     except OSError as error:
-        raise ConntrackError.of("cannot open a netlink socket", error.errno or 0) from error
-    return made
+        raise ConntrackError.of(what, error) from error
 
 
 class Conntrack:
@@ -85,7 +80,6 @@ class Conntrack:
         with contextlib.suppress(OSError):
             # Without it, before Linux 4.3, every answer repeats its request: longer, but the same.
             self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
-        self._buffer = bytearray(RECEIVE_BYTES)
         self._sequence = 0
 
     def __enter__(self) -> Conntrack:
@@ -118,22 +112,16 @@ class Conntrack:
         return sum(self._delete_batch(found[at : at + BATCH]) for at in range(0, len(found), BATCH))
 
     def _dump_once(self, query: Query) -> Generator[list[Entry], None, bool]:
-        """Read once; whether nothing disturbed it."""
-        what, undisturbed, done = f"cannot read the {query.family} conntrack table", True, False
+        """Reads once; returns whether nothing disturbed it."""
         sequence = self._next_sequence()
-        self._send(what, dump_request(query, sequence))
-        while not done:
-            found = list[Entry]()
-            for answer in self._receive(what):
-                # Answers to an earlier request may still be under way.
-                if answer is None:
-                    undisturbed = False
-                elif answer.sequence == sequence:
-                    undisturbed = undisturbed and not answer.flags & DUMP_INTERRUPTED
-                    done = done or answer.kind == ANSWER_DONE
-                    found += _entries(what, answer, query)
-            yield found
-        return undisturbed
+        with _named(f"cannot read the {query.family} conntrack table"):
+            listing = dump(self._socket, dump_request(query, sequence), sequence)
+            while True:
+                try:
+                    datagram, answers = next(listing)
+                except StopIteration as ended:
+                    return bool(ended.value)
+                yield _entries(datagram, answers, query)
 
     def _delete_batch(self, batch: Sequence[Entry]) -> int:
         what, deleted = "cannot delete conntrack entries", 0
@@ -141,74 +129,39 @@ class Conntrack:
         for entry in batch:
             sequence = self._next_sequence()
             waiting[sequence] = delete_request(entry, sequence)
-        for _ in range(ATTEMPTS):
-            self._send(what, b"".join(waiting.values()))
-            lost = False
-            while waiting and not lost:
-                for answer in self._receive(what):
-                    lost = lost or answer is None
-                    if answer is not None and waiting.pop(answer.sequence, b""):
-                        deleted += _deleted(what, answer)
-            if not waiting:
-                return deleted
+        with _named(what):
+            for _ in range(ATTEMPTS):
+                self._socket.sendto(b"".join(waiting.values()), (0, 0))
+                deleted += self._deleted(waiting)
+                if not waiting:
+                    return deleted
         raise ConntrackError(what, f"the kernel's answers were lost {ATTEMPTS} times")
+
+    def _deleted(self, waiting: dict[int, bytes]) -> int:
+        """Reads the answers to deletions until all are there or some are lost; returns how many entries were
+        deleted. Takes what is answered out of `waiting`."""
+        deleted = 0
+        while waiting:
+            try:
+                datagram = receive(self._socket)
+            except OSError as error:
+                if error.errno == errno.ENOBUFS:
+                    return deleted
+                raise
+            for _, _, sequence, _, start, end in split(datagram):
+                if waiting.pop(sequence, b""):
+                    number = error_number(datagram, start, end)
+                    if number not in _HARMLESS:
+                        raise OSError(number, os.strerror(number))
+                    deleted += not number
+        return deleted
 
     def _next_sequence(self) -> int:
         self._sequence = self._sequence % 0xFFFFFFFF + 1
         return self._sequence
 
-    def _send(self, what: str, data: bytes) -> None:
-        try:
-            self._socket.sendto(data, (0, 0))
-        except OSError as error:
-            raise ConntrackError.of(what, error.errno or 0) from error
 
-    def _receive(self, what: str) -> list[_Answer | None]:
-        """What the kernel sent at once; None stands for answers that found no room in the socket."""
-        try:
-            size, _, flags, sender = self._socket.recvmsg_into([self._buffer])
-        except TimeoutError:
-            raise ConntrackError(what, f"no answer from the kernel in {SILENCE_SECONDS:g} s") from None
-        except OSError as error:
-            if error.errno == errno.ENOBUFS:
-                return [None]
-            raise ConntrackError.of(what, error.errno or 0) from error
-        if sender[0] != 0:
-            return []  # not the kernel
-        if flags & socket.MSG_TRUNC:
-            raise ConntrackError(what, f"an answer of more than {RECEIVE_BYTES} bytes")
-        return list(_split(what, bytes(memoryview(self._buffer)[:size])))
-
-
-def _split(what: str, data: bytes) -> Iterator[_Answer]:
-    """The messages that came at once."""
-    position = 0
-    while position + MESSAGE_HEAD.size <= len(data):
-        length, kind, flags, sequence, _ = MESSAGE_HEAD.unpack_from(data, position)
-        if length < MESSAGE_HEAD.size or position + length > len(data):
-            break
-        yield _Answer(kind, flags, sequence, data[position : position + length])
-        position += (length + 3) & ~3
-    if position < len(data):
-        raise ConntrackError(what, f"the kernel's answer ends within a message, at byte {position}")
-
-
-def _entries(what: str, answer: _Answer, query: Query) -> list[Entry]:
-    """The entry in an answer to a dump, if it is one that was asked for."""
-    if answer.kind in (ANSWER_ERROR, ANSWER_DONE) and answer.error:
-        raise ConntrackError.of(what, answer.error)
-    if answer.kind != NEW:
-        return []
-    try:
-        entry = parse(answer.message)
-    except MalformedEntryError as error:
-        raise ConntrackError(what, f"cannot understand an entry: {error}") from error
-    return [entry] if entry is not None and query.fits(entry) else []
-
-
-def _deleted(what: str, answer: _Answer) -> bool:
-    """Whether a deletion ended an entry. One that is gone, or has a successor, needs none."""
-    # EBUSY: the flow was handed to a flow table or to hardware, and the kernel keeps such entries.
-    if answer.error not in (0, errno.ENOENT, errno.EBUSY):
-        raise ConntrackError.of(what, answer.error)
-    return not answer.error
+def _entries(datagram: bytes, answers: Sequence[tuple[int, int, int]], query: Query) -> list[Entry]:
+    """The entries that were asked for. Raises MalformedMessageError."""
+    parsed = [parse(datagram[start:end]) for kind, start, end in answers if kind == NEW]
+    return [entry for entry in parsed if entry is not None and query.fits(entry)]

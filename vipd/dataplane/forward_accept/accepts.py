@@ -10,11 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward, read_nft_table
+from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward
 from vipd.dataplane.iptables.base_chains import accept_jump, accept_rules, kube_proxy_accept_rules
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
 from vipd.dataplane.iptables.words import target_of
+from vipd.dataplane.nftables.saved_table import rules_by_chain
 from vipd.model.service import Family
 
 FORWARD = "FORWARD"
@@ -163,7 +165,7 @@ def make_plan(found: Collection[Found], families: Collection[Family]) -> tuple[A
     return AcceptPlan(tuple(steps)), tuple(problems)
 
 
-def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, options: AcceptOptions) -> Found:
+def found_in_iptables(place: Place, listed: str, own: Rules | None, options: AcceptOptions) -> Found:
     """FORWARD of an iptables variant, from what its `-S FORWARD` prints and the rules of our own chain (None:
     there is none).
 
@@ -173,8 +175,7 @@ def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, opt
     names = Names(options.prefix)
     family = Family.IPV4 if place.family == "ip" else Family.IPV6
     wanted, jump = options.of_iptables(family)
-    chain, head = names.fixed(FORWARD), f"-A {FORWARD} "
-    rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
+    chain, rules = names.fixed(FORWARD), listed_rules(listed, FORWARD)
     ours = [names.owns(ChainId("filter", target_of(rule))) for rule in rules]
     jumps = [rule for rule in rules if target_of(rule) == chain]
     first = ours.index(False) if False in ours else len(rules)
@@ -183,7 +184,7 @@ def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, opt
     declared = f":{chain} - [0:0]\n"
     return Found(
         place,
-        drops=f"-P {FORWARD} ACCEPT" not in lines or not all(ours),
+        drops=listed_policy(listed, FORWARD) != "ACCEPT" or not all(ours),
         accepted=own == wanted and jumps == [jump] and jump in rules[:first],
         present=own is not None or bool(jumps),
         writing=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
@@ -191,11 +192,11 @@ def found_in_iptables(place: Place, lines: Sequence[str], own: Rules | None, opt
     )
 
 
-def found_in_other_table(place: Place, lines: Sequence[str]) -> Found:
+def found_in_other_table(place: Place, listed: str) -> Found:
     """FORWARD of iptables' table mangle or security, from what its `-S FORWARD` prints. It counts as one that
     drops only where no rule can accept a flow that vipd translated: by a chain of somebody else it may be."""
-    targets = [target_of(line) for line in lines if "RELATED,ESTABLISHED" not in line]
-    drops = f"-P {FORWARD} DROP" in lines and all(target in _NO_ACCEPTS for target in targets)
+    rules = [rule for rule in listed_rules(listed, FORWARD) if "RELATED,ESTABLISHED" not in rule]
+    drops = listed_policy(listed, FORWARD) == "DROP" and all(target_of(rule) in _NO_ACCEPTS for rule in rules)
     written = f"{place.program} -t {place.table} -I {FORWARD} {_ACCEPT_TRANSLATED}"
     return Found(place, drops, obstacle=f"vipd writes no rules into this table; hint: {written}")
 
@@ -211,7 +212,7 @@ def found_by_nft(
     rules = options.native()
 
     def forward_verdict(items: Sequence[Mapping[str, Any]]) -> ForwardVerdict:
-        chain = NftForward(place.family, place.table, place.chain, policy, read_nft_table(items))
+        chain = NftForward(place.family, place.table, place.chain, policy, rules_by_chain(items))
         return chain.forward_verdict(options.flow_mark)
 
     deleted = "".join(f"delete rule {place.nft_words} handle {handle}\n" for handle in handles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -81,21 +81,6 @@ class NftForward:
 
 _VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")
 _NEUTRAL = {*_VERDICTS, "counter", "log", "comment"}
-
-
-def read_nft_table(listed: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
-    """The rules of every chain in the objects that `nft -j list table` prints. A statement of another form is
-    one that is not known. Raises KeyError, TypeError and AttributeError for objects that hold no rules."""
-    chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
-    for item in listed:
-        if "chain" in item:
-            chains.setdefault(item["chain"]["name"], [])
-        elif "rule" in item:
-            statements = [
-                each if isinstance(each, dict) else {"unknown": each} for each in item["rule"]["expr"]
-            ]
-            chains.setdefault(item["rule"]["chain"], []).append(statements)
-    return {name: tuple(rules) for name, rules in chains.items()}
 
 
 def _verdict(statements: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

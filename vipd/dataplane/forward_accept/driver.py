@@ -25,9 +25,9 @@ from vipd.dataplane.forward_accept.reading import ForwardReader, is_of_iptables,
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import find_tools, restore
 from vipd.dataplane.iptables.watch.messages import Change, Kind, adds_chain_at_hook
-from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
 from vipd.dataplane.nftables.tools import transact
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family

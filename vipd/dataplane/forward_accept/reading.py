@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +21,12 @@ from vipd.dataplane.forward_accept.accepts import (
 )
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.saved_rules import listed_rules
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
-from vipd.dataplane.nftables.reading import DORMANT, OWNED, BaseChain, OpenSocket, TableReader
+from vipd.dataplane.nftables.reader import DORMANT, OWNED, BaseChain, TableReader
+from vipd.dataplane.nftables.saved_table import MalformedListingError, read_objects
 from vipd.dataplane.programs import finish
+from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Finished, Runner
 from vipd.model.service import Family
 
@@ -137,9 +139,8 @@ class ForwardReader:
         own = await self._list(tools, self._chain)
         if own.code not in (0, 1):  # 1: there is no such chain
             raise ApplyError(f"{place} cannot be read", " ".join(own.errors.split()))
-        head = f"-A {self._chain} "
-        rules = tuple(line.removeprefix(head) for line in own.output.splitlines() if line.startswith(head))
-        return found_in_iptables(place, said.output.splitlines(), None if own.code else rules, self._options)
+        rules = None if own.code else listed_rules(own.output, self._chain)
+        return found_in_iptables(place, said.output, rules, self._options)
 
     async def _other_table(self, place: Place) -> Found:
         """It is only told of, so that what cannot be read is no fault."""
@@ -147,7 +148,7 @@ class ForwardReader:
             said = await self._list(await tools_of(place, self._run), FORWARD, place.table)
         except ApplyError:
             return Found(place, drops=False)
-        return found_in_other_table(place, said.output.splitlines())
+        return found_in_other_table(place, said.output)
 
     async def _list(self, tools: Tools, chain: str, table: str = "filter") -> Finished:
         program = tools.save.removesuffix("-save")
@@ -173,10 +174,10 @@ def is_of_iptables(family: str, table: str, chain: str) -> bool:
 
 
 def _objects(said: Finished, place: Place) -> list[Mapping[str, Any]]:
+    why = " ".join(said.errors.split()) or "what nft prints is not understood"
     try:
         if said.code == 0:
-            return list(json.loads(said.output)["nftables"])
-    except (ValueError, KeyError, TypeError):
-        pass
-    why = " ".join(said.errors.split()) or "what nft prints is not understood"
+            return read_objects(said.output)
+    except MalformedListingError as error:
+        why = str(error)
     raise ApplyError(f"{place} cannot be read", why)

@@ -13,7 +13,7 @@ from vipd.dataplane.base import MissingProgramError
 from vipd.dataplane.forward_accept.accepts import AcceptOptions, Found
 from vipd.dataplane.forward_accept.driver import write
 from vipd.dataplane.forward_accept.reading import ForwardReader
-from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
+from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 
 

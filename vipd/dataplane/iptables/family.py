@@ -22,7 +22,7 @@ from vipd.dataplane.iptables.probe import Abilities, probe, shortcomings
 from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
 from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
-from vipd.dataplane.iptables.saved import recognise
+from vipd.dataplane.iptables.saved_rules import recognise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.programs import Programs, usable

@@ -9,14 +9,13 @@ each reading.
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
 from collections.abc import Collection, Mapping
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.saved import read_saved
+from vipd.dataplane.iptables.saved_rules import left_out_tables, read_saved
 from vipd.dataplane.iptables.tools import IncompatibleError, Tools, has_rule, list_chain
 from vipd.host.process import Runner
 
@@ -25,12 +24,10 @@ MOST_CHAINS = 64
 UNREADABLE: Rules = ("(unreadable)",)
 """Stands for the rules of a chain of ours that iptables cannot show. Equal to none that are wanted."""
 
-_LEFT_OUT = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
-
 
 def absent_tables(saved: str) -> list[str]:
     """The tables that do not exist, by what iptables-save has printed."""
-    left_out = _LEFT_OUT.findall(saved)
+    left_out = left_out_tables(saved)
     return [table for table in TABLES if f"*{table}\n" not in saved and table not in left_out]
 
 
@@ -48,7 +45,7 @@ async def read_all(
         installed = await asyncio.to_thread(read_saved, saved, names)
     except (ValueError, IndexError) as error:
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
-    for table in _LEFT_OUT.findall(saved):
+    for table in left_out_tables(saved):
         asked = [chain for chain in {**dict.fromkeys(chains), **jumps} if chain.table == table]
         if len(asked) > MOST_CHAINS:
             why = f"another program has put a rule into table {table} that only nft can show"

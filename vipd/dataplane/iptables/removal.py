@@ -5,6 +5,7 @@ Needs no daemon, settings or store: our chains are known by their names alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -14,14 +15,18 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
-from vipd.dataplane.iptables.saved import read_saved
+from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.dataplane.iptables.words import target_of
+from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.dataplane.programs import finish
 from vipd.host.process import Runner
 from vipd.model.service import Family
 
 VARIANTS = ("nft", "legacy")
+
+_NO_CHAIN = re.compile(r"^\t(?!chain |\}|\t)", re.MULTILINE)
+"""What a listed table holds besides chains: sets, maps, flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +118,11 @@ def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:
     `ignored` are prefixes of chains that do not count, nor the jumps to them.
     """
     own = tuple(f"{prefix}-" for prefix in ignored)
-    chains, bodies, chain = 0, [], ""
-    for line in listing.splitlines():
-        if line.startswith("\tchain "):
-            chain = line.split()[1]
-            chains += not chain.startswith(own)
-        elif line.startswith("\t\t") and not (chain.startswith(own) or line.split()[-1].startswith(own)):
-            bodies.append(line.strip())
-    return len(bodies) == chains and all(
-        body.startswith("type ") and body.endswith("policy accept;") for body in bodies
+    if _NO_CHAIN.search(listing):
+        return False
+    chains = [chain for name, chain in read_chains(listing).items() if not name.startswith(own)]
+    return all(
+        chain.hook.endswith("policy accept;")
+        and all(rule.text.split()[-1].startswith(own) for rule in chain.rules)
+        for chain in chains
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.saved_rules import MalformedRulesError, check_saved, listed_rules
 from vipd.dataplane.programs import VERSION_SECONDS, finish
 from vipd.host.process import Finished, Runner
 from vipd.model.service import Family
@@ -19,10 +20,7 @@ BROKEN_BEFORE = (1, 8, 3)
 """1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
-_UNKNOWN_LINE = re.compile(r"^(?!#|\*\S|:\S+ \S|(?:\[\d+:\d+\] )?-A \S|COMMIT$|[ \t]*$).*", re.MULTILINE)
-"""What iptables-save never prints: taken for no rules at all it would have all of them written anew."""
 _MOST_SHOWN = 80
-_TABLE_LINE = re.compile(r"^\*", re.MULTILINE)
 _NO_CHAIN = "No chain/target/match by that name"
 _NO_TARGET = ("does not exist", "Couldn't load target")
 _NO_RULE = "Bad rule"
@@ -110,11 +108,10 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
     """
     finished = await finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
-    if finished.output.count("\nCOMMIT") != len(_TABLE_LINE.findall(finished.output)):
-        raise ApplyError(f"{tools.save} is not understood", "what it printed has no end", "vipd tries again")
-    if unknown := _UNKNOWN_LINE.search(finished.output):
-        why = f"it printed {unknown[0][:_MOST_SHOWN]!r}"
-        raise ApplyError(f"{tools.save} is not understood", why, "vipd tries again")
+    try:
+        check_saved(finished.output)
+    except MalformedRulesError as error:
+        raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
     return finished.output
 
 
@@ -133,8 +130,7 @@ async def list_chain(
         if _NO_CHAIN in finished.errors or await _is_absent(tools, chain, finished, run):
             return None
         _check(finished, tools.program)
-    head = f"-A {chain.name} "
-    return tuple(line.removeprefix(head) for line in finished.output.splitlines() if line.startswith(head))
+    return listed_rules(finished.output, chain.name)
 
 
 async def has_rule(tools: Tools, chain: ChainId, rule: Sequence[str], run: Runner) -> bool:

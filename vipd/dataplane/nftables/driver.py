@@ -13,10 +13,10 @@ from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import Plan
-from vipd.dataplane.nftables.reading import OpenSocket, open_netlink
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.programs import Programs
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey

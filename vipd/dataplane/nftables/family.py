@@ -26,12 +26,13 @@ from vipd.dataplane.nftables.plan import (
     removals,
 )
 from vipd.dataplane.nftables.probe import Abilities, probe, shortcomings
-from vipd.dataplane.nftables.reading import OpenSocket, TableReader
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_holders
 from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 from vipd.dataplane.nftables.tools import Nft, transact
 from vipd.dataplane.programs import Programs, usable
 from vipd.host.changes import HostRecord
+from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from vipd.dataplane.nftables.reading import BaseChain, OpenSocket, TableReader, open_netlink
+from vipd.dataplane.nftables.reader import BaseChain, TableReader
+from vipd.host.netlink_socket import OpenSocket, open_netlink
 
 INPUT = 1
 

@@ -11,8 +11,9 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables.base_chains import ENTRANCES
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import COMMENT_START, Installed
-from vipd.dataplane.nftables.reading import OpenSocket, TableReader, open_netlink
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.tools import transact
+from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.model.service import Family
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import Installed, Plan, make_plan, must_replace
-from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 
 Survey: TypeAlias = tuple[Installed, Elements]

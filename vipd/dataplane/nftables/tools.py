@@ -1,4 +1,8 @@
-"""The nft program of this host, and running it."""
+"""The nft program of this host, and running it.
+
+Not libnftables, which takes about as long (10,000 elements: 0.13 s against 0.16 s) and leaves 19 MB in the
+daemon; a crash of the program is an error message, one of the library ends the daemon.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Log records as entries of the journal with fields, by its native protocol
 (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
+Without libsystemd, which takes 0.8 MB of memory.
 What the journal cannot take goes to stderr instead, which the journal reads as well, without fields.
 """
 

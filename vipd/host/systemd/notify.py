@@ -1,4 +1,7 @@
-"""Notifications to the service manager: datagrams of assignments, as sd_notify(3) describes them."""
+"""Notifications to the service manager: datagrams of assignments, as sd_notify(3) describes them.
+
+Without libsystemd: a notification is one datagram, and the library takes 0.8 MB of memory.
+"""
 
 from __future__ import annotations
 

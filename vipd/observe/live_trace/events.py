@@ -6,12 +6,12 @@ Layouts are those of the kernel's include/uapi/linux/netfilter/nf_tables.h and n
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.dump import MESSAGE, MalformedDumpError, attributes, number, text
+from vipd.dataplane.nftables.codec import FAMILIES, number
+from vipd.host.netlink import ATTRIBUTES, CONTENT, attributes, split, text, unsigned
 from vipd.observe.live_trace.packets import Headers, read_headers, read_packet
 
 GROUP_TRACE = 9
@@ -24,7 +24,6 @@ _TRACE = 10 << 8 | 17
 """NFT_MSG_TRACE of NFNL_SUBSYS_NFTABLES."""
 _LOGGED = 4 << 8
 """NFULNL_MSG_PACKET of NFNL_SUBSYS_ULOG."""
-_FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 _LINE = re.compile(
     r"TRACE: (?P<table>[^:]+):(?P<chain>.+):(?P<kind>rule|return|policy):(?P<number>\d{1,18}) ?"
 )
@@ -106,7 +105,7 @@ class Event(NamedTuple):
 
 
 def trace_events(datagram: bytes) -> Iterator[Event]:
-    """The events of nf_tables in a datagram. Raises MalformedDumpError."""
+    """The events of nf_tables in a datagram. Raises MalformedMessageError."""
     for kind, family, body in _messages(datagram):
         if kind == _TRACE:
             found = attributes(body)
@@ -114,27 +113,27 @@ def trace_events(datagram: bytes) -> Iterator[Event]:
             decided = _VERDICTS.get(number(verdict.get(1)), Verdict.UNSAID) if verdict else Verdict.UNSAID
             if 16 in found:
                 decided = _VERDICTS.get(number(found[16]), Verdict.UNSAID)
-            rule = _unsigned(found.get(3))
+            rule = unsigned(found.get(3))
             what = _KINDS.get(number(found.get(4)), Kind.RETURN)
             yield Event(
-                _unsigned(found.get(6)),
-                Chain(_FAMILIES.get(family, str(family)), text(found.get(1)), text(found.get(2))),
+                unsigned(found.get(6)),
+                Chain(FAMILIES.get(family, str(family)), text(found.get(1)), text(found.get(2))),
                 # Kernels tell of the end of a chain as of a rule that has no handle.
                 Kind.RETURN if what is Kind.RULE and not rule else what,
                 rule,
                 decided,
                 text(verdict.get(2)),
-                _unsigned(found.get(14)),
+                unsigned(found.get(14)),
                 read_headers(found.get(8, b""), found.get(9, b"")),
-                _unsigned(found.get(10)),
-                _unsigned(found.get(12)),
+                unsigned(found.get(10)),
+                unsigned(found.get(12)),
             )
 
 
 def logged_events(datagram: bytes) -> Iterator[Event]:
     """The traces of legacy iptables in a datagram of nfnetlink_log; other logs are left out.
 
-    Raises MalformedDumpError.
+    Raises MalformedMessageError.
     """
     for kind, family, body in _messages(datagram):
         if kind != _LOGGED:
@@ -150,32 +149,15 @@ def logged_events(datagram: bytes) -> Iterator[Event]:
                 int(line["number"]),
                 Verdict.UNSAID,
                 "",
-                _unsigned(found.get(2)),
+                unsigned(found.get(2)),
                 read_packet(found.get(9, b"")),
-                _unsigned(found.get(4)),
-                _unsigned(found.get(5)),
+                unsigned(found.get(4)),
+                unsigned(found.get(5)),
             )
 
 
 def _messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, family and attributes of each message. Raises MalformedDumpError."""
-    place, total = 0, len(datagram)
-    while place + MESSAGE.size <= total:
-        length, kind, _, _, _, family, _, _ = MESSAGE.unpack_from(datagram, place)
-        if length < MESSAGE.size or place + length > total:
-            raise MalformedDumpError(f"message of {length} bytes at byte {place} of {total}")
-        yield kind, family, datagram[place + MESSAGE.size : place + length]
-        place += (length + 3) & ~3
-    if place < total:
-        raise MalformedDumpError(f"{total - place} stray bytes after the last message")
-
-
-def _unsigned(value: bytes | None) -> int:
-    return int.from_bytes(value or b"", "big")
-
-
-def error_of(datagram: bytes) -> int:
-    """The error number of the first answer in a datagram; 0 when it is a plain acknowledgement."""
-    if len(datagram) < 20:
-        return 0
-    return -int(struct.unpack_from("=i", datagram, 16)[0])
+    """Type, family and attributes of each message. Raises MalformedMessageError."""
+    for kind, _, _, _, start, end in split(datagram):
+        if end - start >= ATTRIBUTES:
+            yield kind, datagram[start + CONTENT], datagram[start + ATTRIBUTES : end]

@@ -16,16 +16,13 @@ import struct
 from pathlib import Path
 from types import TracebackType
 
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.host.netlink import ACKNOWLEDGE, FAMILY_NUMBERS, REQUEST, attribute, message, nfgenmsg
+from vipd.host.netlink_socket import acknowledge, open_netlink
 from vipd.model.service import Family
-from vipd.observe.live_trace.events import error_of
 from vipd.observe.live_trace.table import ANSWER_SECONDS, TraceError
 
 WANTED = "nfnetlink_log"
 _SETTINGS = Path("/proc/sys/net/netfilter/nf_log")
-_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
-
-_MESSAGE = struct.Struct("=IHHIIBBH")
 _CONFIGURE = 4 << 8 | 1
 """NFULNL_MSG_CONFIG."""
 _COMMAND, _MODE, _THRESHOLD = 1, 2, 5
@@ -40,7 +37,7 @@ class LegacyLog:
     """Traces of legacy tables come to `socket` from entry to exit. Raises TraceError on entry."""
 
     def __init__(self, family: Family) -> None:
-        self._setting = _SETTINGS / str(_NUMBERS[family])
+        self._setting = _SETTINGS / str(FAMILY_NUMBERS[family])
         self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> LegacyLog:
@@ -108,16 +105,9 @@ def _bind(opened: socket.socket) -> None:
     opened.settimeout(ANSWER_SECONDS)
     mode = struct.pack(">IBx", _HEADERS_LENGTH, _COPY_PACKET)
     for kind, value in ((_COMMAND, bytes([_BIND])), (_MODE, mode), (_THRESHOLD, struct.pack(">I", 1))):
-        opened.send(_request(kind, value))
-        if number := error_of(opened.recv(RECEIVE_BYTES)):
-            raise OSError(number, os.strerror(number))
-
-
-def _request(kind: int, value: bytes) -> bytes:
-    body = struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-    request_and_acknowledge = 0x5
-    head = (_MESSAGE.size + len(body), _CONFIGURE, request_and_acknowledge, 0, 0, 0, 0)
-    return _MESSAGE.pack(*head, socket.htons(_GROUP)) + body
+        content = nfgenmsg(resource=_GROUP) + attribute(kind, value)
+        opened.send(message(_CONFIGURE, REQUEST | ACKNOWLEDGE, 0, content))
+        acknowledge(opened)
 
 
 def _hint(number: int | None) -> str:

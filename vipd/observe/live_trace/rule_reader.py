@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
-from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.plan import COMMENT_START
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
+from vipd.dataplane.nftables.saved_table import read_chains
+from vipd.host.netlink import MalformedMessageError, attributes, text
+from vipd.host.netlink_socket import dump, open_netlink
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matching import IPTABLES, ChainRules
 
 ANSWER_SECONDS = 10.0
-_HANDLE = re.compile(r"\s*(?P<rule>.*?)\s+# handle (?P<handle>\d{1,18})\s*")
-_OPENED = re.compile(r"(?P<kind>\w+) (?P<name>\S+) \{")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "legacy6": Family.IPV6}
 
 
@@ -49,7 +49,7 @@ async def _by_iptables(
             if chain.family not in programs:
                 programs[chain.family] = await _program(chain, run)
             listed = await _listed(chain, programs[chain.family], run)
-        except (ApplyError, OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+        except (ApplyError, OSError, ProgramTimeoutError, MalformedMessageError) as error:
             faults[chain] = str(error)
             continue
         if listed is not None:
@@ -83,12 +83,12 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
     ended = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
     if ended.code:
         return None
-    head, policy_head = f"-A {chain.name} ", f"-P {chain.name} "
-    lines = ended.output.splitlines()
-    if not all(line.startswith((head, policy_head, f"-N {chain.name}")) for line in lines if line.strip()):
+    rules, policy = listed_rules(ended.output, chain.name), listed_policy(ended.output, chain.name)
+    lines = [line for line in ended.output.splitlines() if line.strip()]
+    if len(rules) + sum(line.startswith((f"-P {chain.name} ", f"-N {chain.name}")) for line in lines) != len(
+        lines
+    ):
         return None
-    rules = [line.removeprefix(head) for line in lines if line.startswith(head)]
-    policy = next((line.removeprefix(policy_head) for line in lines if line.startswith(policy_head)), "")
     handles = range(1, len(rules) + 1) if chain.legacy else _handles(chain)
     if len(handles) != len(rules):
         return None
@@ -101,53 +101,39 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
     try:
         ended = await run(["nft", "-a", "-t", "list", "table", family, table], "")
         ours = _is_ours(family, table)
-    except (OSError, ProgramTimeoutError, dump.MalformedDumpError) as error:
+    except (OSError, ProgramTimeoutError, MalformedMessageError) as error:
         return {}, str(error)
     if ended.code:
         return {}, " ".join(ended.errors.split()) or f"nft: exit code {ended.code}"
-    found: dict[Chain, ChainRules] = {}
-    rules: dict[int, str] = {}
-    for line in ended.output.splitlines():
-        shown = _HANDLE.fullmatch(line)
-        if shown is None:
-            continue
-        if opened := _OPENED.fullmatch(shown["rule"]):
-            rules = {}
-            if opened["kind"] == "chain":
-                chain = Chain(family, table, opened["name"])
-                found[chain] = ChainRules(rules, iptables=False, ours=ours)
-        else:
-            rules[int(shown["handle"])] = shown["rule"]
+    found = {
+        Chain(family, table, name): ChainRules(
+            {rule.handle: rule.text for rule in listed.rules}, iptables=False, ours=ours
+        )
+        for name, listed in read_chains(ended.output).items()
+    }
     return found, "" if found else "what nft prints is not understood"
 
 
 def _handles(chain: Chain) -> list[int]:
     """The handles of a chain's rules, in their order."""
-    found = _dumped(dump.GET_RULE, _FAMILIES[chain.family], chain.table, chain.name)
-    return [int.from_bytes(each.get(3, b""), "big") for each in found if dump.text(each.get(2)) == chain.name]
+    found = _dumped(codec.GET_RULE, _FAMILIES[chain.family], chain.table, chain.name)
+    return [int.from_bytes(each.get(3, b""), "big") for each in found if text(each.get(2)) == chain.name]
 
 
 def _is_ours(family: str, table: str) -> bool:
     """Whether the comment of a table is that of vipd's."""
     if family not in _FAMILIES:
         return False
-    tables = [t for t in _dumped(dump.GET_TABLE, _FAMILIES[family]) if dump.text(t.get(1)) == table]
-    return any(dump.comment(each.get(6)).startswith(COMMENT_START) for each in tables)
+    tables = [t for t in _dumped(codec.GET_TABLE, _FAMILIES[family]) if text(t.get(1)) == table]
+    return any(codec.comment(each.get(6)).startswith(COMMENT_START) for each in tables)
 
 
 def _dumped(kind: int, family: Family, table: str = "", chain: str = "") -> list[dict[int, bytes]]:
-    """Raises OSError."""
-    return list(_answers(dump.request(kind, family, 1, table, chain)))
-
-
-def _answers(request: bytes) -> Iterator[dict[int, bytes]]:
+    """Raises OSError and MalformedMessageError."""
     with open_netlink() as opened:
         opened.settimeout(ANSWER_SECONDS)
-        opened.send(request)
-        while True:
-            for message in dump.messages(opened.recv(RECEIVE_BYTES), 1):
-                if message.error:
-                    raise OSError(message.error, "the kernel does not show its rules")
-                if message.kind < 0:
-                    return
-                yield dump.attributes(message.attributes)
+        return [
+            attributes(codec.answer(datagram, *each).attributes)
+            for datagram, answers in dump(opened, codec.request(kind, family, 1, table, chain), 1)
+            for each in answers
+        ]

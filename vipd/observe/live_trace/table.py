@@ -9,8 +9,7 @@ import socket
 from collections.abc import Sequence
 from types import TracebackType
 
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES, open_netlink
-from vipd.observe.live_trace.events import error_of
+from vipd.host.netlink_socket import acknowledge, open_netlink
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table_messages import table_name, transaction
 
@@ -68,5 +67,4 @@ def _make(owner: socket.socket, messages: Sequence[bytes]) -> None:
     """Send them as one; raises OSError with what the kernel has against the first bad one."""
     owner.send(b"".join(messages))
     for _ in messages[1:-1]:
-        if number := error_of(owner.recv(RECEIVE_BYTES)):
-            raise OSError(number, os.strerror(number))
+        acknowledge(owner)

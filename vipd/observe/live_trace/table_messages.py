@@ -14,6 +14,20 @@ import struct
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
+from vipd.host.netlink import (
+    ACKNOWLEDGE,
+    APPEND,
+    CREATE,
+    FAMILY_NUMBERS,
+    REQUEST,
+    attribute,
+    message,
+    nested,
+    nfgenmsg,
+    string,
+    u32,
+    u64,
+)
 from vipd.model.service import Family, Protocol
 from vipd.observe.live_trace.packets import PROTOCOL_NUMBERS, Flow
 
@@ -23,14 +37,10 @@ EARLIER = "earlier"
 STARTS = ("start-", "tracked-")
 END = "end-"
 
-REQUEST, ACKNOWLEDGE, CREATE, APPEND = 0x1, 0x4, 0x400, 0x800
 UDP_STARTS_PER_SECOND = 100
 """Datagrams look alike, whether a flow is new or old. So many are looked at before connection tracking knows;
 a new flow beyond that is traced from there on."""
 
-_MESSAGE = struct.Struct("=IHHIIBBH")
-_HEAD = struct.Struct("=HH")
-_NESTED = 0x8000
 _BEGIN, _END = 0x10, 0x11
 _SUBSYSTEM = 10
 _NEW_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 3, 6
@@ -48,7 +58,6 @@ _JUMP = -3
 _STATE_OLD, _STATE_NEW = 0x2 | 0x4, 0x8
 """Bits of a connection's state: established or related; new."""
 _SYN_ACK, _SYN, _SCTP_INIT = 0x12, 0x02, 1
-_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
 _ADDRESSES = {Family.IPV4: (12, 16, 4), Family.IPV6: (8, 24, 16)}
 """Where source and destination stand in the header, and how long they are."""
 
@@ -76,19 +85,19 @@ def transaction(table: str, flows: Sequence[Flow]) -> list[bytes]:
     chains += [(f"{END}input", _INPUT, _LAST), (f"{END}postrouting", _POSTROUTING, _LAST)]
     rules = [(EARLIER, _trace(0))]
     rules += [(name, rule) for name, _, _ in chains for rule in _rules(name, flows)]
-    parts = [(_NEW_TABLE, CREATE, _string(1, table) + _number(2, _OWNED))]
-    parts.append((_NEW_CHAIN, CREATE, _string(1, table) + _string(3, EARLIER)))
+    parts = [(_NEW_TABLE, CREATE, string(1, table) + u32(2, _OWNED))]
+    parts.append((_NEW_CHAIN, CREATE, string(1, table) + string(3, EARLIER)))
     parts += [(_NEW_CHAIN, CREATE, _base_chain(table, *chain)) for chain in chains]
     parts += [(_NEW_RULE, CREATE | APPEND, _rule(table, *rule)) for rule in rules]
     return list(_messages(parts))
 
 
 def _messages(parts: Sequence[tuple[int, int, bytes]]) -> Iterator[bytes]:
-    yield _message(_BEGIN, REQUEST, 0, _SUBSYSTEM, b"")
+    yield message(_BEGIN, REQUEST, 0, nfgenmsg(resource=_SUBSYSTEM))
     for sequence, (kind, flags, body) in enumerate(parts, 1):
         flags |= REQUEST | ACKNOWLEDGE
-        yield _message(_SUBSYSTEM << 8 | kind, flags, sequence, 0, body, _INET)
-    yield _message(_END, REQUEST, len(parts) + 1, _SUBSYSTEM, b"")
+        yield message(_SUBSYSTEM << 8 | kind, flags, sequence, nfgenmsg(_INET) + body)
+    yield message(_END, REQUEST, len(parts) + 1, nfgenmsg(resource=_SUBSYSTEM))
 
 
 def _rules(chain: str, flows: Sequence[Flow]) -> Iterator[Expression]:
@@ -108,7 +117,7 @@ def _matches(flow: Flow) -> Expression:
     """A packet of the flow that may be its first."""
     family, protocol = flow.family, flow.protocol
     source_at, destination_at, length = _ADDRESSES[family]
-    found = _meta(_META_FAMILY) + _compare(_EQUAL, bytes([_NUMBERS[family]]))
+    found = _meta(_META_FAMILY) + _compare(_EQUAL, bytes([FAMILY_NUMBERS[family]]))
     if flow.source:
         found += _payload(_NETWORK, source_at, length) + _compare(_EQUAL, ip_address(flow.source).packed)
     found += _payload(_NETWORK, destination_at, length)
@@ -125,80 +134,57 @@ def _matches(flow: Flow) -> Expression:
 
 
 def _base_chain(table: str, name: str, hook: int, priority: int) -> bytes:
-    place = _number(1, hook) + _number(2, priority & 0xFFFFFFFF)
-    return _string(1, table) + _string(3, name) + _nested(4, place) + _string(7, "filter")
+    place = u32(1, hook) + u32(2, priority & 0xFFFFFFFF)
+    return string(1, table) + string(3, name) + nested(4, place) + string(7, "filter")
 
 
 def _rule(table: str, chain: str, expressions: Expression) -> bytes:
-    return _string(1, table) + _string(2, chain) + _nested(4, expressions)
+    return string(1, table) + string(2, chain) + nested(4, expressions)
 
 
 def _expression(name: str, *parts: bytes) -> Expression:
-    return _nested(1, _string(1, name) + _nested(2, b"".join(parts)))
+    return nested(1, string(1, name) + nested(2, *parts))
 
 
 def _meta(key: int) -> Expression:
-    return _expression("meta", _number(1, _REGISTER), _number(2, key))
+    return _expression("meta", u32(1, _REGISTER), u32(2, key))
 
 
 def _payload(base: int, offset: int, length: int) -> Expression:
     fields = (_REGISTER, base, offset, length)
-    return _expression("payload", *(_number(kind, value) for kind, value in enumerate(fields, 1)))
+    return _expression("payload", *(u32(kind, value) for kind, value in enumerate(fields, 1)))
 
 
 def _masked(mask: bytes) -> Expression:
-    fields = (_number(1, _REGISTER), _number(2, _REGISTER), _number(3, len(mask)))
+    fields = (u32(1, _REGISTER), u32(2, _REGISTER), u32(3, len(mask)))
     nothing = bytes(len(mask))
     return _expression("bitwise", *fields, _data(4, mask), _data(5, nothing))
 
 
 def _compare(how: int, value: bytes) -> Expression:
-    return _expression("cmp", _number(1, _REGISTER), _number(2, how), _data(3, value))
+    return _expression("cmp", u32(1, _REGISTER), u32(2, how), _data(3, value))
 
 
 def _state(bits: int) -> Expression:
     """The connection's state is one of these. Such numbers are in the host's byte order."""
-    load = _expression("ct", _number(1, _REGISTER), _number(2, 0))
+    load = _expression("ct", u32(1, _REGISTER), u32(2, 0))
     return load + _masked(struct.pack("=I", bits)) + _compare(_UNEQUAL, bytes(4))
 
 
 def _limit() -> Expression:
-    rate = _attribute(1, struct.pack(">Q", UDP_STARTS_PER_SECOND))
-    return _expression("limit", rate, _attribute(2, struct.pack(">Q", 1)), _number(3, 5), _number(4, 0))
+    rate = u64(1, UDP_STARTS_PER_SECOND)
+    return _expression("limit", rate, u64(2, 1), u32(3, 5), u32(4, 0))
 
 
 def _trace(on: int) -> Expression:
-    load = _expression("immediate", _number(1, _REGISTER), _data(2, bytes([on])))
-    return load + _expression("meta", _number(2, _META_TRACE), _number(3, _REGISTER))
+    load = _expression("immediate", u32(1, _REGISTER), _data(2, bytes([on])))
+    return load + _expression("meta", u32(2, _META_TRACE), u32(3, _REGISTER))
 
 
 def _jump(chain: str) -> Expression:
-    verdict = _nested(2, _number(1, _JUMP & 0xFFFFFFFF) + _string(2, chain))
-    return _expression("immediate", _number(1, 0), _nested(2, verdict))
-
-
-def _message(kind: int, flags: int, sequence: int, resource: int, body: bytes, family: int = 0) -> bytes:
-    # The last field of the header is in network byte order, as no other.
-    head = _MESSAGE.pack(_MESSAGE.size + len(body), kind, flags, sequence, 0, family, 0, 0)
-    return head[:-2] + resource.to_bytes(2, "big") + body
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    length = _HEAD.size + len(value)
-    return _HEAD.pack(length, kind) + value + bytes(-length % 4)
-
-
-def _nested(kind: int, body: bytes) -> bytes:
-    return _attribute(kind | _NESTED, body)
-
-
-def _string(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
-
-
-def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack(">I", value))
+    verdict = nested(2, u32(1, _JUMP & 0xFFFFFFFF) + string(2, chain))
+    return _expression("immediate", u32(1, 0), nested(2, verdict))
 
 
 def _data(kind: int, value: bytes) -> bytes:
-    return _nested(kind, _attribute(1, value))
+    return nested(kind, attribute(1, value))

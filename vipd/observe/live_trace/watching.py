@@ -11,17 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 
 from vipd.dataplane.iptables.tools import has_legacy_tables
-from vipd.dataplane.multicast import open_multicast
-from vipd.dataplane.nftables.dump import MalformedDumpError
-from vipd.dataplane.nftables.reading import RECEIVE_BYTES
+from vipd.host.netlink import MalformedMessageError
+from vipd.host.netlink_socket import RECEIVE_BYTES, enlarge_buffer, open_multicast
 from vipd.observe.live_trace.events import GROUP_TRACE, Event, logged_events, trace_events
 from vipd.observe.live_trace.legacy import LegacyLog
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table import TraceError, TraceTable
 
-SOL_NETLINK, ADD_MEMBERSHIP = 270, 1
-SO_RCVBUFFORCE = 33
 BUFFER_BYTES = 8 << 20
 """Events that find no room here are lost."""
 MOST_NOTES = 20
@@ -95,7 +92,7 @@ class Watch:
         try:
             datagram = opened.recv(RECEIVE_BYTES)
             return list(trace_events(datagram) if opened is self._events else logged_events(datagram))
-        except MalformedDumpError as error:
+        except MalformedMessageError as error:
             self._note(f"an event could not be read: {error}")
         except OSError as error:
             if error.errno != errno.ENOBUFS:
@@ -120,4 +117,4 @@ def _listening() -> socket.socket:
 def _make_room(opened: socket.socket) -> None:
     """For many events at once; as much as is allowed."""
     with contextlib.suppress(OSError):
-        opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        enlarge_buffer(opened, BUFFER_BYTES)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.iptables.descriptions import ParsedRule, Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId
-from vipd.observe.rule_tree.saved import SavedRule, SavedTables
+from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
 from vipd.observe.rule_tree.tree import Key
 
 SHARED = (

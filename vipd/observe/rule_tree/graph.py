@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.observe.rule_tree.rows import heading
-from vipd.observe.rule_tree.tree import Count, Node, NodeKind, ServiceTree, SharedTree, total
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServiceTree, SharedTree, total
 
 
 @dataclass(frozen=True, slots=True)

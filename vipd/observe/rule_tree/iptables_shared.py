@@ -9,10 +9,10 @@ from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.descriptions import Role
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.saved_rules import Count, SavedRule
 from vipd.dataplane.iptables.words import target_of
 from vipd.observe.rule_tree.iptables_tree import EMPTY, UNREACHED, IptablesRules, foreign
-from vipd.observe.rule_tree.saved import SavedRule
-from vipd.observe.rule_tree.tree import Count, Node, NodeKind, SharedTree
+from vipd.observe.rule_tree.tree import Node, NodeKind, SharedTree
 
 _SERVICES = frozenset({Role.FRONTEND, Role.ADDRESS, Role.GROUP})
 _WORKING = {"PREROUTING": "SERVICES", "POSTROUTING": "MASQUERADE", "MARK-MASQ": "MARK"}
@@ -28,7 +28,7 @@ def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
     nodes = []
     for table in TABLES:
         shown: set[str] = set()
-        for hook in sorted(chain for chain in rules.tables.builtins if chain.table == table):
+        for hook in sorted(chain for chain in rules.tables.policies if chain.table == table):
             children = tuple(_ways_in(rules, hook, shown))
             nodes += [Node(NodeKind.CHAIN, table, hook.name, children=children)] if children else []
         # Marks: only chains of services lead there.

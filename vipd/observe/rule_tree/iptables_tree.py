@@ -11,9 +11,9 @@ from itertools import groupby
 
 from vipd.dataplane.iptables.descriptions import ParsedRule, Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId, Names, hashed
+from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
-from vipd.observe.rule_tree.saved import SavedRule, SavedTables
 from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
 NOT_OURS = "not written by vipd"

@@ -9,37 +9,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables.layout import HANDLERS
+from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.model.service import Family, Frontend, Protocol, socket_text
-from vipd.observe.rule_tree.tree import Count
 
 LIMITS = "allowed_"
 """How the maps of sources that may come begin."""
 _DIGEST = re.compile(r' comment "#[0-9a-f]{12}"$')
-_CHAIN = re.compile(r"\tchain (\S+) \{")
 
 
-class ListedRule(NamedTuple):
+class TableRule(NamedTuple):
     """A rule as nft lists it, without the digest by which vipd knows its own."""
 
     text: str
     ours: bool
 
 
-def read_chains(listing: str) -> dict[str, tuple[ListedRule, ...]]:
-    """The chains in what `nft -t list table` prints."""
-    chains: dict[str, list[ListedRule]] = {}
-    chain = ""
-    for line in listing.splitlines():
-        if found := _CHAIN.fullmatch(line):
-            chain = found[1]
-            chains[chain] = []
-        elif line == "\t}":
-            chain = ""
-        elif chain and not line.startswith("\t\ttype "):
-            text = line.strip()
-            chains[chain].append(ListedRule(_DIGEST.sub("", text), bool(_DIGEST.search(text))))
-    return {name: tuple(rules) for name, rules in chains.items()}
+def read_table_rules(listing: str) -> dict[str, tuple[TableRule, ...]]:
+    """The rules of the chains in what `nft -t list table` prints."""
+    return {
+        name: tuple(
+            TableRule(_DIGEST.sub("", rule.text), bool(_DIGEST.search(rule.text))) for rule in chain.rules
+        )
+        for name, chain in read_chains(listing).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class TableReading:
     family: Family
     table: str
     """`ip vipd`."""
-    chains: Mapping[str, tuple[ListedRule, ...]]
+    chains: Mapping[str, tuple[TableRule, ...]]
     elements: Mapping[str, Mapping[str, str]]
     """By map or set: key -> value, fields joined by ` . `."""
     flows: Mapping[str, Count]

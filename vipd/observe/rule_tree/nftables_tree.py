@@ -14,12 +14,13 @@ from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables.descriptions import describe, describe_element, describe_limit, socket_of
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET
 from vipd.model.service import Family
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
-from vipd.observe.rule_tree.nftables_table import LIMITS, ListedRule, Place, TableReading
-from vipd.observe.rule_tree.tree import Count, Key, Node, NodeKind, ServiceTree, SharedTree
+from vipd.observe.rule_tree.nftables_table import LIMITS, Place, TableReading, TableRule
+from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
 ROOT = "dispatch"
@@ -249,7 +250,7 @@ def _number(address: str) -> int:
     return int(ip_address(address)) & 0xFFFFFFFF
 
 
-def _rule(chain: str, rule: ListedRule, children: tuple[Node, ...] = ()) -> Node:
+def _rule(chain: str, rule: TableRule, children: tuple[Node, ...] = ()) -> Node:
     kind, fault = (NodeKind.RULE, "") if rule.ours else (NodeKind.FOREIGN, NOT_OURS)
     if (
         rule.ours
@@ -262,7 +263,7 @@ def _rule(chain: str, rule: ListedRule, children: tuple[Node, ...] = ()) -> Node
     return Node(kind, text, "", rule.text, fault=fault, children=children)
 
 
-def _plain(chain: str, rules: Iterable[ListedRule]) -> Iterator[Node]:
+def _plain(chain: str, rules: Iterable[TableRule]) -> Iterator[Node]:
     return (_rule(chain, rule) for rule in rules)
 
 

@@ -8,7 +8,6 @@ by one, some milliseconds each.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
@@ -16,22 +15,26 @@ from ipaddress import ip_address, ip_network
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.descriptions import Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.saved_rules import (
+    MalformedRulesError,
+    SavedRule,
+    SavedTables,
+    listed_rule,
+    read_tables,
+)
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, list_chain, save
-from vipd.dataplane.nftables import dump
-from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.nftables import codec
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
-from vipd.observe.rule_tree.saved import SavedRule, SavedTables, read_tables
-from vipd.observe.rule_tree.tree import Count
 
 VARIANTS = ("nft", "legacy")
 LARGE = 3000
 """Chains above which a table of the nft variant is not read whole for one service."""
 AT_ONCE = 4
 """Programs that run at the same time."""
-_COUNTED = re.compile(r"(.*)(?:^| )-c (\d+) (\d+)((?: -[jg] .*)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ async def _tools(family: Family, variant: str, run: Runner) -> Tools | None:
 async def _saved(tools: Tools, run: Runner) -> SavedTables:
     try:
         return read_tables(await save(tools, run, counters=True))
-    except ValueError as error:
+    except MalformedRulesError as error:
         raise ApplyError(f"what {tools.save} prints cannot be read", str(error)) from None
 
 
@@ -103,7 +106,7 @@ class _Counting(TableReader):
 
     def chains(self) -> int:
         """Those of iptables' tables, and of all others of the family."""
-        return len(self._messages(dump.GET_CHAIN))
+        return len(self._messages(codec.GET_CHAIN))
 
 
 class _ChainReader:
@@ -128,7 +131,7 @@ class _ChainReader:
                 new = dict.fromkeys(c for c in self._onward(chain, rules) if c not in seen)
                 seen.update(new)
                 todo += new
-        return SavedTables(chains, frozenset())
+        return SavedTables(chains, {})
 
     def _onward(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
         shared = self._names.is_fixed(chain) or self._parser.kind_of(chain.name) == "GRP"
@@ -152,11 +155,3 @@ class _ChainReader:
         """One chain's rules with their counters; None when there is no such chain. Raises ApplyError."""
         listed = await list_chain(self._tools, chain, self._run, counters=True)
         return None if listed is None else tuple(map(listed_rule, listed))
-
-
-def listed_rule(text: str) -> SavedRule:
-    """A rule as `iptables -v -S` prints it: its counter stands before the target."""
-    found = _COUNTED.fullmatch(text)
-    if found is None:
-        return SavedRule(text, None)
-    return SavedRule(f"{found[1]}{found[4]}".strip(), Count(int(found[2]), int(found[3])))

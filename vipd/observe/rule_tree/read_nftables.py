@@ -7,16 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables import dump
+from vipd.dataplane.iptables.saved_rules import Count
+from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
 from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
-from vipd.dataplane.nftables.reading import TableReader
+from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.programs import finish
+from vipd.host.netlink import attributes, text
 from vipd.host.process import Runner
 from vipd.model.service import Family
-from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_chains
-from vipd.observe.rule_tree.tree import Count
+from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_table_rules
 
 PINS = "pins"
 _COUNTER, _COUNTERS = 7, 11
@@ -38,7 +39,7 @@ async def read_tables(prefix: str, run: Runner) -> list[TableReading]:
             continue
         listing = await _list(table, run)
         by_holder, flows, pins = elements
-        found.append(TableReading(family, table, read_chains(listing), by_holder, flows, pins))
+        found.append(TableReading(family, table, read_table_rules(listing), by_holder, flows, pins))
     return found
 
 
@@ -73,7 +74,9 @@ class _Counting(TableReader):
         """The counters of elements, by their keys."""
         with self.understood():
             return {
-                " . ".join(dump.key_fields(dump.data_of(element, 1), holder.key, self._of)): _counter(element)
+                " . ".join(codec.key_fields(codec.data_of(element, 1), holder.key, self._of)): _counter(
+                    element
+                )
                 for element in self._elements_of(holder)
             }
 
@@ -85,28 +88,28 @@ class _Counting(TableReader):
     def _pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
         found: Counter[tuple[str, str]] = Counter()
         for element in self._elements_of(holder):
-            number = dump.key_fields(dump.data_of(element, 2), holder.value, self._of)[0]
+            number = codec.key_fields(codec.data_of(element, 2), holder.value, self._of)[0]
             # With IPv6 the key is a hash of client and service port.
             plain = self._of is Family.IPV4
-            key = dump.data_of(element, 1)
-            service = dump.key_fields(key, holder.key, self._of)[1] if plain else ""
+            key = codec.data_of(element, 1)
+            service = codec.key_fields(key, holder.key, self._of)[1] if plain else ""
             found[service, number] += 1
         return dict(found)
 
     def _elements_of(self, holder: Holder) -> Iterator[dict[int, bytes]]:
-        for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name):
-            yield from dump.element_attributes(message.attributes)
+        for message in self._messages(codec.GET_ELEMENTS, self._table, holder.name):
+            yield from codec.element_attributes(message.attributes)
 
 
 def _counter(element: dict[int, bytes]) -> Count:
-    expression = element.get(_COUNTER) or dump.attributes(element.get(_COUNTERS, b"")).get(1)
+    expression = element.get(_COUNTER) or attributes(element.get(_COUNTERS, b"")).get(1)
     if expression is None:
         return Count(0, 0)
-    found = dump.attributes(expression)
-    if dump.text(found.get(1)) != "counter":
+    found = attributes(expression)
+    if text(found.get(1)) != "counter":
         return Count(0, 0)
-    data = dump.attributes(found.get(2, b""))
-    return Count(dump.number(data.get(2)), dump.number(data.get(1)))
+    data = attributes(found.get(2, b""))
+    return Count(codec.number(data.get(2)), codec.number(data.get(1)))
 
 
 async def _list(table: str, run: Runner) -> str:

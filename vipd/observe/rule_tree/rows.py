@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.observe.rule_tree.tree import Count, Node, NodeKind, ServiceTree, SharedTree, faults
+from vipd.dataplane.iptables.saved_rules import Count
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServiceTree, SharedTree, faults
 
 _BRANCH, _LAST, _DOWN, _NOTHING = "├ ", "└ ", "│ ", "  "
 

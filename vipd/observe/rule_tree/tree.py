@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from vipd.dataplane.iptables.saved_rules import Count
 from vipd.model.service import Family
 
 Json = dict[str, object]
@@ -27,19 +28,6 @@ class NodeKind(StrEnum):
     """A rule in a chain of vipd's that vipd does not write."""
     MISSING = "missing"
     """Something that should be there."""
-
-
-class Count(NamedTuple):
-    """What the kernel has counted: of nat rules, which only the first packet of a flow meets, new flows."""
-
-    packets: int
-    bytes: int
-
-    def __add__(self, other: object) -> Count:
-        """Both together."""
-        if not isinstance(other, Count):
-            return NotImplemented
-        return Count(self.packets + other.packets, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True, slots=True)

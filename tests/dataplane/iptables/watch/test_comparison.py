@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.saved import read_saved
+from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.watch.comparison import digest, touched
 
 NAMES = Names("VIPD")

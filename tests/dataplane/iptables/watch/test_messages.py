@@ -11,9 +11,9 @@ from vipd.dataplane.iptables.watch.messages import (
     Change,
     Generation,
     Kind,
-    opening,
     read_messages,
     rule_facts,
+    sender_and_end,
 )
 from vipd.model.service import Family
 
@@ -55,7 +55,7 @@ def test_every_transaction_ends_with_who_did_it(name: str) -> None:
 def test_the_opening_tells_sender_and_generations(name: str) -> None:
     for datagram in datagrams(name):
         read = list(read_messages(datagram))
-        assert opening(datagram) == (read[0].port, isinstance(read[0], Generation))
+        assert sender_and_end(datagram) == (read[0].port, isinstance(read[0], Generation))
         assert len({isinstance(message, Generation) for message in read}) == 1, "a mixed datagram"
 
 
@@ -85,7 +85,7 @@ def test_a_cut_or_altered_datagram_is_read_or_refused(name: str, data: st.DataOb
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=4)):
         whole[place] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    opening(cut)
+    sender_and_end(cut)
     try:
         for message in read_messages(cut):
             if isinstance(message, Change):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dataplane.iptables.watch.test_comparison import NAMES, SAVED, SEP
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.saved import read_saved
+from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, SHARE_OF_A_CPU, Expected, RulePoll, WatchedFamily

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vipd.dataplane.counting import Place
-from vipd.dataplane.iptables.counters.counter_deltas import ChainName, Tally
+from vipd.dataplane.iptables.counters.counter_deltas import ChainName, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
 from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
 from vipd.dataplane.iptables.names import ChainId, Names
@@ -39,7 +39,7 @@ class RuleCounter:
     ) -> None:
         self._names, self._families, self._legacy = names, tuple(families), legacy
         self._messages = RuleMessages(names)
-        self._tally = Tally()
+        self._deltas = CounterDeltas()
         self._places: dict[ChainName, Place] = {}
         self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
         self._changes: Changes = {}
@@ -53,7 +53,7 @@ class RuleCounter:
         """Count these families from now on; `legacy` as above. Another variant counts from 0."""
         for family in legacy.keys() ^ self._legacy.keys():
             if family in self._families:
-                self._tally.began_anew(family)
+                self._deltas.reset(family)
         self._families, self._legacy = tuple(families), legacy
 
     @property
@@ -72,10 +72,10 @@ class RuleCounter:
         try:
             for told in self._messages.ended(datagram):
                 if isinstance(told, Counted):
-                    self._tally.ended(told)
+                    self._deltas.ended(told)
                 else:
                     self._tables_gone[told.family] += 1
-                    self._tally.began_anew(told.family)
+                    self._deltas.reset(told.family)
         except ValueError as error:
             if not self._garbled:  # once: such messages may come by the thousand
                 log.warning("the last count of a deleted rule is not understood: %s", error)
@@ -91,7 +91,7 @@ class RuleCounter:
     def written(self, family: Family, changes: Collection[Change]) -> None:
         """Rules were written, so that the counters of changed chains began anew."""
         if family in self._legacy:
-            self._tally.began_anew(family, self._rewritten(changes))
+            self._deltas.reset(family, self._rewritten(changes))
 
     async def take(self) -> Mapping[Place, int]:
         """The new flows since the last time. Raises ApplyError or OSError."""
@@ -101,7 +101,7 @@ class RuleCounter:
             for family in self._families:
                 if family in wanted:
                     await self._read(family)
-            new = self._tally.take(self._places.__contains__)
+            new = self._deltas.take(self._places.__contains__)
             taken: dict[Place, int] = {}
             for chain, flows in new.items():
                 place = self._places[chain]
@@ -111,12 +111,12 @@ class RuleCounter:
 
     def memory(self) -> object:
         """What each living rule had counted."""
-        return self._tally.memory()
+        return self._deltas.memory()
 
     def remember(self, memory: object) -> None:
         """What the rules had counted in an earlier run."""
         try:
-            self._tally.remember(memory)
+            self._deltas.remember(memory)
         except (TypeError, ValueError, OverflowError):
             log.warning("what an earlier run had counted is not understood")
 
@@ -153,7 +153,7 @@ class RuleCounter:
 
     def _forget_gone(self) -> None:
         for chain in [c for c, p in self._places.items() if c not in self._chains.get(p.key, ())]:
-            if not self._tally.holds(chain):
+            if not self._deltas.holds(chain):
                 del self._places[chain]
 
     async def _read(self, family: Family) -> None:
@@ -169,8 +169,8 @@ class RuleCounter:
         # Handles of a table that was deleted meanwhile may name other rules now.
         if tables_gone == self._tables_gone[family]:
             began = time.thread_time()
-            self._tally.read(counts)
-            self._tally.read_all(family)
+            self._deltas.read(counts)
+            self._deltas.read_all(family)
             self._seconds[family] += time.thread_time() - began
 
     def _read_kernel(self, family: Family, chains: list[str]) -> tuple[list[Counted], float]:

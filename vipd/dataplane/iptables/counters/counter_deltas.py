@@ -29,7 +29,7 @@ class _Rule:
     """The last complete reading that it was in."""
 
 
-class Tally:
+class CounterDeltas:
     """Adds up, for each chain, by how much its rules' counters grew."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Tally:
             if not self._rules[chain]:
                 del self._rules[chain]
 
-    def began_anew(self, family: Family, chains: Iterable[str] | None = None) -> None:
+    def reset(self, family: Family, chains: Iterable[str] | None = None) -> None:
         """The rules of these chains are others now, whatever their handles; None: all of the family."""
         gone = [c for c in self._rules if c[0] is family] if chains is None else [(family, c) for c in chains]
         for chain in gone:

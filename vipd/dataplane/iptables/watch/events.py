@@ -17,11 +17,11 @@ from vipd.dataplane.iptables.watch.messages import (
     KINDS,
     Generation,
     Kind,
-    opening,
     read_messages,
+    sender_and_end,
 )
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.multicast import open_multicast
+from vipd.host.netlink_socket import open_multicast
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
@@ -103,7 +103,7 @@ class RuleEvents:
             self._read_some.set()
 
     def _take(self, datagram: bytes) -> None:
-        port, ends = opening(datagram)
+        port, ends = sender_and_end(datagram)
         if self._hear and not ends:
             self._hear(datagram)
         if not ends and self._own.known(port):

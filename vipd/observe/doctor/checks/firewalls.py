@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVerdict, NftForward
+from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
@@ -84,9 +85,9 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
 def _blocked(
     ruleset: Ruleset, forward_verdict: ForwardVerdict, on_purpose: bool, table: str = "filter"
 ) -> Judgement:
-    chain = ruleset.chains[table, "FORWARD"]
+    policy = ruleset.tables.policies.get(ChainId(table, "FORWARD"), "ACCEPT")
     where = "" if table == "filter" else f" -t {table}"
-    why = f"the policy {chain.policy}" if chain.policy != "ACCEPT" else "a rule that refuses everything"
+    why = f"the policy {policy}" if policy != "ACCEPT" else "a rule that refuses everything"
     cause = (
         f"FORWARD of {ruleset.program}{where} has {why}, and no rule before it accepts what vipd translated"
     )
@@ -124,7 +125,7 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Judge
 
 def judge_present(facts: Facts) -> Iterator[Judgement]:
     """Which firewalls are at work; the checks above say whether they do harm."""
-    names = {chain for ruleset in facts.rulesets for _, chain in ruleset.chains}
+    names = {chain for ruleset in facts.rulesets for _, chain in ruleset.tables.chains}
     names |= {chain.table for chain in facts.forward_chains}
     found = [firewall for firewall, marks in KNOWN.items() if names.intersection(marks)]
     strangers = {c.table for c in facts.forward_chains if c.table not in KNOWN["firewalld"]}

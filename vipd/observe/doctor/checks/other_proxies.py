@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, Judgement, listed, problem, warning
-from vipd.observe.doctor.rules import Ruleset, target_of
+from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Other proxies"
 KUBE_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES", "KUBE-NODEPORTS")
@@ -73,14 +73,13 @@ def judge_claims(facts: Facts) -> Iterator[Judgement]:
 
 def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[str, str, str]]:
     """(address, chain, rule) of each foreign rule for one of these addresses."""
-    for (table, name), chain in ruleset.chains.items():
+    for (table, name), rules in ruleset.tables.chains.items():
         if table != "nat" or name.startswith(own):
             continue
-        for rule in chain.rules:
-            match = _DESTINATION.search(rule)
-            target = target_of(rule) or ""
+        for rule in rules:
+            match, target = _DESTINATION.search(rule.text), rule.target
             if match and match[1] in vips and not target.startswith(own) and target not in ("", "RETURN"):
-                yield match[1], name, rule
+                yield match[1], name, rule.text
 
 
 def _vipds_unread(facts: Facts) -> str:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
-from vipd.dataplane.forward_accept.chain_verdicts import NftForward, read_nft_table
+from vipd.dataplane.forward_accept.chain_verdicts import NftForward
+from vipd.dataplane.iptables.saved_rules import MalformedRulesError, left_out_tables
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
-from vipd.dataplane.nftables.reading import BaseChain, TableReader
+from vipd.dataplane.nftables.reader import BaseChain, TableReader
+from vipd.dataplane.nftables.saved_table import read_objects, rules_by_chain
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
-from vipd.observe.doctor.rules import MalformedRulesError, Ruleset
+from vipd.observe.doctor.rules import Ruleset
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)
 """How iptables-nft calls its own base chains at the hook forward."""
 TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
-_INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
-"""What iptables-nft-save prints of a table that nft has written to."""
 _UNREADABLE = (OSError, ProgramTimeoutError, ValueError, KeyError, TypeError, AttributeError)
 FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
@@ -45,7 +43,7 @@ async def read_rulesets(
                     continue
                 tools = await find_tools(family, variant, run)
                 saved = await save(tools, run)
-                if hidden := _INCOMPATIBLE.findall(saved):
+                if hidden := left_out_tables(saved):
                     faults.append(f"{tools.save} cannot show the tables {', '.join(hidden)}")
                 found.append(Ruleset.of(family, variant, saved))
             except ApplyError as error:
@@ -110,7 +108,7 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
     found, faults = [], []
     for chain in foreign:
         try:
-            table = read_nft_table(await _nft(["list", "table", chain["family"], chain["table"]], run))
+            table = rules_by_chain(await _nft(["list", "table", chain["family"], chain["table"]], run))
             policy = chain.get("policy", "accept")
             found.append(NftForward(chain["family"], chain["table"], chain["name"], policy, table))
         except _UNREADABLE as error:
@@ -123,7 +121,7 @@ async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
     said = await run(["nft", "-j", *words], "")
     if said.code:
         raise ValueError(" ".join(said.errors.split()) or f"nft: exit code {said.code}")
-    return list(json.loads(said.output)["nftables"])
+    return read_objects(said.output)
 
 
 def _told(error: Exception) -> str:

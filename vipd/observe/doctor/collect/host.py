@@ -121,7 +121,7 @@ async def _look(question: Question) -> Facts:
         chains,
         nft_fault,
         tables,
-        await _text_or(_again(root, before, watched), lambda why: replace(before, counters_fault=why)),
+        await _text_or(_later(root, before, watched), lambda why: replace(before, counters_fault=why)),
         network,
         daemon,
         socket,
@@ -145,7 +145,7 @@ async def _kernel(root: Path, settings: Settings, privileged: bool) -> Kernel:
     return await asyncio.to_thread(read_kernel, root, netlink=privileged, clock=_uses_etcd(settings))
 
 
-async def _again(root: Path, before: Kernel, watched: float) -> Kernel:
+async def _later(root: Path, before: Kernel, watched: float) -> Kernel:
     return reread(root, before, watched)
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables import dump
+from vipd.dataplane.nftables import codec
+from vipd.dataplane.nftables.codec import FAMILIES
 from vipd.dataplane.nftables.compile import Slot
 from vipd.dataplane.nftables.layout import HANDLERS, Holder
 from vipd.dataplane.nftables.plan import FoundChain, Installed
 from vipd.dataplane.programs import own_limit
+from vipd.host import netlink_socket
+from vipd.host.netlink import MalformedMessageError, attributes, text
+from vipd.host.netlink_socket import OpenSocket, dump
 from vipd.model.service import Family
 
-NETLINK_NETFILTER = 12
-RECEIVE_BYTES = 1 << 16
-"""The kernel sends at most 32 KiB at once."""
 SILENCE_SECONDS = 30.0
 ATTEMPTS = 5
 """How often a reading that somebody's change disturbed is begun."""
@@ -31,10 +31,6 @@ DORMANT, OWNED = 0x1, 0x2
 """Flags of tables: no packet meets its chains; no other process may change it."""
 _ANONYMOUS = "__"
 """Sets within rules have such names."""
-
-OpenSocket = Callable[[], socket.socket]
-
-_FAMILIES = {1: "inet", 2: "ip", 10: "ip6", 7: "bridge", 5: "netdev"}
 
 
 class BaseChain(NamedTuple):
@@ -49,22 +45,11 @@ class BaseChain(NamedTuple):
     """Its policy; the other one is to drop."""
 
 
-def open_netlink() -> socket.socket:
-    """A socket of the network namespace that the calling thread is in. Raises OSError."""
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-    try:
-        made.bind((0, 0))
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
 class TableReader:
     """Reads one table of one family. A context manager; each method may raise ApplyError."""
 
     def __init__(
-        self, family: Family | None, table: str = "", open_socket: OpenSocket = open_netlink
+        self, family: Family | None, table: str = "", open_socket: OpenSocket = netlink_socket.open_netlink
     ) -> None:
         """Without a family and a table only `base_chains` can be asked."""
         self._family, self._table = family, table
@@ -89,29 +74,29 @@ class TableReader:
             return self._structure()
 
     def _structure(self) -> Installed:
-        tables = [t for t in self._dump(dump.GET_TABLE) if dump.text(t.get(1)) == self._table]
+        tables = [t for t in self._dump(codec.GET_TABLE) if text(t.get(1)) == self._table]
         if not tables:
             return Installed()
-        found = Installed(dump.comment(tables[0].get(6)), self._holders())
+        found = Installed(codec.comment(tables[0].get(6)), self._holders())
         if found.holders.get(HANDLERS.name) == HANDLERS.digest(self._of):
             found.handlers = {slot.key: verdict for slot, verdict in self.elements([HANDLERS]).items()}
         rules: dict[str, list[str]] = {}
-        for each in self._dump(dump.GET_RULE, self._table):
-            if dump.text(each.get(1)) == self._table:
-                rules.setdefault(dump.text(each.get(2)), []).append(dump.comment(each.get(7)))
-        for each in self._dump(dump.GET_CHAIN):
-            if dump.text(each.get(1)) == self._table:
-                name = dump.text(each.get(3))
+        for each in self._dump(codec.GET_RULE, self._table):
+            if text(each.get(1)) == self._table:
+                rules.setdefault(text(each.get(2)), []).append(codec.comment(each.get(7)))
+        for each in self._dump(codec.GET_CHAIN):
+            if text(each.get(1)) == self._table:
+                name = text(each.get(3))
                 found.chains[name] = FoundChain(_hook(each.get(4)), tuple(rules.get(name, ())))
         return found
 
     def _holders(self) -> dict[str, str]:
         """Digest of each map and set, but those within rules."""
         found = {}
-        for each in self._dump(dump.GET_SET, self._table):
-            name = dump.text(each.get(2))
-            if dump.text(each.get(1)) == self._table and not name.startswith(_ANONYMOUS):
-                found[name] = dump.comment(each.get(13), _COMMENT_OF_SET)
+        for each in self._dump(codec.GET_SET, self._table):
+            name = text(each.get(2))
+            if text(each.get(1)) == self._table and not name.startswith(_ANONYMOUS):
+                found[name] = codec.comment(each.get(13), _COMMENT_OF_SET)
         return found
 
     def elements(self, holders: Collection[Holder]) -> dict[Slot, str]:
@@ -120,30 +105,32 @@ class TableReader:
             return {
                 slot: value
                 for holder in holders
-                for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
-                for slot, value in dump.elements(message.attributes, holder, self._of)
+                for message in self._messages(codec.GET_ELEMENTS, self._table, holder.name)
+                for slot, value in codec.elements(message.attributes, holder, self._of)
             }
 
     def counters(self, holder: Holder) -> dict[tuple[str, ...], int]:
         """The counter of every element of a holder, by its key's fields."""
         with self.understood():
             return {
-                tuple(dump.key_fields(dump.data_of(element, 1), holder.key, self._of)): dump.counted(element)
-                for message in self._messages(dump.GET_ELEMENTS, self._table, holder.name)
-                for element in dump.element_attributes(message.attributes)
+                tuple(codec.key_fields(codec.data_of(element, 1), holder.key, self._of)): codec.counted(
+                    element
+                )
+                for message in self._messages(codec.GET_ELEMENTS, self._table, holder.name)
+                for element in codec.element_attributes(message.attributes)
             }
 
     def base_chains(self) -> list[BaseChain]:
         """Every chain of every table that packets enter by a hook."""
         with self.understood():
-            chains = [(m.family, dump.attributes(m.attributes)) for m in self._messages(dump.GET_CHAIN)]
+            chains = [(m.family, attributes(m.attributes)) for m in self._messages(codec.GET_CHAIN)]
             return [
                 BaseChain(
-                    _FAMILIES.get(family, str(family)),
-                    dump.text(each.get(1)),
-                    dump.text(each.get(3)),
+                    FAMILIES.get(family, str(family)),
+                    text(each.get(1)),
+                    text(each.get(3)),
                     hook[0],
-                    dump.number(each.get(5)) != 0,
+                    codec.number(each.get(5)) != 0,
                 )
                 for family, each in chains
                 if (hook := _hook(each.get(4)))
@@ -154,16 +141,16 @@ class TableReader:
         """Within it an answer that is garbled is an ApplyError, like one that does not come."""
         try:
             yield
-        except dump.MalformedDumpError as error:
+        except MalformedMessageError as error:
             raise self._failed(0, f"the kernel's answer is not understood: {error}") from None
 
     def table_flags(self) -> dict[tuple[str, str], int]:
         """The flags of every table, by its family and name."""
         found = {}
-        for message in self._messages(dump.GET_TABLE):
-            each = dump.attributes(message.attributes)
-            family = _FAMILIES.get(message.family, str(message.family))
-            found[family, dump.text(each.get(1))] = dump.number(each.get(2))
+        for message in self._messages(codec.GET_TABLE):
+            each = attributes(message.attributes)
+            family = FAMILIES.get(message.family, str(message.family))
+            found[family, text(each.get(1))] = codec.number(each.get(2))
         return found
 
     @property
@@ -173,33 +160,30 @@ class TableReader:
 
     def _dump(self, kind: int, table: str = "") -> Iterator[dict[int, bytes]]:
         for message in self._messages(kind, table):
-            yield dump.attributes(message.attributes)
+            yield attributes(message.attributes)
 
-    def _messages(self, kind: int, table: str = "", holder: str = "") -> list[dump.Message]:
+    def _messages(self, kind: int, table: str = "", holder: str = "") -> list[codec.Answer]:
         for _ in range(ATTEMPTS):
             found = self._once(kind, table, holder)
             if found is not None:
                 return found
         raise ApplyError(self._what, "it changes all the time")
 
-    def _once(self, kind: int, table: str, holder: str) -> list[dump.Message] | None:
+    def _once(self, kind: int, table: str, holder: str) -> list[codec.Answer] | None:
         """One reading; None when somebody's change disturbed it."""
         self._sequence += 1
-        found: list[dump.Message] = []
-        disturbed = done = False
+        found: list[codec.Answer] = []
+        listing = dump(
+            self._socket, codec.request(kind, self._family, self._sequence, table, holder), self._sequence
+        )
         try:
-            self._socket.send(dump.request(kind, self._family, self._sequence, table, holder))
-            while not done:
-                for message in dump.messages(self._socket.recv(RECEIVE_BYTES), self._sequence):
-                    if message.error:
-                        raise self._failed(message.error)
-                    disturbed = disturbed or bool(message.flags & dump.INTERRUPTED)
-                    done = done or message.kind == -dump.DONE
-                    if message.kind >= 0:
-                        found.append(message)
-        except (OSError, dump.MalformedDumpError) as error:
+            while True:
+                datagram, answers = next(listing)
+                found += [codec.answer(datagram, *each) for each in answers]
+        except StopIteration as ended:
+            return found if ended.value else None
+        except (OSError, MalformedMessageError) as error:
             raise self._failed(getattr(error, "errno", 0) or 0, str(error)) from None
-        return None if disturbed else found
 
     @property
     def _what(self) -> str:
@@ -217,5 +201,5 @@ class TableReader:
 def _hook(nested: bytes | None) -> tuple[int, int] | None:
     if nested is None:
         return None
-    found = dump.attributes(nested)
-    return dump.number(found.get(1)), dump.number(found.get(2))
+    found = attributes(nested)
+    return codec.number(found.get(1)), codec.number(found.get(2))

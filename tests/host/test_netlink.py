@@ -1,0 +1,108 @@
+"""Listings over netlink: where they end, what disturbs them, and messages that are built and read again."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterable
+from typing import cast
+
+import pytest
+
+from vipd.host.netlink import (
+    DONE,
+    ERROR,
+    INTERRUPTED,
+    MalformedMessageError,
+    attributes,
+    message,
+    nested,
+    u32,
+)
+from vipd.host.netlink_socket import RECEIVE_BYTES, acknowledge, dump
+
+RULE = message(0x0A06, 0, 1, b"12345678")
+END = message(DONE, 0, 1, bytes(4))
+REFUSED = message(ERROR, 0, 1, struct.pack("=i", -errno.ENOENT))
+
+Received = tuple[bytes, list[object], int, tuple[int, int]]
+
+
+class Answering:
+    """A socket with these datagrams and errors to read."""
+
+    def __init__(self, answers: Iterable[bytes | OSError | Received]) -> None:
+        self._answers = list(answers)
+
+    def sendto(self, data: bytes, address: tuple[int, int]) -> None:
+        """As a socket's."""
+
+    def recvmsg(self, size: int) -> Received:
+        """The next answer."""
+        answer = self._answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer if isinstance(answer, tuple) else (answer, [], 0, (0, 0))
+
+
+def answering(*answers: bytes | OSError | Received) -> socket.socket:
+    return cast(socket.socket, Answering(answers))
+
+
+def listed(*answers: bytes | OSError | Received) -> tuple[int, bool]:
+    """The number of messages of a listing, and whether it is complete."""
+    number, listing = 0, dump(answering(*answers), b"", 1)
+    while True:
+        try:
+            number += len(next(listing)[1])
+        except StopIteration as ended:
+            return number, ended.value
+
+
+def test_the_end_is_found_by_itself_and_behind_the_last_messages() -> None:
+    assert listed(RULE + RULE, END) == (2, True)
+    assert listed(RULE, RULE + END, RULE) == (2, True)
+
+
+@pytest.mark.parametrize("before", [b"", RULE])
+def test_an_error_ends_it_wherever_it_stands(before: bytes) -> None:
+    with pytest.raises(OSError, match="No such file") as raised:
+        listed(before + REFUSED)
+    assert raised.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("cut", [message(0, 0, 0, b"")[:-1], struct.pack("=IHHII", 0, 20, 0, 1, 0), b"1234"])
+def test_what_is_cut_short_does_not_go_on_for_ever(cut: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        listed(RULE + cut)
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOBUFS, ""), message(0x0A06, INTERRUPTED, 1, bytes(4))])
+def test_a_disturbed_listing_is_read_to_its_end_and_is_not_complete(fault: bytes | OSError) -> None:
+    number, complete = listed(RULE, fault, RULE + END)
+    assert number >= 2
+    assert not complete
+
+
+def test_other_senders_and_earlier_requests_are_passed_over() -> None:
+    forged = (RULE, list[object](), 0, (0, 4711)[::-1])
+    assert listed(forged, message(DONE, 0, 7, bytes(4)), END) == (0, True)
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    with pytest.raises(OSError, match=f"more than {RECEIVE_BYTES} bytes"):
+        listed((RULE, [], socket.MSG_TRUNC, (0, 0)))
+
+
+def test_a_request_is_acknowledged_or_refused() -> None:
+    acknowledge(answering(RULE, message(ERROR, 0, 1, bytes(20))))
+    with pytest.raises(OSError, match="No such file"):
+        acknowledge(answering(REFUSED))
+
+
+def test_what_is_built_is_read() -> None:
+    assert attributes(attributes(nested(5, u32(1, 7), u32(2, 8)))[5]) == {
+        1: bytes((0, 0, 0, 7)),
+        2: bytes((0, 0, 0, 8)),
+    }

@@ -1,0 +1,89 @@
+"""Reads the tables that `nft list` prints, as text and with `-j` as JSON. Pure.
+
+All readers of such output use it, but for the simulator, which must understand every word, sets and elements
+included. Of 10,000 services the kernel is asked over netlink instead (`reader.py`): nft takes seconds, and
+libnftables is what nft runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_OPENED = re.compile(r"\s*(?P<kind>\w+) (?P<name>\S+) \{")
+_HANDLE = re.compile(r"(?P<text>.*?)\s+# handle (?P<handle>\d{1,18})\s*")
+
+
+class MalformedListingError(ValueError):
+    """What nft printed is not understood."""
+
+
+class ListedRule(NamedTuple):
+    """A rule as nft prints it."""
+
+    text: str
+    handle: int
+    """0 where nft was not asked for it (`-a`)."""
+
+
+@dataclass(slots=True)
+class ListedChain:
+    """A chain as nft prints it."""
+
+    hook: str = ""
+    """`type filter hook forward priority filter; policy accept;` of a base chain."""
+    rules: list[ListedRule] = field(default_factory=list)
+
+
+def read_chains(listing: str) -> dict[str, ListedChain]:
+    """The chains in what `nft list table` prints. What is not understood is left out."""
+    chains: dict[str, ListedChain] = {}
+    chain: ListedChain | None = None
+    for line in listing.splitlines():
+        numbered = _HANDLE.fullmatch(line)
+        line, handle = (numbered["text"], int(numbered["handle"])) if numbered else (line, 0)
+        text = line.strip()
+        if line.startswith("\t\t"):
+            if chain is None or not text:
+                continue
+            if text.startswith("type "):
+                chain.hook = text
+            else:
+                chain.rules.append(ListedRule(text, handle))
+        elif opened := _OPENED.fullmatch(line):
+            chain = ListedChain() if opened["kind"] == "chain" else None
+            if chain is not None:
+                chains[opened["name"]] = chain
+        elif text == "}":
+            chain = None
+    return chains
+
+
+def read_objects(output: str) -> list[Mapping[str, Any]]:
+    """The objects in what `nft -j list` prints. Raises MalformedListingError."""
+    try:
+        return list(json.loads(output)["nftables"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise MalformedListingError("what nft prints is not understood") from error
+
+
+def rules_by_chain(
+    objects: Iterable[Mapping[str, Any]],
+) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
+    """The rules of every chain, each as its statements. A statement of another form is one that is not known.
+
+    Raises KeyError, TypeError and AttributeError for objects that hold no rules.
+    """
+    chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
+    for item in objects:
+        if "chain" in item:
+            chains.setdefault(item["chain"]["name"], [])
+        elif "rule" in item:
+            statements = [
+                each if isinstance(each, dict) else {"unknown": each} for each in item["rule"]["expr"]
+            ]
+            chains.setdefault(item["rule"]["chain"], []).append(statements)
+    return {name: tuple(rules) for name, rules in chains.items()}

@@ -1,0 +1,131 @@
+"""Netlink sockets: opened, asked and listened to. They block, except those of a multicast group.
+
+Apart from `vipd.host.netlink`, which pure modules import.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Callable, Generator
+
+from vipd.host import netlink
+from vipd.host.netlink import DONE, ERROR
+
+OpenSocket = Callable[[], socket.socket]
+
+NETLINK_NETFILTER = 12
+RECEIVE_BYTES = 1 << 16
+"""The kernel sends at most 32 KiB at once, however much it has to say."""
+MULTICAST_BUFFER_BYTES = 32 << 20
+"""Room for some 50,000 notifications; used only while it is needed. Beyond it they are lost."""
+
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+"""The kernel's include/uapi/asm-generic/socket.h; the socket module does not name them."""
+_INSTRUCTION_BYTES = 8
+
+
+def open_netlink(protocol: int = NETLINK_NETFILTER, groups: int = 0) -> socket.socket:
+    """A socket of the network namespace that the calling thread is in. Raises OSError.
+
+    `groups`: a bit for each multicast group that it is a member of.
+    """
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    try:
+        opened.bind((0, groups))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def open_multicast(group: int, program: bytes = b"") -> socket.socket:
+    """A socket that does not block, of a multicast group of netfilter in this thread's network namespace.
+
+    `program`: instructions of classic BPF that choose what it gets. Raises OSError.
+    """
+    opened = open_netlink()
+    try:
+        opened.setblocking(False)
+        enlarge_buffer(opened, MULTICAST_BUFFER_BYTES)
+        if program:
+            address, length = (held := array("B", program)).buffer_info()
+            fprog = struct.pack("@HP", length // _INSTRUCTION_BYTES, address)
+            opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
+            del held  # the kernel has its own copy
+        # Only now: no message comes before the filter is in place.
+        opened.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def enlarge_buffer(opened: socket.socket, size: int) -> None:
+    """Room for so many bytes that wait to be read, or as many as is allowed. Raises OSError."""
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+    except PermissionError:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def receive(opened: socket.socket) -> bytes:
+    """The next datagram from the kernel. Raises OSError: ENOBUFS when messages were lost."""
+    while True:
+        datagram, _, flags, (sender, _) = opened.recvmsg(RECEIVE_BYTES)
+        if flags & socket.MSG_TRUNC:
+            raise OSError(errno.EMSGSIZE, f"an answer of more than {RECEIVE_BYTES} bytes")
+        if sender == 0:  # else another process sent it
+            return datagram
+
+
+def dump(
+    opened: socket.socket, request: bytes, sequence: int
+) -> Generator[tuple[bytes, list[tuple[int, int, int]]], None, bool]:
+    """Sends a request, and yields each datagram of the answer with its messages, as type, start and end.
+
+    Returns whether the answer is complete: the table did not change meanwhile and no datagram was lost.
+    Raises OSError with the kernel's error number, TimeoutError, and MalformedMessageError.
+    """
+    opened.sendto(request, (0, 0))
+    complete, done = True, False
+    while not done:
+        try:
+            datagram = receive(opened)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            complete = False
+            continue
+        answers = []
+        for kind, flags, number, _, start, end in netlink.split(datagram):
+            if number != sequence:
+                continue  # an answer to an earlier request
+            complete = complete and not flags & netlink.INTERRUPTED
+            if kind >= netlink.LEAST_KIND:
+                answers.append((kind, start, end))
+            elif kind in (ERROR, DONE):
+                raise_error(datagram, start, end)
+                done = done or kind == DONE
+        yield datagram, answers
+    return complete
+
+
+def acknowledge(opened: socket.socket) -> None:
+    """Waits for the acknowledgement of a request. Raises OSError when the kernel refuses it."""
+    while True:
+        datagram = receive(opened)
+        for kind, _, _, _, start, end in netlink.split(datagram):
+            if kind == ERROR:
+                raise_error(datagram, start, end)
+                return
+
+
+def raise_error(datagram: bytes, start: int, end: int) -> None:
+    """Raises OSError when an ERROR or DONE message carries an error number."""
+    if number := netlink.error_number(datagram, start, end):
+        raise OSError(number, os.strerror(number))
