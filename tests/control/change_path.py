@@ -1,4 +1,4 @@
-"""Which functions of vipd a change goes through, from a saved file to the text that a program of the kernel gets."""
+"""Which functions of vipd a change goes through, from a saved file to the text for the kernel's programs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Trace:
         self.called: dict[Function, None] = {}
         """Everything, in the order of first calls."""
         self.path: dict[Function, None] = {}
-        """The stops, and what was called and had not returned when one was reached: the functions that hand the
-        change on."""
+        """The stops, and what was called and had not returned when one was reached: the functions that hand
+        the change on."""
         self.executor = _Executor(self)
         self._stops = stops
         self._on = False
@@ -62,7 +62,7 @@ class Trace:
             self._on = False
 
     def stack(self) -> list[Function] | None:
-        """The functions of vipd that have not returned, the outermost first. None while nothing is recorded."""
+        """The functions of vipd that have not returned, the outermost first. None: nothing is recorded."""
         return _stack(sys._getframe()) if self._on else None
 
     def run(self, callers: list[Function] | None, work: Callable[[], Any]) -> Any:
@@ -103,6 +103,7 @@ class _Executor(ThreadPoolExecutor):
 def _stack(frame: FrameType | None) -> list[Function]:
     found: list[Function] = []
     while frame is not None:
-        found += [function] if (function := function_of(frame)) else []
+        if known := function_of(frame):
+            found.append(known)
         frame = frame.f_back
     return found[::-1]

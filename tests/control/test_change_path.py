@@ -16,7 +16,7 @@ import pytest
 from tests.control.change_path import Function, Trace
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.namespace import Namespace
-from vipd.daemon import daemon
+from vipd.daemon import wiring
 from vipd.host.process import Finished
 from vipd.host.settings.settings import Settings
 from vipd.observe.bench.declared import declaration as many_services
@@ -37,7 +37,7 @@ STOPS = frozenset(
         "make_plan",
         "restore",
         "transact",
-        "ConntrackScheduler.update",
+        "ConntrackScheduler.services_changed",
         "ConntrackScheduler.applied",
     )
 )
@@ -53,7 +53,7 @@ class Most(NamedTuple):
     called_modules: int
 
 
-MOST = {"iptables": Most(55, 20, 499, 87), "nftables": Most(52, 19, 465, 83)}
+MOST = {"iptables": Most(54, 22, 502, 87), "nftables": Most(54, 22, 470, 83)}
 """As counted with Python 3.11. It is to become less."""
 
 
@@ -68,15 +68,15 @@ async def traced(settings: Settings, directory: Path, monkeypatch: pytest.Monkey
 
     async def step() -> None:
         await asyncio.to_thread(parts.files.scan)
-        parts.reconciler.wake()
+        parts.reconciler.request_sync()
         assert await parts.reconciler.step(), parts.reconciler.progress.fault
 
-    monkeypatch.setattr(daemon, "rule_programs", lambda *_: run)
+    monkeypatch.setattr(wiring, "rule_programs", lambda *_: run)
     text = many_services(SERVICES)
     save(directory, text)
     trace = Trace(STOPS)
     asyncio.get_running_loop().set_default_executor(trace.executor)
-    parts = await daemon.wire(settings)
+    parts = await wiring.wire(settings)
     for last in range(3):
         await step()
         save(directory, text.replace(OLD, NEW.format(last)))

@@ -118,12 +118,12 @@ class FakeDataplane:
         finally:
             self.applying = False
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Nothing is remembered here but who was refused. May come at any time, so never misuse."""
         self.events.append("forget")
         self.refused.clear()
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Nothing is ever left for later here."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
@@ -178,7 +178,7 @@ class FakeSurroundings:
         """Every check can work here."""
         return {}
 
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Know what is forwarded."""
         self._keys = {*(self._keys - changes.keys()), *(key for key, f in changes.items() if f is not None)}
 

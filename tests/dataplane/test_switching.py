@@ -25,7 +25,7 @@ from vipd.model.service import Family
 class Fake(FakeDataplane):
     """One that can be told to doubt."""
 
-    def doubt(self, chains: object) -> None:
+    def invalidate(self, chains: object) -> None:
         """Nothing is remembered here."""
 
 
@@ -75,7 +75,7 @@ async def started(opening: Opening) -> SwitchableDataplane:
     dataplane = await SwitchableDataplane.start("iptables", opening)
     dataplane.update(dict(rules()))
     await dataplane.apply(await dataplane.plan())
-    await dataplane.sweep()
+    await dataplane.collect_garbage()
     return dataplane
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_removed_at_once_is_told_and_swept() -> None:
         with pytest.raises(ApplyError, match="said no"):
             await dataplane.switch("nftables")
         assert "rules of the nftables dataplane are still there: nft hangs" in dataplane.warnings()[0]
-        await dataplane.sweep()
+        await dataplane.collect_garbage()
         assert new.kernel == {}
         assert dataplane.warnings() == ()
 

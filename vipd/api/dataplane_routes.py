@@ -57,7 +57,7 @@ class DataplaneRoutes:
             if numbers := self.numbers():
                 await numbers.counting.take_now()
 
-        changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted, count))
+        changed = await self.reconciler.exclusive(lambda: dataplane.switch(wanted, count))
         self.choose(wanted)
         if changed:
             peer = self.permission.peer(request.transport)

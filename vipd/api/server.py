@@ -209,7 +209,7 @@ class _Routes:
         return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
 
     async def diff(self, _: web.Request) -> web.Response:
-        text = await self._served.reconciler.difference()
+        text = await self._served.reconciler.difference.text()
         return answer({"in_sync": not text, "diff": text})
 
     async def add(self, request: web.Request) -> web.Response:
@@ -351,9 +351,9 @@ class _Routes:
     async def _settle(self, outcome: Outcome, units: Sequence[str] = ()) -> tuple[bool, str]:
         """Wait until the kernel has it; whether it has, and why not. `units`: what must serve for that."""
         reconciler = self._served.reconciler
-        wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
-        if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS, outcome.results):
-            return False, reconciler.progress.unfulfilled(APPLY_TIMEOUT_SECONDS)
+        generation = reconciler.request_sync() if outcome.changed else reconciler.progress.requested
+        if not await reconciler.wait_synced(generation, APPLY_TIMEOUT_SECONDS, outcome.results):
+            return False, reconciler.progress.why_pending(APPLY_TIMEOUT_SECONDS)
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
         faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]

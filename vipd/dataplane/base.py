@@ -59,11 +59,11 @@ class Dataplane(Protocol):
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing that is known about the kernel: the next plan reads it. May come at any time, also
         while a plan is being applied."""
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Clear away what a change left behind for later. Raises ApplyError."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:

@@ -48,7 +48,7 @@ class FamilyPart(Protocol[P]):
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing that is known about the kernel."""
 
     async def plan(self) -> P:
@@ -63,7 +63,7 @@ class FamilyPart(Protocol[P]):
     async def apply(self, plan: P) -> None:
         """Write a plan. Raises ApplyError."""
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Clear away what a change left behind. Raises ApplyError."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
@@ -106,10 +106,10 @@ class Families(Generic[F, P]):
         """This host's own addresses, as `host_changed` told them last."""
         return self._host_addresses
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing about the kernel: the next plan reads it."""
         for part in self._families.values():
-            part.forget()
+            part.invalidate_all()
 
     async def plan(self) -> FamilyPlans[P]:
         """What has to be written now; a family that cannot be read does not hold back the other."""
@@ -158,10 +158,10 @@ class Families(Generic[F, P]):
         """Write one family's plan. Raises ApplyError."""
         await self._families[family].apply(plan)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
         for part in self._families.values():
-            await part.sweep()
+            await part.collect_garbage()
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""

@@ -23,7 +23,7 @@ from vipd.dataplane.forward_accept.watch import concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
-from vipd.host.batches import in_parts
+from vipd.host.batches import in_batches
 from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family
@@ -74,7 +74,7 @@ class ChosenDataplane:
 class InvalidatedDataplane(Dataplane, Protocol):
     """A dataplane that can be told which of its chains somebody else may have changed."""
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Trust nothing that is known about these chains."""
 
 
@@ -115,7 +115,15 @@ class WholePlan:
 class SwitchableDataplane:
     """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
 
-    def __init__(self, name: DataplaneName, current: InvalidatedDataplane, opening: Opening) -> None:
+    def __init__(
+        self,
+        name: DataplaneName,
+        current: InvalidatedDataplane,
+        opening: Opening,
+        switched: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`switched` is called after another dataplane has taken over, before the old one is removed; and
+        when the one in use has found other tools, before it writes with them."""
         self._name, self.current, self._opening = name, current, opening
         self.accepts = opening.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
@@ -123,9 +131,7 @@ class SwitchableDataplane:
         self._host_addresses: frozenset[str] = frozenset()
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
-        self.switched: list[Callable[[], None]] = []
-        """Called after another dataplane has taken over, before the old one is removed; and when the one in
-        use has found other tools, before it writes with them."""
+        self._switched = switched
 
     @property
     def name(self) -> DataplaneName:
@@ -133,9 +139,11 @@ class SwitchableDataplane:
         return self._name
 
     @classmethod
-    async def start(cls, name: DataplaneName, opening: Opening) -> SwitchableDataplane:
+    async def start(
+        cls, name: DataplaneName, opening: Opening, switched: Callable[[], None] = lambda: None
+    ) -> SwitchableDataplane:
         """Begin with one. Raises ApplyError."""
-        return cls(name, await opening.open(name), opening)
+        return cls(name, await opening.open(name), opening, switched)
 
     async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
         """Put another dataplane in place of the one in use; whether it is another one.
@@ -148,7 +156,7 @@ class SwitchableDataplane:
             return False
         new = await self._opening.open(name)
         new.host_changed(self._host_addresses)
-        async for part in in_parts(dict(self._forwardings)):
+        async for part in in_batches(dict(self._forwardings)):
             await new.prepare(part)
             new.update(part)
 
@@ -210,7 +218,7 @@ class SwitchableDataplane:
         plan = await self.current.plan()
         self._written = self._written or not plan
         if self.current.versions() != tools:
-            self._announce()
+            self._switched()
         return await self._with_accepts(plan)
 
     async def survey(self) -> object:
@@ -219,7 +227,7 @@ class SwitchableDataplane:
 
     async def difference(self, surveyed: object) -> DataplanePlan:
         """What would have to be written if the kernel were as surveyed."""
-        self.accepts.doubt()
+        self.accepts.invalidate()
         return await self._with_accepts(await self.current.difference(surveyed))
 
     async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
@@ -243,22 +251,22 @@ class SwitchableDataplane:
         if fault:
             raise fault
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
-        await self.current.sweep()
+        await self.current.collect_garbage()
         if self._written and not self._others_gone:
             await self._remove_others(self.name)
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing that is known about the kernel."""
-        self.accepts.doubt()
-        self.current.forget()
+        self.accepts.invalidate()
+        self.current.invalidate_all()
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Trust nothing that is known about these chains."""
         if concern_forward(chains, self._tables):
-            self.accepts.doubt()
-        self.current.doubt({(family, chain) for family, chain in chains if chain.table in self._tables})
+            self.accepts.invalidate()
+        self.current.invalidate({(family, chain) for family, chain in chains if chain.table in self._tables})
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -291,7 +299,7 @@ class SwitchableDataplane:
 
     async def _settle_accepts(self) -> None:
         """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
-        self.accepts.doubt()
+        self.accepts.invalidate()
         try:
             await self.accepts.apply(await self.accepts.plan(self.name, self._families.keys()))
         except ApplyError as error:
@@ -299,11 +307,7 @@ class SwitchableDataplane:
 
     def _take_over(self, name: DataplaneName, new: InvalidatedDataplane) -> None:
         self._name, self.current, self._written = name, new, True
-        self._announce()
-
-    def _announce(self) -> None:
-        for tell in self.switched:
-            tell()
+        self._switched()
 
     async def _remove_others(self, kept: DataplaneName, ready: Ready = at_once) -> None:
         """Remove what other dataplanes have in the kernel. What cannot be is a warning, and tried again."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 
-from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import in_panic, refused_units, serving_by_owner, state_of
+from vipd.control.service_status import in_panic, ready_backends, refused_units, serving_by_owner, state_of
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of

@@ -58,10 +58,10 @@ class IptablesDataplane(Families[FamilyRules, Plan]):
         super().update(changes)
         self.counter.update(changes)
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, and no others: the next plan reads them alone."""
         for family, rules in self._families.items():
-            rules.doubt({chain for of, chain in chains if of is family})
+            rules.invalidate({chain for of, chain in chains if of is family})
 
     async def write(self, family: Family, plan: Plan) -> None:
         """Write one family's plan, what the old rules have counted being read before. Raises ApplyError."""

@@ -103,12 +103,12 @@ class FamilyRules:
         limited = self._settings.node_addresses(self._family, addresses)
         self.ruleset.reconfigure(replace(self.ruleset.options, node_port_addresses=limited))
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
         one may be on its way into the kernel now."""
         self._doubted = True
 
-    def doubt(self, chains: Collection[ChainId]) -> None:
+    def invalidate(self, chains: Collection[ChainId]) -> None:
         """Somebody may have changed these chains, and no others: the next plan reads them alone."""
         if len(chains) > READ_WHOLE_ABOVE:
             self._doubted = True
@@ -198,7 +198,7 @@ class FamilyRules:
             recognise(installed, group)
         return self._planned(wanted, installed)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
         if not self._unswept or self._installed is None or self._doubted:
             return
@@ -239,7 +239,7 @@ class FamilyRules:
             try:
                 rules = await read_chain(tools, self._names, chain, jumps.get(chain, ()), self._run)
             except ApplyError:
-                self.forget()  # what has not been looked at must not be taken for known
+                self.invalidate_all()  # what has not been looked at must not be taken for known
                 raise
             holder = installed.chains if self._names.owns(chain) else installed.builtins
             holder.pop(chain, None)

@@ -46,11 +46,11 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
             await asyncio.to_thread(fill_tables, hashed)
         await super().prepare(changes)
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, maps and sets, and nothing else."""
         for family, table in self._families.items():
             if names := {chain.name for of, chain in chains if of is family}:
-                table.doubt(names)
+                table.invalidate(names)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The chain that the service's first frontend leads to, and for each endpoint its map."""

@@ -95,12 +95,12 @@ class FamilyTable:
         limited = self._settings.node_addresses(self._family, addresses)
         self._reconfigure(replace(self.table.options, node_port_addresses=limited))
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
         one may be on its way into the kernel now."""
         self._doubted = True
 
-    def doubt(self, names: Collection[str]) -> None:
+    def invalidate(self, names: Collection[str]) -> None:
         """Somebody may have changed these chains and holders, and nothing else. An empty name: the table."""
         self._doubted = self._doubted or "" in names
         self._doubtful.update(names)
@@ -180,7 +180,7 @@ class FamilyTable:
             raise ApplyError("nft failed", "what is left without the quarantined services is not taken")
         self._settle(again)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete the chains and maps that nothing leads to any more. Not in the change itself: before 6.2 the
         kernel may count an element as theirs that was deleted a moment ago. Raises ApplyError."""
         installed, wanted = self._installed, self.table.structure()

@@ -159,7 +159,7 @@ class Numbers:
 
         counting = Counting(counter, path, forwardings)
         table = FlowTable(lambda: reconciler.forwardings, lambda: reconciler.host_addresses)
-        reconciler.after_step.append(table.moved)
+        reconciler.observers.add(table)
         return cls(counting, table, TrafficCounting(table, counting.ledger, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from vipd.control.progress import healthy
-from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import state_of
+from vipd.control.service_status import ready_backends, state_of
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import listed
