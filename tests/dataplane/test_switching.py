@@ -11,11 +11,10 @@ import pytest
 from tests.dataplane.declared import numbered
 from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.switching import DataplaneName, InvalidatedDataplane, Ready, SwitchableDataplane, at_once
+from vipd.dataplane.switching import Ready, SwitchableDataplane, at_once
 from vipd.host.changes import HostRecord
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
@@ -46,13 +45,9 @@ class Opening:
         self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
         self.remove_failures: list[Exception] = []
 
-    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
+    async def open(self, name: DataplaneName) -> Dataplane:
         """That of the name."""
         return self.dataplanes[name]
-
-    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions:
-        """Not asked for."""
-        raise NotImplementedError
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Empty its kernel."""

@@ -36,7 +36,7 @@ from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.programs import finish
-from vipd.dataplane.registry import FlowCounters
+from vipd.dataplane.switching import SwitchedCounter
 from vipd.health.result import Result
 from vipd.host.process import Finished
 from vipd.host.settings.etcd import EtcdSettings
@@ -108,7 +108,7 @@ class Counters:
 
     async def take(self) -> object:
         """No new flows."""
-        return await FlowCounters.take(self)  # type: ignore[arg-type]
+        return await SwitchedCounter.take(self)  # type: ignore[arg-type]
 
     def memory(self) -> object:
         """Nothing."""
@@ -255,8 +255,6 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.health.memory:threading": _Threading,
         "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
-        "vipd.daemon.wiring:FlowCounters": lambda _: Counters(),
-        "vipd.daemon.loops:watch_of": lambda *_: Watch(),
         "vipd.host.vip_routes:VipRoutes.look": _same,
         "vipd.sources.etcd.connection:Connection._open": _opened(control.etcd),
         "vipd.sources.etcd.connection:diagnose": _not_diagnosed,

@@ -83,7 +83,7 @@ BESIDE = (
     ),
     Seam(
         "counters of rules",
-        "vipd.dataplane.registry:FlowCounters.take",
+        "vipd.dataplane.switching:SwitchedCounter.take",
         (
             "vipd.dataplane.iptables.counters.counter",
             "vipd.dataplane.iptables.counters.reading",

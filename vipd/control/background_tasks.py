@@ -9,18 +9,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from vipd.control.reconciler import Reconciler
+from vipd.dataplane.base import Dataplane
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
-from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.external_change import ExternalChange, named
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.registry import RuleWatch
+from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.service import Family
 from vipd.sources.files import FileSource
 
 log = logging.getLogger(__name__)
@@ -41,16 +40,6 @@ class ChangePolling(Protocol):
 
     async def look(self) -> bool:
         """Look; whether anything is different. Raises OSError."""
-
-
-class ChangeInvalidation(Protocol):
-    """A dataplane whose rules somebody else may have changed."""
-
-    def invalidate_all(self) -> None:
-        """Trust nothing that is known about the kernel."""
-
-    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains."""
 
 
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
@@ -157,9 +146,9 @@ async def collect_garbage(reconciler: Reconciler, woken: asyncio.Event) -> None:
 
 
 async def watch_rules(
-    open_watch: Callable[[], RuleWatch],
+    open_watch: Callable[[], Disturbances],
     peace: RepairBackoff,
-    dataplane: ChangeInvalidation,
+    dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
     """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
@@ -172,7 +161,7 @@ async def watch_rules(
             await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
 
 
-async def _until_due(watch: RuleWatch, peace: RepairBackoff) -> list[ExternalChange]:
+async def _until_due(watch: Disturbances, peace: RepairBackoff) -> list[ExternalChange]:
     """Wait for a disturbance, and then until its repair is due; what happened until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
@@ -188,7 +177,7 @@ async def _until_due(watch: RuleWatch, peace: RepairBackoff) -> list[ExternalCha
 async def _repair(
     seen: Sequence[ExternalChange],
     peace: RepairBackoff,
-    dataplane: ChangeInvalidation,
+    dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
     written = reconciler.progress.applies

@@ -19,7 +19,7 @@ from vipd.control.background_tasks import (
     watch_rules,
 )
 from vipd.daemon.wiring import Parts
-from vipd.dataplane.registry import RuleWatch, watch_of
+from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.host.observer import Observer
 from vipd.host.supervisor import Loop, Pace, Task, Work
 from vipd.model.check_target import Target
@@ -110,8 +110,8 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
     """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
     that is another one."""
 
-    def open_watch() -> RuleWatch:
-        watch = watch_of(parts.dataplane, parts.settings, parts.own)
+    def open_watch() -> Disturbances:
+        watch = parts.dataplane.watch(parts.own)
         watch.supervise = parts.supervisor.run_meanwhile
         return watch
 

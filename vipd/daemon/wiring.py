@@ -20,7 +20,7 @@ from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.registry import FlowCounters, HostDataplanes, dataplane_meant
+from vipd.dataplane.registry import HostDataplanes, dataplane_meant
 from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
 from vipd.health.checker import Health
 from vipd.host.changes import HostRecord
@@ -110,7 +110,7 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, partners)
     numbers = Numbers.of(
-        FlowCounters(dataplane),
+        dataplane.counter,
         reconciler,
         settings.state_dir / "counters.json",
         traffic=settings.traffic_accounting,

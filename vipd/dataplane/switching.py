@@ -14,14 +14,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
-from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
+from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
+from vipd.dataplane.counting import Place
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.forward_accept.watch import concern_forward
-from vipd.dataplane.iptables.names import TABLES, ChainId
+from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardScope, concern_forward
+from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.host.batches import in_batches
 from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
@@ -30,9 +33,7 @@ from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
-DataplaneName = Literal["iptables", "nftables"]
 _LONGEST_NAME = 4096
-DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
 Ready = Callable[[], Awaitable[None]]
@@ -71,24 +72,14 @@ class ChosenDataplane:
             remove_own(self._path)
 
 
-class InvalidatedDataplane(Dataplane, Protocol):
-    """A dataplane that can be told which of its chains somebody else may have changed."""
-
-    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains."""
-
-
 class Opening(Protocol):
     """Makes dataplanes, and removes what one of them has in the kernel."""
 
     prefix: str
     accepts: ForwardAccepts
 
-    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
+    async def open(self, name: DataplaneName) -> Dataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
-
-    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions | TableOptions:
-        """What shapes a family's rules in a dataplane that this has opened."""
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Remove everything that a dataplane has in the kernel; whether there was anything. `ready` is
@@ -118,7 +109,7 @@ class SwitchableDataplane:
     def __init__(
         self,
         name: DataplaneName,
-        current: InvalidatedDataplane,
+        current: Dataplane,
         opening: Opening,
         switched: Callable[[], None] = lambda: None,
     ) -> None:
@@ -131,6 +122,7 @@ class SwitchableDataplane:
         self._host_addresses: frozenset[str] = frozenset()
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
+        self.counter = SwitchedCounter(self)
         self._switched = switched
 
     @property
@@ -286,7 +278,14 @@ class SwitchableDataplane:
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules in the dataplane in use: by these a packet's fate is explained."""
-        return self._opening.options_of(self.current, family)
+        return self.current.options_of(family)
+
+    def watch(self, own: OwnProcesses) -> Disturbances:
+        """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
+        watch, accepts, names = self.current.watch(own), self.accepts, Names(self._opening.prefix)
+        watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
+        watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)
+        return watch
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses, as told last."""
@@ -305,7 +304,7 @@ class SwitchableDataplane:
         except ApplyError as error:
             log.warning("%s", error)
 
-    def _take_over(self, name: DataplaneName, new: InvalidatedDataplane) -> None:
+    def _take_over(self, name: DataplaneName, new: Dataplane) -> None:
         self._name, self.current, self._written = name, new, True
         self._switched()
 
@@ -321,3 +320,28 @@ class SwitchableDataplane:
             except ApplyError as error:
                 left.append(f"rules of the {name} dataplane are still there: {error}")
         self._left, self._others_gone = tuple(left), not left
+
+
+class SwitchedCounter:
+    """Implements `FlowCounter` by that of the dataplane in use."""
+
+    def __init__(self, dataplane: SwitchableDataplane) -> None:
+        self._dataplane = dataplane
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took, about."""
+        return self._dataplane.current.counter.seconds
+
+    async def take(self) -> Mapping[Place, int]:
+        """The new flows since the last time. Raises ApplyError or OSError."""
+        return await self._dataplane.current.counter.take()
+
+    def memory(self) -> object:
+        """What has been taken, and of which dataplane."""
+        return {self._dataplane.name: self._dataplane.current.counter.memory()}
+
+    def remember(self, memory: object) -> None:
+        """Go on from what an earlier run had taken of the same dataplane."""
+        if isinstance(memory, dict) and self._dataplane.name in memory:
+            self._dataplane.current.counter.remember(memory[self._dataplane.name])

@@ -12,8 +12,7 @@ import pytest
 
 from tests.dataplane.contract.contestants import CONTESTANTS, HOLDING, REFUSAL, Contestant, Held
 from tests.dataplane.declared import kube_like_services, numbered
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.switching import DATAPLANES
+from vipd.dataplane.base import DATAPLANES, ApplyError
 from vipd.model.service import Family
 
 pytestmark = pytest.mark.root

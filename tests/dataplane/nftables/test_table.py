@@ -311,7 +311,7 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
         for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
             able = now
             await table._prepare(Nft(f"nftables v{version}"))
-            found.append((table.table.options.affinity, table.table.options.random_fully))
+            found.append((table.desired.options.affinity, table.desired.options.random_fully))
         wanted = TableOptions.of(settings, Family.IPV4).random_fully
         assert found == [(False, False), (False, False), (True, wanted)], "the same one is not asked again"
 
