@@ -14,8 +14,9 @@ from tests.control.reconciling import DNS, WEB, World, lived_without_waiting, lo
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.lab.simulated_time import simulate
 from tests.model.samples import declared, service
-from vipd.control import admission, catalog, changes
+from vipd.control import address_policy, admission, catalog, changes
 from vipd.control import claim_conflicts as contest
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.catalog import ContainedCatalog
 from vipd.control.claim_conflicts import Contest
@@ -121,10 +122,10 @@ def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_proble
 
 
 def test_admission_of_one_service_refuses_its_unit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    Bomb(monkeypatch, admission, "_check_problems")
+    Bomb(monkeypatch, address_policy, "_check_problems")
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(BOMB, WEB), declared(WEB))}
     admitting = admission.Admission()
-    policy = admission.AddressPolicy()
+    policy = AddressPolicy()
     admitting.admit(admitting.notice([units], policy))
     assert admitting.units["file:/a"].candidate.ok
     assert "internal error while admitting bomb: UnexpectedError: boom" in str(
@@ -143,12 +144,10 @@ def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
     text = TWO + "  - {name: c, address: 10.96.0.3, ports: [80/tcp], check: {type: exec}}\n"
     found = parse_declaration(text, "shop.yaml")
     assert not found.ok
-    admission.admit_unit(Unit(found), admission.AddressPolicy(check_problems=ask))
+    admission.admit_unit(Unit(found), AddressPolicy(check_problems=ask))
     assert asked == []
     admitting = admission.Admission()
-    assert (
-        admitting.questions(admitting.notice([{"file:/a": Unit(found)}], admission.AddressPolicy())) == set()
-    )
+    assert admitting.questions(admitting.notice([{"file:/a": Unit(found)}], AddressPolicy())) == set()
 
 
 @pytest.mark.parametrize("others", [0, 1, 7])

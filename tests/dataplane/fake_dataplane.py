@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.selection import SelectionPolicy
 from vipd.dataplane.base import ApplyError, DataplaneName, DataplanePlan
 from vipd.dataplane.counting import FlowCounter

@@ -26,7 +26,7 @@ from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.reconciler import Reconciler
 from vipd.control.reload import reload
 from vipd.control.snapshot import AskHost

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.claim_warnings import Claim, Claims, warnings_of
 from vipd.control.host_checks import HostChecks
 from vipd.control.selection import SelectionPolicy

@@ -225,6 +225,7 @@ class Reconciler:
         await self._yield_to_loop()
         wrote = await self._programming.write()
         self._quarantine.settle(changes.attempted)
+        self.observers.applied(wrote)
         self._succeeded(generation, began, wrote)
 
     async def _yield_to_loop(self) -> None:
@@ -327,7 +328,6 @@ class Reconciler:
         progress.quarantined = quarantined
         left_out = self._snapshot.warnings()
         progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
-        self.observers.applied(wrote)
         progress.succeed(generation)
         progress.postpone(frozenset(key.service for key in self._given_later), self.clock())
         if progress.later:

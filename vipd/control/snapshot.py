@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.admission import Admission
 from vipd.control.catalog import ContainedCatalog, Merged
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem

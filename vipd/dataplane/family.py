@@ -6,7 +6,6 @@ at fault is alone. It is quarantined: the kernel keeps what it had for it, and a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -131,10 +130,6 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         self._forget_installed()
         for key, (forwarding, _) in list(self._quarantine.items()):
             self.update(key, forwarding)
-
-    async def _compared(self, compare: Callable[[], P]) -> P:
-        """The plan that a comparison comes to, done beside the event loop where there is much to compare."""
-        return await asyncio.to_thread(compare) if self.desired.changes > LARGE else compare()
 
     def _record_rules(self, missing_tables: Collection[str]) -> None:
         """Before the first write: say on disk what will be there. Raises ApplyError."""

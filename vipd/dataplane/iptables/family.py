@@ -149,7 +149,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self._start_anew()
         fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(tools)
-        if self.desired.changes > LARGE:
+        large = self.desired.changes > LARGE
+        if large:
             await asyncio.to_thread(self.desired.shared)  # what follows finds it done
         if self.desired.shared():
             await self._prepare(tools)
@@ -159,7 +160,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self._in_doubt.clear()
         else:
             await self._read_in_doubt(tools, installed)
-        plan = await self._compared(partial(self._compare, installed, everything=fresh))
+        compare = partial(self._compare, installed, everything=fresh)
+        plan = await asyncio.to_thread(compare) if large else compare()
         plan = replace(plan, former=self._former.plan)
         if not plan:
             self.desired.written()

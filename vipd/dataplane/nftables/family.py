@@ -102,7 +102,8 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         if self._must_read():
             plan = await self._read_and_compare()
         else:
-            plan = await self._compared(self._compare)
+            large = self.desired.changes > LARGE
+            plan = await asyncio.to_thread(self._compare) if large else self._compare()
         if not plan:
             self._settle(plan)
         return plan
