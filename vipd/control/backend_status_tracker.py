@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
@@ -112,13 +111,14 @@ _MOST_NAMED = 3
 
 
 class BackendStatusTracker:
-    """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
+    """The status of backends. `clock` is the monotonic one that verdicts use, in seconds. Without overrides
+    and checks every backend serves as declared."""
 
     def __init__(
         self,
         books: Sequence[OrderBook] = (),
         checking: Checking | None = None,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._books, self._checking, self._clock = books, checking or _NoChecks(), clock
         self._known: dict[str, _Known] = {}

@@ -69,7 +69,9 @@ class DualStackDataplane(ABC, Generic[F, P]):
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():
-            self._families[key.family].update(key, forwarding)
+            part = self._families[key.family]
+            part.release(key)
+            part.desired.update(key, forwarding)
         self.counter.update(changes)
 
     def host_changed(self, addresses: frozenset[str]) -> None:

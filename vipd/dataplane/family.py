@@ -104,10 +104,9 @@ class FamilyProgrammer(ABC, Generic[D, P]):
     def _forget_installed(self) -> None:
         """Nothing is known about the kernel: the next plan reads it."""
 
-    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take a forwarding's new form, or its end. A new form gets a new chance."""
+    def release(self, key: ForwardingKey) -> None:
+        """Quarantine a forwarding no more: it is about to have another form, which may be taken."""
         self._quarantine.pop(key, None)
-        self.desired.update(key, forwarding)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
@@ -129,7 +128,8 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         self._invalid = False
         self._forget_installed()
         for key, (forwarding, _) in list(self._quarantine.items()):
-            self.update(key, forwarding)
+            self.release(key)
+            self.desired.update(key, forwarding)
 
     def _record_rules(self, missing_tables: Collection[str]) -> None:
         """Before the first write: say on disk what will be there. Raises ApplyError."""

@@ -192,10 +192,10 @@ class Spread:
 
         "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
         which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
-        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more). Rule 9:
-        of a client's flows that begin at the same moment on several processors each may have chosen; the first
-        one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has just
-        emptied; slot 0 is there.
+        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
+        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
+        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        just emptied; slot 0 is there.
         """
         rule = self._pin_rules(options)
         choose, first_slot = self._choices(options)
