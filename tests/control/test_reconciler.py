@@ -11,7 +11,8 @@ import pytest
 from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import broken, declared, service
-from vipd.control import reconciler as room
+from vipd.control import changes as room
+from vipd.control.catalog import Merged
 from vipd.control.selection import choose
 from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
 from vipd.host.batches import AT_ONCE
@@ -300,9 +301,9 @@ def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
     merged_in = list[bool]()
     merge = Snapshot._merge
 
-    def noted(*arguments: Any) -> None:
+    def noted(*arguments: Any) -> Merged:
         merged_in.append(threading.current_thread() is threading.main_thread())
-        merge(*arguments)
+        return merge(*arguments)
 
     monkeypatch.setattr(Snapshot, "_merge", noted)
 

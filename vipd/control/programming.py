@@ -8,6 +8,7 @@ stay, and all others are written. It is tried again with growing pauses, and at 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,33 +121,36 @@ class Programming:
 
     def update(self, changes: Forwardings, doing: str = COMPILING) -> None:
         """Hand over what was noted. Those of which one raises an exception are withheld."""
-        try:
-            self._dataplane.update(changes)
-        except Exception:
-            for key, wanted in changes.items():
-                self._update_one(key, wanted, doing)
+        with contextlib.suppress(Exception):
+            if changes:
+                self._dataplane.update(changes)
+            return
+        for key, wanted in changes.items():
+            self._update_one(key, wanted, doing)
 
     async def write(self) -> bool:
         """Make the kernel equal to what was handed over; whether anything was written. Raises ApplyError, and
         any other exception that no service is to blame for."""
-        try:
-            wrote = await self._write()
-        except ApplyError:
-            raise
-        except Exception as error:
-            wrote = True
+        wrote, error = await self._write()
+        if error is not None:
             await self._bisect(error)
         self._wanted.clear()
         self._before.clear()
         return wrote
 
-    async def _write(self) -> bool:
-        """Whether anything was written."""
-        plan = await self._dataplane.plan()
-        self._heartbeat()
-        if plan:
-            await self._dataplane.apply(plan)
-        return bool(plan)
+    async def _write(self) -> tuple[bool, Exception | None]:
+        """Whether anything was written, and the exception if one came that nobody expected: what is done
+        about it is no part of its traceback. Raises ApplyError."""
+        try:
+            plan = await self._dataplane.plan()
+            self._heartbeat()
+            if plan:
+                await self._dataplane.apply(plan)
+        except ApplyError:
+            raise
+        except Exception as error:
+            return True, error
+        return bool(plan), None
 
     async def _bisect(self, error: Exception) -> None:
         """Find the services that an exception comes from, and write all others."""
@@ -169,29 +173,23 @@ class Programming:
         then no service is to blame."""
         self._dataplane.invalidate_all()
         self.update(_of(self._before, names), "taking back its rules")
-        try:
-            await self._write()
-        except ApplyError:
-            raise
-        except Exception:
-            raise error from None
+        if (await self._write())[1] is not None:
+            raise error
 
     async def _reapply(self, names: Sequence[str], error: Exception) -> None:
         """Write the changes of these services; hold those with which that fails."""
         self.update(_of(self._wanted, names))
-        try:
-            await self._write()
-        except ApplyError:
-            raise
-        except Exception as again:
-            await self._revert(names, error)
-            if len(names) == 1:
-                self._withhold(_of(self._wanted, names))
-                self._quarantine.hold(names[0], "programming its rules", again)
-                return
-            middle = len(names) // 2
-            await self._reapply(names[:middle], error)
-            await self._reapply(names[middle:], error)
+        _, again = await self._write()
+        if again is None:
+            return
+        await self._revert(names, error)
+        if len(names) == 1:
+            self._withhold(_of(self._wanted, names))
+            self._quarantine.hold(names[0], "programming its rules", again)
+            return
+        middle = len(names) // 2
+        await self._reapply(names[:middle], error)
+        await self._reapply(names[middle:], error)
 
     def _update_one(self, key: ForwardingKey, wanted: Forwarding | None, doing: str) -> None:
         try:

@@ -160,9 +160,11 @@ async def bisect(
     except ApplyError as error:
         if not error.rules_at_fault:
             raise
-        if len(suspects) == 1:
-            return [(suspects[0], error.why)]
-        middle = len(suspects) // 2
-        first = await bisect(suspects[:middle], attempt)
-        return first + await bisect(suspects[middle:], attempt)
-    return []
+        why = error.why
+    else:
+        return []
+    if len(suspects) == 1:
+        return [(suspects[0], why)]
+    middle = len(suspects) // 2
+    first = await bisect(suspects[:middle], attempt)
+    return first + await bisect(suspects[middle:], attempt)
