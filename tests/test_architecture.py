@@ -43,6 +43,7 @@ CORE = (
     "vipd.dataplane.slots",
     "vipd.dataplane.iptables",
     "vipd.dataplane.nftables",
+    "vipd.control.address_policy",
     "vipd.control.admission",
     "vipd.control.catalog",
     "vipd.control.claim_conflicts",

@@ -22,7 +22,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import Served, application
 from vipd.api.serving import serving
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import Reconciler
+from vipd.control.reconciler import Partners, Reconciler
 from vipd.health.checker import Health
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
@@ -99,7 +99,7 @@ class Api:
         fitness = BackendStatusTracker((self.overrides,), Health(), time.monotonic)
         self.overrides.changed = fitness.overrides_changed
         self.reconciler = Reconciler(
-            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), fitness
+            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), Partners(fitness)
         )
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
     loop = asyncio.create_task(api.reconciler.run())
     try:
         async with serving(app, bind_socket(api.socket, "no-such-group")):
-            await api.reconciler.settled(api.reconciler.wake(), PATIENCE_SECONDS)
+            await api.reconciler.wait_synced(api.reconciler.request_sync(), PATIENCE_SECONDS)
             async with ClientSession(connector=UnixConnector(str(api.socket))) as api.session:
                 yield
     finally:

@@ -11,7 +11,7 @@ async def during_a_step(api: Api, *requests: tuple[str, str, object]) -> list[An
     """Send requests one after the other while the kernel is being written; their answers."""
     api.dataplane.gate = asyncio.Event()
     api.dataplane.kernel = {}
-    api.reconciler.wake()
+    api.reconciler.request_sync()
     api.dataplane.entered.clear()
     await asyncio.wait_for(api.dataplane.entered.wait(), PATIENCE_SECONDS)
     tasks, before = [], api.begun

@@ -30,8 +30,8 @@ def at(seconds: float) -> datetime:
 def in_sync() -> Progress:
     """A progress whose only wish, of second 0, was fulfilled in second 1."""
     progress = Progress()
-    progress.wish(at(0))
-    progress.fulfilled(progress.take_up())
+    progress.request(at(0))
+    progress.succeed(progress.begin())
     progress.last_apply = at(1)
     return progress
 
@@ -43,8 +43,8 @@ def test_idle_is_healthy_for_ever() -> None:
 def test_starting_is_healthy_for_a_minute() -> None:
     progress = Progress()
     assert healthy(progress, at(0))[0], "nobody has asked for a step yet"
-    progress.wish(at(0))
-    progress.take_up()
+    progress.request(at(0))
+    progress.begin()
     assert healthy(progress, at(60)) == (True, "")
     well, message = healthy(progress, at(61))
     assert not well
@@ -54,10 +54,10 @@ def test_starting_is_healthy_for_a_minute() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_change_older_than_a_minute_is_overdue_begun_or_not(begun: bool) -> None:
     progress = in_sync()
-    progress.wish(at(100))
+    progress.request(at(100))
     if begun:
-        progress.take_up()
-    progress.wish(at(150))
+        progress.begin()
+    progress.request(at(150))
     assert healthy(progress, at(160))[0]
     well, message = healthy(progress, at(170))
     assert not well
@@ -66,34 +66,34 @@ def test_a_change_older_than_a_minute_is_overdue_begun_or_not(begun: bool) -> No
 
 def test_the_age_is_that_of_the_oldest_wish_left_after_a_step() -> None:
     progress = in_sync()
-    progress.wish(at(100))
-    wish = progress.take_up()
-    progress.wish(at(140))
-    progress.wish(at(150))
-    progress.fulfilled(wish)
+    progress.request(at(100))
+    wish = progress.begin()
+    progress.request(at(140))
+    progress.request(at(150))
+    progress.succeed(wish)
     assert healthy(progress, at(200))[0]
     assert not healthy(progress, at(201))[0]
-    progress.fulfilled(progress.take_up())
+    progress.succeed(progress.begin())
     assert healthy(progress, at(10**6))[0]
 
 
 def test_a_fault_counts_at_once_and_until_a_step_has_worked() -> None:
     progress = in_sync()
-    progress.wish(at(100))
-    progress.take_up()
+    progress.request(at(100))
+    progress.begin()
     progress.fault = "it said no"
     assert healthy(progress, at(101)) == (False, "it said no")
-    wish = progress.take_up()  # a new try
+    wish = progress.begin()  # a new try
     assert healthy(progress, at(102)) == (False, "it said no")
-    progress.fulfilled(wish)
+    progress.succeed(wish)
     assert healthy(progress, at(103)) == (True, "")
 
 
 def test_a_wish_that_a_failed_step_took_up_grows_old_all_the_same() -> None:
     progress = in_sync()
-    progress.wish(at(100))
-    progress.take_up()
-    progress.take_up()
+    progress.request(at(100))
+    progress.begin()
+    progress.begin()
     assert not healthy(progress, at(161))[0]
 
 
@@ -152,7 +152,7 @@ def probed(story: Callable[[Probed], Awaitable[None]]) -> None:
 def test_a_hung_first_step_shows_after_a_minute() -> None:
     async def story(room: Probed) -> None:
         room.world.dataplane.gate = asyncio.Event()
-        wish = room.world.reconciler.wake()
+        wish = room.world.reconciler.request_sync()
         await until(lambda: room.world.dataplane.applying, "hanging")
         room.later(59)
         assert await room.status() == 200
@@ -161,7 +161,7 @@ def test_a_hung_first_step_shows_after_a_minute() -> None:
         assert (reply.status, reply.json["state"]) == (503, "starting")
         assert await room.status("/livez") == 503
         room.world.dataplane.gate.set()
-        assert await room.world.reconciler.settled(wish, PATIENCE_SECONDS)
+        assert await room.world.reconciler.wait_synced(wish, PATIENCE_SECONDS)
         assert await room.status() == 200
 
     probed(story)
@@ -169,22 +169,22 @@ def test_a_hung_first_step_shows_after_a_minute() -> None:
 
 def test_a_hung_change_shows_after_a_minute_though_others_are_wished_for_meanwhile() -> None:
     async def story(room: Probed) -> None:
-        assert await room.world.reconciler.settled(room.world.reconciler.wake(), PATIENCE_SECONDS)
+        assert await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
         room.later(3600)
         assert await room.status() == 200, "idle"
         room.world.dataplane.gate = asyncio.Event()
         room.world.source.candidate = declared(DNS, WEB)
-        room.world.reconciler.wake()
+        room.world.reconciler.request_sync()
         await until(lambda: room.world.dataplane.applying, "hanging")
         for _ in range(3):
             room.later(20)
-            room.world.reconciler.wake()
+            room.world.reconciler.request_sync()
         assert await room.status() == 200
         room.later(1)
         reply = await ask(room.place, "/healthz")
         assert (reply.status, reply.json["state"]) == (503, "pending")
         room.world.dataplane.gate.set()
-        assert await room.world.reconciler.settled(room.world.reconciler.wake(), PATIENCE_SECONDS)
+        assert await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
         assert await room.status() == 200
 
     probed(story)
@@ -195,8 +195,8 @@ def test_a_failed_step_shows_until_one_works(monkeypatch: pytest.MonkeyPatch) ->
 
     async def story(room: Probed) -> None:
         room.world.dataplane.failures = [broken_tool() for _ in range(1000)]
-        wish = room.world.reconciler.wake()
-        assert not await room.world.reconciler.settled(wish, PATIENCE_SECONDS)
+        wish = room.world.reconciler.request_sync()
+        assert not await room.world.reconciler.wait_synced(wish, PATIENCE_SECONDS)
         reply = await ask(room.place, "/healthz")
         assert (reply.status, reply.json["state"]) == (503, "failed")
         assert "it said no" in str(reply.json["message"])
@@ -209,7 +209,7 @@ def test_a_failed_step_shows_until_one_works(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_tcp_address_answers_health_and_nothing_else() -> None:
     async def story(room: Probed) -> None:
-        await room.world.reconciler.settled(room.world.reconciler.wake(), PATIENCE_SECONDS)
+        await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
         reply = await ask(room.place, "/livez?verbose")
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
         head = await ask(room.place, "/healthz", "HEAD")

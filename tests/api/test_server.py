@@ -303,7 +303,7 @@ def test_a_service_whose_rules_are_on_their_way_is_pending() -> None:
 
 def test_a_change_waits_for_its_own_services_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_for: list[set[str] | None] = []
-    settled = Reconciler.settled
+    settled = Reconciler.wait_synced
 
     async def noted(
         reconciler: Reconciler, wish: int, timeout: float, services: Collection[str] | None = None
@@ -321,7 +321,7 @@ def test_a_change_waits_for_its_own_services_alone(monkeypatch: pytest.MonkeyPat
         await api.ask("POST", "/v1/reload")
         assert waited_for[2:] == [None], "all of them"
 
-    monkeypatch.setattr(Reconciler, "settled", noted)
+    monkeypatch.setattr(Reconciler, "wait_synced", noted)
     served(story)
 
 

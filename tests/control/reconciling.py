@@ -63,7 +63,7 @@ class World:
 
     async def settled(self, wish: int) -> bool:
         """Whether the kernel is as wished, once a step has taken the wish up."""
-        return await self.reconciler.settled(wish, PATIENCE_SECONDS)
+        return await self.reconciler.wait_synced(wish, PATIENCE_SECONDS)
 
     async def fulfilled(self, wish: int) -> None:
         """Return once a wish has come true, after however many tries."""

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.control.admission import AddressPolicy, admit, admit_service, admit_unit, questions
+from vipd.control.address_policy import AddressPolicy, admit_service, questions
+from vipd.control.admission import admit, admit_unit
 from vipd.declaration.problems import Declaration, Note, Problem
 from vipd.declaration.unit import Unit
 from vipd.model.check import Check, HttpProbe

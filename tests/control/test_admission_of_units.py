@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tests.model.samples import declared, service
-from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.admission import Admission
 from vipd.declaration.unit import Unit
 from vipd.model.check import Check
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.simulated_time import simulate
-from vipd.control.background_tasks import save_ended_overrides, sweep
+from vipd.control.background_tasks import collect_garbage, save_ended_overrides
 from vipd.host.supervisor import Supervisor, Work
 from vipd.sources.store import StoreError
 
@@ -24,11 +24,11 @@ class Reconciler:
     def __init__(self) -> None:
         self.wakes = self.sweeps = 0
 
-    def wake(self) -> int:
+    def request_sync(self) -> int:
         self.wakes += 1
         return self.wakes
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         self.sweeps += 1
 
     def clock(self) -> datetime:
@@ -87,7 +87,7 @@ def test_changes_without_a_pause_do_not_starve_the_deletion_of_old_rules() -> No
                 woken.set()
                 await asyncio.sleep(0.3)
 
-        await supervised(lambda: sweep(reconciler, woken), 60.0, changes)  # type: ignore[arg-type]
+        await supervised(lambda: collect_garbage(reconciler, woken), 60.0, changes)  # type: ignore[arg-type]
 
     simulate(story())
     assert 4 <= reconciler.sweeps <= 7, "every ten seconds"

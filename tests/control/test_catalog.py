@@ -233,7 +233,7 @@ def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
         } or expected.contested
         assert merged.problems == expected.problems
         names = served.keys() | merged.services.keys()
-        assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.touched)
+        assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.dirty)
         served = dict(merged.services)
         units = adopt(units, merged)
         catalog.merge(units, set(units))
@@ -300,7 +300,7 @@ def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None
     units[A] = unit(declared(*[new if s.name == "s7" else s for s in many]))
     monkeypatch.setattr(Service, "frontends", noted)
     merged = catalog.merge(units, {A})
-    assert merged.touched == ("s7",)
+    assert merged.dirty == ("s7",)
     assert merged.services["s7"] is new
     assert set(asked) == {"s7"}
 

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from vipd.cli.main import cli
-from vipd.control.admission import AddressPolicy, Admission, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_service
+from vipd.control.admission import Admission
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit

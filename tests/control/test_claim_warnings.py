@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from vipd.control.admission import AddressPolicy, Admission, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_service
+from vipd.control.admission import Admission
 from vipd.control.claim_warnings import HELD_SECONDS, MOST_LINES, Claim, Claims, warnings_of
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit

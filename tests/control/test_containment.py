@@ -14,17 +14,19 @@ from tests.control.reconciling import DNS, WEB, World, lived_without_waiting, lo
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.lab.simulated_time import simulate
 from tests.model.samples import declared, service
-from vipd.control import admission, catalog, reconciler
+from vipd.control import address_policy, admission, catalog, changes
 from vipd.control import claim_conflicts as contest
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.catalog import ContainedCatalog
 from vipd.control.claim_conflicts import Contest
-from vipd.control.contained_catalog import ContainedCatalog
-from vipd.control.reconciler_partners import AllServing
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
 from vipd.declaration.conflicts import Claim
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
+from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Service
 from vipd.sources.etcd.keys import read_value
@@ -120,10 +122,10 @@ def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_proble
 
 
 def test_admission_of_one_service_refuses_its_unit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    Bomb(monkeypatch, admission, "_check_problems")
+    Bomb(monkeypatch, address_policy, "_check_problems")
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(BOMB, WEB), declared(WEB))}
     admitting = admission.Admission()
-    policy = admission.AddressPolicy()
+    policy = AddressPolicy()
     admitting.admit(admitting.notice([units], policy))
     assert admitting.units["file:/a"].candidate.ok
     assert "internal error while admitting bomb: UnexpectedError: boom" in str(
@@ -142,12 +144,10 @@ def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
     text = TWO + "  - {name: c, address: 10.96.0.3, ports: [80/tcp], check: {type: exec}}\n"
     found = parse_declaration(text, "shop.yaml")
     assert not found.ok
-    admission.admit_unit(Unit(found), admission.AddressPolicy(check_problems=ask))
+    admission.admit_unit(Unit(found), AddressPolicy(check_problems=ask))
     assert asked == []
     admitting = admission.Admission()
-    assert (
-        admitting.questions(admitting.notice([{"file:/a": Unit(found)}], admission.AddressPolicy())) == set()
-    )
+    assert admitting.questions(admitting.notice([{"file:/a": Unit(found)}], AddressPolicy())) == set()
 
 
 @pytest.mark.parametrize("others", [0, 1, 7])
@@ -165,11 +165,8 @@ def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
     assert set(merged.problems) == {"file:/bad"}
     assert "internal error while merging it with all others" in str(merged.problems["file:/bad"])
     assert contained.holds
-    assert set(contained.merge(units, ()).services) == set(merged.services), (
-        "it stays so until it is tried again"
-    )
+    assert set(contained.merge(units, ()).services) == set(merged.services), "it stays so while that goes on"
     bomb.armed = False
-    contained.retry()
     merged = contained.merge(units, ())
     assert "bomb" in merged.services
     assert "old" not in merged.services
@@ -194,7 +191,7 @@ def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.Monk
 
 
 def selected(monkeypatch: pytest.MonkeyPatch) -> Bomb:
-    return Bomb(monkeypatch, reconciler, "choose")
+    return Bomb(monkeypatch, changes, "choose")
 
 
 def followed(monkeypatch: pytest.MonkeyPatch) -> Bomb:
@@ -204,7 +201,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Bomb:
                 raise UnexpectedError("boom")
             return None
 
-    return Following(monkeypatch, AllServing, "follow")
+    return Following(monkeypatch, BackendStatusTracker, "follow")
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Bomb:
@@ -243,7 +240,7 @@ def test_one_service_is_quarantined_and_all_others_go_through(
 
     async def story(world: World) -> None:
         bomb.dataplane = world.dataplane
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         expected = {each.name for each in others} | ({"bomb"} if arm is followed else set())
         assert world.names() == expected
         why = world.reconciler.progress.quarantined["bomb"]
@@ -251,7 +248,7 @@ def test_one_service_is_quarantined_and_all_others_go_through(
         assert "UnexpectedError: boom; please report it" in why
         assert world.reconciler.progress.state == "degraded"
         world.source.candidate = declared(*others, BOMB, WEB)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert "web" in world.names(), "another service's change goes through"
         await asyncio.sleep(40)
         assert caplog.text.count("Traceback") == caplog.text.count("bomb is quarantined") == 1
@@ -281,7 +278,7 @@ def test_a_day_of_it_costs_one_line_in_the_log(
                         "dns", "10.96.0.10", "", 1, f"10.244.{minute // 250}.{minute % 250 + 1}"
                     )
                     world.source.candidate = declared(changed, BOMB)
-                    world.reconciler.wake()
+                    world.reconciler.request_sync()
                 await asyncio.sleep(60)
         return world
 
@@ -307,7 +304,7 @@ def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.Mon
 
     async def story(world: World) -> None:
         bomb.dataplane = world.dataplane  # type: ignore[attr-defined]  # of its subclass
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         before = endpoints(world)
         assert before
 
@@ -325,28 +322,31 @@ def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.Mon
         monkeypatch.setattr(FakeDataplane, "plan", breaking)
         changed: Service = service("bomb", "10.96.0.66", "", 1, "10.244.9.9")
         world.source.candidate = declared(changed, DNS)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert "bomb" in world.reconciler.progress.quarantined
         assert endpoints(world) == before
         world.source.candidate = declared(BOMB, DNS)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert not world.reconciler.progress.quarantined, "another version is tried at once"
 
     lived_without_waiting(story, BOMB)
 
 
-class Failing:
-    """A follower of the reconciler of which every call raises while it is broken."""
+class Failing(Observer):
+    """An observer of which every call raises while it is broken."""
 
     broken = True
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         self.look()
 
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         self.look()
 
-    def applied(self, wrote: bool = True) -> None:
+    def applied(self, wrote: bool) -> None:
+        self.look()
+
+    def stepped(self) -> None:
         self.look()
 
     def look(self) -> None:
@@ -354,19 +354,18 @@ class Failing:
             raise UnexpectedError("boom")
 
 
-def test_a_follower_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
-        follower = Failing()
-        world.reconciler.followers.append(follower)
-        world.reconciler.after_step.append(follower.look)
+        observer = Failing()
+        world.reconciler.observers.add(observer)
         for _ in range(50):
-            assert await world.settled(world.reconciler.wake())
+            assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
         assert "Failing" in " ".join(world.reconciler.containment.warnings)
         assert caplog.text.count("Traceback") <= 4, "once for each of its calls"
-        follower.broken = False
+        observer.broken = False
         world.source.candidate = declared(WEB)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert [w for w in world.reconciler.containment.warnings if "addresses" not in w] == []
 
     lived_without_waiting(story, DNS)
@@ -374,17 +373,17 @@ def test_a_follower_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCaptu
 
 def test_a_source_that_fails_keeps_its_units_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(world: World) -> None:
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         monkeypatch.setattr(world.source, "units", lambda: 1 / 0)
         monkeypatch.setattr(world.source, "faults", lambda: 1 / 0)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
         assert "nowhere: internal error while reading its units" in " ".join(
             world.reconciler.containment.warnings
         )
         monkeypatch.undo()
         world.source.candidate = declared(WEB)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"web"}
         assert world.reconciler.containment.warnings == ()
 

@@ -205,8 +205,14 @@ def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
 def test_own_rules_in_the_other_variant_ask_for_a_step_and_are_left_alone(machine: Machine) -> None:
     machine.has("proc/net/ip_tables_names", "nat\n")
     machine.outputs["iptables-legacy-save"] = SAVED
-    checks, found = machine.checks(), list[str]()
-    checks.log_own_rules(lambda: found.append("own"))
+    found = list[str]()
+    checks = HostChecks(
+        load_settings(flags={}),
+        machine.run,
+        machine.root,
+        lambda: machine.now,
+        found_own=lambda: found.append("own"),
+    )
     assert told(machine, checks, pinned("web", None)) == (True, "")
     assert found == ["own"]
     assert not [argv for argv in machine.ran if "restore" in argv]

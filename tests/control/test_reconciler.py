@@ -11,7 +11,8 @@ import pytest
 from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import broken, declared, service
-from vipd.control import reconciler as room
+from vipd.control import changes as room
+from vipd.control.catalog import Merged
 from vipd.control.selection import choose
 from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
 from vipd.host.batches import AT_ONCE
@@ -22,7 +23,7 @@ from vipd.model.service import Family, Service
 def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
     async def story(world: World) -> None:
         assert world.reconciler.progress.state == "starting"
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns", "web"}
         assert world.reconciler.progress.state == "in-sync"
         assert world.reconciler.progress.last_apply is not None
@@ -32,7 +33,7 @@ def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
 
 def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert world.dataplane.events == ["accepted", "update", "plan", "apply"]
 
     lived(story, DNS)
@@ -41,7 +42,7 @@ def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
 def test_nothing_is_written_when_nothing_is_different() -> None:
     async def story(world: World) -> None:
         for _ in range(3):
-            assert await world.settled(world.reconciler.wake())
+            assert await world.settled(world.reconciler.request_sync())
         assert world.dataplane.events.count("apply") == 1
         assert world.reconciler.progress.applies == 1
 
@@ -51,11 +52,11 @@ def test_nothing_is_written_when_nothing_is_different() -> None:
 def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
-        wishes = [world.reconciler.wake()]
+        wishes = [world.reconciler.request_sync()]
         await world.dataplane.entered.wait()
         assert world.dataplane.applying
         world.source.candidate = declared(DNS, WEB)
-        wishes += [world.reconciler.wake() for _ in range(100)]
+        wishes += [world.reconciler.request_sync() for _ in range(100)]
         assert world.reconciler.progress.state != "in-sync"
         world.dataplane.gate.set()
         assert all([await world.settled(wish) for wish in wishes])
@@ -68,10 +69,10 @@ def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
 def test_a_wish_made_during_a_step_is_not_settled_by_that_step() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.dataplane.entered.wait()
         world.source.candidate = declared(WEB)
-        waiting = asyncio.create_task(world.settled(world.reconciler.wake()))
+        waiting = asyncio.create_task(world.settled(world.reconciler.request_sync()))
         world.dataplane.gate.set()
         assert await waiting
         assert world.names() == {"web"}
@@ -91,11 +92,11 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
     async def story(world: World) -> None:
         many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
         world.source.candidate = declared(*many)
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         chosen.clear()
         new = service("s7", "10.97.0.7", "", 1, "10.244.9.9")
         world.source.candidate = declared(*[new if s.name == "s7" else s for s in many if s.name != "s9"])
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert chosen == ["s7"]
         assert world.dataplane.updates[-1] == {"s7", "s9"}
         assert "s9" not in world.names()
@@ -105,9 +106,9 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
 
 def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.source.candidate = declared(service("dns", "10.96.0.10"))
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert world.dataplane.updates == [{"dns"}], "no other update"
         assert world.reconciler.progress.applies == 1
 
@@ -117,7 +118,7 @@ def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
 def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_written() -> None:
     async def story(world: World) -> None:
         world.host.warnings = ("net.ipv6.conf.all.forwarding cannot be set",)
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert world.host.prepared == [{Family.IPV4, Family.IPV6}]
         assert world.reconciler.progress.warnings == world.host.warnings
 
@@ -126,10 +127,10 @@ def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_writt
 
 def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.source.candidate = broken("/d/a.yaml")
         for _ in range(2):
-            assert await world.settled(world.reconciler.wake())
+            assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
         assert set(world.reconciler.problems) == {"fake"}
 
@@ -140,12 +141,12 @@ def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.
 
 def test_the_difference_is_shown_without_being_written() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
-        assert await world.reconciler.difference() == ""
+        await world.settled(world.reconciler.request_sync())
+        assert await world.reconciler.difference.text() == ""
         world.dataplane.kernel = {}
-        assert "dns" in await world.reconciler.difference()
+        assert "dns" in await world.reconciler.difference.text()
         assert world.names() == set()
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
 
     lived(story, DNS)
@@ -154,9 +155,9 @@ def test_the_difference_is_shown_without_being_written() -> None:
 def test_the_difference_waits_for_a_running_step() -> None:
     async def story(world: World) -> None:
         world.dataplane.gate = asyncio.Event()
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.dataplane.entered.wait()
-        asked = asyncio.create_task(world.reconciler.difference())
+        asked = asyncio.create_task(world.reconciler.difference.text())
         for _ in range(100):  # turns, in which it would disturb the step if it did not wait
             await asyncio.sleep(0)
         assert not asked.done()
@@ -169,9 +170,9 @@ def test_the_difference_waits_for_a_running_step() -> None:
 
 def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.dataplane.events.clear()
-        await world.reconciler.difference()
+        await world.reconciler.difference.text()
         assert set(world.dataplane.events) == {"survey", "difference"}
 
     lived(story, DNS)
@@ -179,15 +180,15 @@ def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
 
 def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.dataplane.events.clear()
         world.dataplane.surveying = asyncio.Event()
-        first = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        first = [asyncio.create_task(world.reconciler.difference.text()) for _ in range(10)]
         await world.dataplane.surveyed.wait()
         world.dataplane.kernel = {}
-        later = [asyncio.create_task(world.reconciler.difference()) for _ in range(10)]
+        later = [asyncio.create_task(world.reconciler.difference.text()) for _ in range(10)]
         world.source.candidate = declared(DNS, WEB)
-        assert await world.settled(world.reconciler.wake()), "a step does not wait for a reader"
+        assert await world.settled(world.reconciler.request_sync()), "a step does not wait for a reader"
         assert world.names() == {"dns", "web"}
         world.dataplane.surveying.set()
         assert set(await asyncio.gather(*first, *later)) == {""}
@@ -200,11 +201,11 @@ def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step(
 
 def test_a_difference_that_is_always_disturbed_comes_to_an_end() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
-        asked = asyncio.create_task(world.reconciler.difference())
+        await world.settled(world.reconciler.request_sync())
+        asked = asyncio.create_task(world.reconciler.difference.text())
         steps = 0
         while not asked.done():
-            await world.settled(world.reconciler.wake())
+            await world.settled(world.reconciler.request_sync())
             steps += 1
         assert await asked == ""
         assert steps > 1
@@ -216,7 +217,7 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         update = world.dataplane.update
 
         def broken_after_all(changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -225,11 +226,11 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
         monkeypatch.setattr(FakeDataplane, "update", lambda _, changes: broken_after_all(changes))
         world.source.candidate = declared(service("dns", "10.96.0.10", "", 1, "10.244.9.9"), WEB)
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert set(world.reconciler.progress.quarantined) == {"dns", "web"}
         monkeypatch.undo()
         world.source.candidate = declared(service("dns", "10.96.0.10"))
-        await world.fulfilled(world.reconciler.wake())
+        await world.fulfilled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
         assert {e.address for f in world.dataplane.kernel.values() for e in f.endpoints} == {"10.244.0.5"}
         assert set(world.reconciler.services) == {"dns"}
@@ -239,9 +240,9 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
 
 def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_nowhere() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.source.candidate = declared(service("dns", "10.96.0.10", "/d/a.yaml", 7))
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert world.reconciler.services["dns"].origin.line == 7
         assert world.dataplane.updates == [{"dns"}], "no other update"
 
@@ -259,7 +260,7 @@ def test_while_many_services_are_loaded_others_get_their_turn() -> None:
                 await asyncio.sleep(0)
 
         waiting = asyncio.create_task(other())
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         await waiting
         assert turns > 2 * len(many) // AT_ONCE
         assert world.reconciler.readiness.ready == len(many)
@@ -273,7 +274,7 @@ def test_cancelling_ends_the_loop_during_a_step() -> None:
         world = World(DNS)
         world.dataplane.gate = asyncio.Event()
         task = asyncio.create_task(world.reconciler.run())
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.dataplane.entered.wait()
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=PATIENCE_SECONDS)
@@ -284,11 +285,11 @@ def test_cancelling_ends_the_loop_during_a_step() -> None:
 
 def test_a_large_load_shows_that_it_goes_on() -> None:
     async def story(world: World) -> None:
-        await world.fulfilled(world.reconciler.wake())
+        await world.fulfilled(world.reconciler.request_sync())
 
     def beats(number: int) -> int:
         services = (service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number))
-        return lived(story, *services).reconciler.pulse.beats
+        return lived(story, *services).reconciler.observers.heartbeats
 
     assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"
 
@@ -300,9 +301,9 @@ def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
     merged_in = list[bool]()
     merge = Snapshot._merge
 
-    def noted(*arguments: Any) -> None:
+    def noted(*arguments: Any) -> Merged:
         merged_in.append(threading.current_thread() is threading.main_thread())
-        merge(*arguments)
+        return merge(*arguments)
 
     monkeypatch.setattr(Snapshot, "_merge", noted)
 
@@ -310,7 +311,7 @@ def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
         for candidate in (declared(*many), declared()):
             merged_in.clear()
             world.source.candidate = candidate
-            await world.fulfilled(world.reconciler.wake())
+            await world.fulfilled(world.reconciler.request_sync())
             assert merged_in[0] is False
 
     many = [service(f"s{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(IN_THREAD_ABOVE + 1)]

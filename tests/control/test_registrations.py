@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.samples import service
 from vipd.control import registrations
-from vipd.control.admission import AddressPolicy, admit_registered, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_registered, admit_service
 from vipd.control.registrations import Registrar
 from vipd.declaration.operations import declared
 from vipd.declaration.problems import Problem

@@ -20,8 +20,8 @@ def test_settled_is_false_after_a_failure_and_after_the_time_is_up() -> None:
     async def story(world: World) -> None:
         clock = asyncio.get_running_loop().time
         world.dataplane.gate = asyncio.Event()
-        wish, began = world.reconciler.wake(), clock()
-        assert not await world.reconciler.settled(wish, 0.1)
+        wish, began = world.reconciler.request_sync(), clock()
+        assert not await world.reconciler.wait_synced(wish, 0.1)
         assert clock() - began == pytest.approx(0.1)
         world.dataplane.failures = [broken_tool() for _ in range(ENDLESS)]
         world.dataplane.gate.set()
@@ -36,7 +36,7 @@ def test_settled_is_false_after_a_failure_and_after_the_time_is_up() -> None:
 def test_failures_are_tried_again_and_the_recovery_is_told() -> None:
     async def story(world: World) -> None:
         world.dataplane.failures = [broken_tool() for _ in range(4)]
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         await world.fulfilled(wish)
         assert world.names() == {"dns"}
         assert world.reconciler.progress.state == "in-sync"
@@ -58,7 +58,7 @@ def test_the_pauses_between_tries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatc
 
     async def story(world: World) -> None:
         world.dataplane.failures = [broken_tool() for _ in range(8)]
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         while len(moments) < 9:  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(1)
         assert world.names() == {"dns"}
@@ -71,7 +71,7 @@ def test_the_pauses_between_tries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatc
 def test_a_crash_in_a_step_is_a_failure_and_does_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
         world.dataplane.plan_failures = [ZeroDivisionError("oops") for _ in range(ENDLESS)]
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         assert not await world.settled(wish)
         assert "ZeroDivisionError: oops" in world.reconciler.progress.fault
         world.dataplane.plan_failures.clear()
@@ -94,7 +94,7 @@ def test_a_crash_before_the_plan_loses_no_change(monkeypatch: pytest.MonkeyPatch
             taken(self, changes)  # type: ignore[arg-type]  # as it came
 
         monkeypatch.setattr(FakeDataplane, "update", crashing)
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         await world.fulfilled(wish)
         assert world.names() == {"dns"}, "in sync is told, but the service is not in the kernel"
 
@@ -104,7 +104,7 @@ def test_a_crash_before_the_plan_loses_no_change(monkeypatch: pytest.MonkeyPatch
 def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again() -> None:
     async def story(world: World) -> None:
         world.host.failures = [OSError(105, "No buffer space available") for _ in range(ENDLESS)]
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         assert not await world.settled(wish)
         assert "No buffer space" in world.reconciler.progress.fault
         world.host.failures.clear()

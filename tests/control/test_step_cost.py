@@ -18,7 +18,7 @@ import pytest
 
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import Reconciler
+from vipd.control.reconciler import Partners, Reconciler
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables import plan as iptables_plan
@@ -174,10 +174,10 @@ async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     held, plane = case.make(count), Told()
     health = Health()
     fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
-    reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), fitness)
-    ports = HealthPorts(reconciler, lambda family, addresses: None)
-    reconciler.followers += [ConntrackScheduler(time.monotonic), ports]
-    reconciler.after_step.append(ports.follow)
+    partners = Partners(fitness)
+    reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), partners)
+    reconciler.observers.add(ConntrackScheduler(time.monotonic))
+    reconciler.observers.add(HealthPorts(reconciler, lambda family, addresses: None))
     for _ in range(2):  # what was accepted is known from the second one on
         assert await reconciler.step()
     assert len(reconciler.services) == count
@@ -298,7 +298,7 @@ def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
         "nftables": calls(lambda: told(table, found)),
         "iptables": calls(lambda: told(ruleset, found)),
         "host needs": calls(lambda: HostNeeds(found.values())),
-        "flows": calls(lambda: ConntrackScheduler(time.monotonic).update(found)),
+        "flows": calls(lambda: ConntrackScheduler(time.monotonic).services_changed(found)),
     }
     assert {name: number // FEW for name, number in counted.items() if number // FEW > LIMITS[name]} == {}
     # Far below, the limits would tell nothing any more: lower them.

@@ -38,15 +38,15 @@ def forwarding(name: str, address: str, count: int = 1, port: int = 80) -> Forwa
 def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -> None:
     async def story(world: World) -> None:
         reconciler = world.reconciler
-        await world.settled(reconciler.wake())
+        await world.settled(reconciler.request_sync())
         world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
         world.source.candidate = declared(SMALL, large(3))
-        applied = reconciler.wake()
+        applied = reconciler.request_sync()
         await world.dataplane.entered.wait()  # the first of the three ports
         world.source.candidate = declared(SMALL, service("new", "10.96.0.11"), large(3))
-        added = reconciler.wake()
+        added = reconciler.request_sync()
         world.dataplane.gate.set()
-        assert await reconciler.settled(added, 60.0, ["new"])
+        assert await reconciler.wait_synced(added, 60.0, ["new"])
         assert "new" in world.names()
         assert reconciler.progress.later == {"large"}
         assert reconciler.progress.state == "pending"
@@ -56,9 +56,9 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
             True,
         ]
         assert len(world.dataplane.kernel) == 3, "two small ones and a part of the large one"
-        assert await reconciler.settled(applied, 60.0, ["large"])
+        assert await reconciler.wait_synced(applied, 60.0, ["large"])
         assert len(world.dataplane.kernel) == 5
-        assert await reconciler.settled(added, 60.0), "of all services"
+        assert await reconciler.wait_synced(added, 60.0), "of all services"
         assert not reconciler.progress.later
         assert reconciler.progress.state == "in-sync"
         assert world.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
@@ -68,7 +68,7 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
 
 def test_at_the_start_all_is_written_at_once() -> None:
     async def story(world: World) -> None:
-        assert await world.settled(world.reconciler.wake())
+        assert await world.settled(world.reconciler.request_sync())
         assert world.dataplane.events.count("apply") == 1
         assert len(world.dataplane.kernel) == 4
 
@@ -78,12 +78,12 @@ def test_at_the_start_all_is_written_at_once() -> None:
 @pytest.mark.slow
 def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         for n in range(1, 8):
             world.source.candidate = declared(
                 service("small", "10.96.0.10", "", 1, f"10.244.0.{n}"), large(3)
             )
-            world.reconciler.wake()
+            world.reconciler.request_sync()
             await world.reconciler.step()
         assert len(world.dataplane.kernel) == 4
 
@@ -92,13 +92,13 @@ def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
 
 def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
         world.source.candidate = declared(SMALL, large(3))
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.dataplane.entered.wait()
         world.source.candidate = declared(SMALL)
-        gone = world.reconciler.wake()
+        gone = world.reconciler.request_sync()
         world.dataplane.gate.set()
         assert await world.settled(gone)
         assert world.names() == {"small"}
@@ -109,16 +109,16 @@ def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None
 
 def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         world.source.candidate = declared(service("small", "10.96.0.10", "", 1, "10.244.0.6"), large(2))
         world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         await world.dataplane.entered.wait()
         world.dataplane.failures += [ApplyError("it", "fails")] * 2
         world.dataplane.gate.set()
-        assert not await world.reconciler.settled(wish, 60.0, ["large"])
+        assert not await world.reconciler.wait_synced(wish, 60.0, ["large"])
         assert world.reconciler.progress.state == "failed"
-        await world.fulfilled(world.reconciler.wake())
+        await world.fulfilled(world.reconciler.request_sync())
         assert len(world.dataplane.kernel) == 3
 
     lived(story, SMALL)
@@ -129,7 +129,7 @@ def test_a_part_that_raises_is_held_and_what_was_there_stays(
     fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(world: World) -> None:
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         known = dict(world.dataplane.kernel)
         apply = FakeDataplane.apply
 
@@ -140,7 +140,7 @@ def test_a_part_that_raises_is_held_and_what_was_there_stays(
 
         monkeypatch.setattr(FakeDataplane, "apply", failing)
         world.source.candidate = declared(SMALL, large(2))
-        await world.settled(world.reconciler.wake())
+        await world.settled(world.reconciler.request_sync())
         assert "large" in world.reconciler.progress.quarantined
         kept = {key: f for key, f in world.dataplane.kernel.items() if key.service != "large"}
         assert kept == known

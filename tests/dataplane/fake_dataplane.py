@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.selection import SelectionPolicy
-from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.dataplane.base import ApplyError, DataplaneName, DataplanePlan
+from vipd.dataplane.counting import FlowCounter
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.check import Check
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family, Masquerade
@@ -36,7 +40,7 @@ class FakePlan:
 class FakeDataplane:
     """`kernel` is what is installed. `events` tells what was asked, in order."""
 
-    name = "iptables"
+    name: DataplaneName = "iptables"
 
     kernel: Rules = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
@@ -118,12 +122,29 @@ class FakeDataplane:
         finally:
             self.applying = False
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Nothing is remembered here but who was refused. May come at any time, so never misuse."""
         self.events.append("forget")
         self.refused.clear()
 
-    async def sweep(self) -> None:
+    def invalidate(self, chains: object) -> None:
+        """As all."""
+        self.invalidate_all()
+
+    def watch(self, own: object) -> Disturbances:
+        """Nobody else changes this kernel."""
+        raise NotImplementedError
+
+    @property
+    def counter(self) -> FlowCounter:
+        """Nothing flows here."""
+        raise NotImplementedError
+
+    def options_of(self, family: Family) -> RuleOptions | TableOptions:
+        """Not asked for."""
+        raise NotImplementedError
+
+    async def collect_garbage(self) -> None:
         """Nothing is ever left for later here."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
@@ -178,7 +199,7 @@ class FakeSurroundings:
         """Every check can work here."""
         return {}
 
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Know what is forwarded."""
         self._keys = {*(self._keys - changes.keys()), *(key for key, f in changes.items() if f is not None)}
 

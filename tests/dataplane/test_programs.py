@@ -223,7 +223,7 @@ def test_a_listing_that_fails_doubles_no_jump(kernel: FakeKernel, tmp_path: Path
     machine = Machine(run, tmp_path)
     machine.become([ONE])
     before = kernel.saved()
-    machine.dataplane.doubt([(Family.IPV4, ChainId("filter", "INPUT"))])
+    machine.dataplane.invalidate([(Family.IPV4, ChainId("filter", "INPUT"))])
     with pytest.raises(ApplyError, match="xtables lock"):
         machine.step()
     assert not machine.step(), "all was read instead, and is right"
@@ -247,7 +247,7 @@ def test_a_rule_that_only_nft_shows_doubles_no_jump(tmp_path: Path) -> None:
         assert wanted
         assert asked("nft", *only_nft.split()).code == 0
         assert "*filter" not in asked("iptables-nft-save").output, "iptables leaves out the table"
-        machine.dataplane.doubt([(Family.IPV4, ChainId("filter", "INPUT"))])
+        machine.dataplane.invalidate([(Family.IPV4, ChainId("filter", "INPUT"))])
         machine.step()
         assert jumps() == wanted
         machine.restart()
@@ -287,7 +287,7 @@ def test_output_that_is_not_understood_is_not_believed(
     machine = Machine(run, tmp_path)
     machine.become([ONE])
     before, cut = kernel.saved(), True
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     with pytest.raises(ApplyError, match="is not understood"):
         machine.step()
     assert kernel.saved() == before
@@ -319,6 +319,6 @@ def test_a_difference_leaves_everything_known(kernel: FakeKernel, tmp_path: Path
     before = len(kernel.processes)
     assert not machine.step(), "what a step knows is not touched"
     assert len(kernel.processes) == before, "nothing is read again"
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     assert machine.step()
     assert asyncio.run(told()) == ""

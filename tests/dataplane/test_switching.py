@@ -11,11 +11,10 @@ import pytest
 from tests.dataplane.declared import numbered
 from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.switching import DataplaneName, InvalidatedDataplane, Ready, SwitchableDataplane, at_once
+from vipd.dataplane.switching import Ready, SwitchableDataplane, at_once
 from vipd.host.changes import HostRecord
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
@@ -25,7 +24,7 @@ from vipd.model.service import Family
 class Fake(FakeDataplane):
     """One that can be told to doubt."""
 
-    def doubt(self, chains: object) -> None:
+    def invalidate(self, chains: object) -> None:
         """Nothing is remembered here."""
 
 
@@ -46,13 +45,9 @@ class Opening:
         self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
         self.remove_failures: list[Exception] = []
 
-    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
+    async def open(self, name: DataplaneName) -> Dataplane:
         """That of the name."""
         return self.dataplanes[name]
-
-    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions:
-        """Not asked for."""
-        raise NotImplementedError
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Empty its kernel."""
@@ -75,7 +70,7 @@ async def started(opening: Opening) -> SwitchableDataplane:
     dataplane = await SwitchableDataplane.start("iptables", opening)
     dataplane.update(dict(rules()))
     await dataplane.apply(await dataplane.plan())
-    await dataplane.sweep()
+    await dataplane.collect_garbage()
     return dataplane
 
 
@@ -141,7 +136,7 @@ def test_what_cannot_be_removed_at_once_is_told_and_swept() -> None:
         with pytest.raises(ApplyError, match="said no"):
             await dataplane.switch("nftables")
         assert "rules of the nftables dataplane are still there: nft hangs" in dataplane.warnings()[0]
-        await dataplane.sweep()
+        await dataplane.collect_garbage()
         assert new.kernel == {}
         assert dataplane.warnings() == ()
 

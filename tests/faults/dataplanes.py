@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tests.lab.node import Node
-from vipd.dataplane.switching import DataplaneName
+from vipd.dataplane.base import DataplaneName
 
 Rules = dict[str, list[str]]
 """What the kernel holds, in order where order matters, by a name for each part."""

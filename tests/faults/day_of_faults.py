@@ -29,13 +29,14 @@ from tests.faults.faulty_vipd import install
 from tests.faults.seams import ETCD, SEAMS, Seam
 from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import SimulatedLoop
-from vipd.daemon import daemon
+from vipd.daemon import daemon, wiring
+from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import Reporter
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.conntrack.cleaner import Cleaned
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.programs import finish
-from vipd.dataplane.registry import FlowCounters
+from vipd.dataplane.switching import SwitchedCounter
 from vipd.health.result import Result
 from vipd.host.process import Finished
 from vipd.host.settings.etcd import EtcdSettings
@@ -88,7 +89,6 @@ class Kernel(FakeDataplane):
 
     def __init__(self) -> None:
         super().__init__()
-        self.switched: list[Callable[[], None]] = []
         self.run: Any = None
 
     async def apply(self, plan: DataplanePlan) -> None:
@@ -108,7 +108,7 @@ class Counters:
 
     async def take(self) -> object:
         """No new flows."""
-        return await FlowCounters.take(self)  # type: ignore[arg-type]
+        return await SwitchedCounter.take(self)  # type: ignore[arg-type]
 
     def memory(self) -> object:
         """Nothing."""
@@ -253,16 +253,14 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "watchfiles:awatch": saves,
         "vipd.health.prerequisites:threading": _Threading,
         "vipd.health.memory:threading": _Threading,
-        "vipd.daemon.daemon:HostDataplanes": lambda settings, record, runner: runner,
+        "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
-        "vipd.daemon.daemon:FlowCounters": lambda _: Counters(),
-        "vipd.daemon.daemon:watch_of": lambda *_: Watch(),
         "vipd.host.vip_routes:VipRoutes.look": _same,
         "vipd.sources.etcd.connection:Connection._open": _opened(control.etcd),
         "vipd.sources.etcd.connection:diagnose": _not_diagnosed,
         "vipd.host.local_sockets:LocalSockets.read": lambda _: (),
         # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
-        "vipd.control.background_tasks:LOOK_AT_HOST_SECONDS": 60.0,
+        "vipd.control.background_tasks:POLL_HOST_SECONDS": 60.0,
         "vipd.control.background_tasks:LOOK_AT_CONNTRACK_SECONDS": 60.0,
         "vipd.health.checker:SAVE_SECONDS": 60.0,
         "vipd.health.lag:BEAT_SECONDS": 60.0,
@@ -287,7 +285,7 @@ class _Threading:
     Thread, Lock = InlineThread, threading.RLock  # it is started under the lock
 
 
-async def _kernel(name: str, opening: Any) -> Kernel:
+async def _kernel(name: str, opening: Any, switched: object) -> Kernel:
     kernel = Kernel()
     kernel.run = opening
     return kernel
@@ -301,18 +299,18 @@ async def day(directory: Path, control: Control) -> Json:
     logging.getLogger("vipd").setLevel(logging.INFO)
     _declare(directory, 1, control)
     with recording(settings.state_dir) as recorder:
-        parts = await daemon.wire(settings)
+        parts = await wiring.wire(settings)
         reporter = Reporter(Notifier(), parts.reconciler)
-        observers = Observers(daemon._observed(parts, recorder))
-        listeners = (*daemon._health(parts), *observers.listeners)
-        loops = daemon._loops(parts, listeners, observers)
+        observers = Observers(daemon.observed(parts, recorder))
+        listeners = (*daemon.health_listeners(parts), *observers.listeners)
         work: list[asyncio.Task[Any]] = [
-            asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in loops.items()
+            asyncio.create_task(parts.supervisor.run(name, loop))
+            for name, loop in loops(parts, listeners, observers).items()
         ]
         told: list[str] = []
         if settings.etcd:
             work.append(asyncio.create_task(_register(settings.etcd.settings(), told)))
-        parts.reconciler.wake()
+        parts.reconciler.request_sync()
         await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
         found: Json = {"before": parts.reconciler.progress.state}
         found["warned_before"] = _warnings(parts, listeners, recorder)
@@ -392,7 +390,7 @@ def _warnings(parts: Any, listeners: Any, recorder: Any) -> list[str]:
         *(warning for each in listeners for warning in each.warnings),
         *parts.health.warnings(),
         *recorder.warnings,
-        *parts.foreign_chains.faults(),
+        *parts.host.faults(),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.reconciler.progress.warnings,

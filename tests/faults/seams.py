@@ -90,7 +90,7 @@ BESIDE = (
     ),
     Seam(
         "counters of rules",
-        "vipd.dataplane.registry:FlowCounters.take",
+        "vipd.dataplane.switching:SwitchedCounter.take",
         (
             "vipd.dataplane.iptables.counters.counter",
             "vipd.dataplane.iptables.counters.reading",
@@ -321,7 +321,8 @@ daemon, rather than is asked by it; and what it does once, before it runs."""
 NO_SEAM = {
     "vipd.observe.api_client": "part of vipctl",
     "vipd.host.gc_control": "guards a counter against threads",
-    "vipd.daemon.daemon": "wires what is listed here; its clock is `CLOCKS`",
+    "vipd.daemon.daemon": "starts what is listed here",
+    "vipd.daemon.wiring": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
     "vipd.health.probes.program_runner": "its failures are those of the check's program",

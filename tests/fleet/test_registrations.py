@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.samples import service
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.registrations import Registrar
 from vipd.model.service import Origin, Registered
 from vipd.sources.etcd.values import place_of, read_registration

@@ -43,7 +43,7 @@ def value(proc: Path, name: str) -> str:
 def prepare(host: HostNet, families: Iterable[Family]) -> tuple[str, ...]:
     """Prepare a host for a service in each of these families."""
     keys = [ForwardingKey("web", "", Protocol.TCP, family) for family in families]
-    host.update({key: Forwarding(key, (), 80, (), Masquerade.FORWARDED) for key in keys})
+    host.services_changed({key: Forwarding(key, (), 80, (), Masquerade.FORWARDED) for key in keys})
     return asyncio.run(host.prepare())
 
 

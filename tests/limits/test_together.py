@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.model.samples import service
-from vipd.control.admission import AddressPolicy, Admission
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.admission import Admission
 from vipd.control.registrations import Registrar
 from vipd.declaration.problems import Declaration, Problem, listed
 from vipd.declaration.unit import NOTHING, Unit

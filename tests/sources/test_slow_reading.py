@@ -8,6 +8,7 @@ import pytest
 
 from tests.sources.room import GOOD, OTHER, Room
 from vipd.control.catalog import merge
+from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.sources import files
 
@@ -19,15 +20,15 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self.begun, self.end = threading.Event(), threading.Event()
-        parse, self._name = files._parsed, name
+        parse, self._name = parse_declaration, name
 
-        def parsed(text: bytes, path: str, known: files._Read | None) -> Declaration:
+        def parsed(text: bytes, path: str) -> Declaration:
             if path.endswith(self._name):
                 self.begun.set()
                 assert self.end.wait(WAIT_SECONDS)
-            return parse(text, path, known)
+            return parse(text, path)
 
-        monkeypatch.setattr(files, "_parsed", parsed)
+        monkeypatch.setattr(files, "parse_declaration", parsed)
 
 
 def test_what_serves_is_kept_while_a_file_takes_long_to_read(

@@ -12,8 +12,8 @@ from vipd.api.bodies import body_of
 from vipd.api.messages import answer
 from vipd.api.peers import Permission
 from vipd.control.reconciler import Reconciler
-from vipd.dataplane.base import Dataplane
-from vipd.dataplane.switching import DATAPLANES, SwitchableDataplane
+from vipd.dataplane.base import DATAPLANES, Dataplane
+from vipd.dataplane.switching import SwitchableDataplane
 from vipd.declaration.operations import RefusedError
 from vipd.host.settings.settings import balances_of
 from vipd.host.systemd.fields import Event, fields
@@ -57,7 +57,7 @@ class DataplaneRoutes:
             if numbers := self.numbers():
                 await numbers.counting.take_now()
 
-        changed = await self.reconciler.between_steps(lambda: dataplane.switch(wanted, count))
+        changed = await self.reconciler.exclusive(lambda: dataplane.switch(wanted, count))
         self.choose(wanted)
         if changed:
             peer = self.permission.peer(request.transport)

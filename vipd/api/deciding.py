@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from vipd.control.admission import AddressPolicy, admit_service, questions
+from vipd.control.address_policy import AddressPolicy, admit_service, questions
 from vipd.declaration import operations
 from vipd.declaration.operations import Outcome, Services, declared, invalid
 from vipd.declaration.problems import Problem

@@ -11,7 +11,7 @@ from aiohttp import web
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
-from vipd.host.batches import in_parts
+from vipd.host.batches import in_batches
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def answer(value: Json, status: int = 200) -> web.Response:
 async def long_answer(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
     """An answer with a list that is made and encoded in parts, so that the event loop gets its turns."""
     parts = []
-    async for part in in_parts(items):
+    async for part in in_batches(items):
         parts += [json.dumps(row(item)) for item in part.values()]
     return encoded_answer(f'"{name}": [{", ".join(parts)}]'.encode())
 

@@ -149,7 +149,7 @@ class OverrideRoutes:
         """How many flows one backend, or one address in every service, still has. Refused while the kernel is
         not kept as orders have it: at the start, and while vipd stops."""
         progress = self.reconciler.progress
-        if progress.stopping or not progress.done:
+        if progress.stopping or not progress.applied:
             raise RefusedError("busy", "vipd is stopping" if progress.stopping else "vipd is starting")
         _, backends = subject_of(self.reconciler.services, dict(request.query))
         forwardings = [f for name in _names(backends) for f in self.reconciler.forwardings.get(name, ())]

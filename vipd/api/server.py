@@ -26,7 +26,7 @@ from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.stats_routes import StatsRoutes
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.reconciler import Reconciler
 from vipd.control.reload import reload
 from vipd.control.snapshot import AskHost
@@ -209,7 +209,7 @@ class _Routes:
         return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
 
     async def diff(self, _: web.Request) -> web.Response:
-        text = await self._served.reconciler.difference()
+        text = await self._served.reconciler.difference.text()
         return answer({"in_sync": not text, "diff": text})
 
     async def add(self, request: web.Request) -> web.Response:
@@ -351,9 +351,9 @@ class _Routes:
     async def _settle(self, outcome: Outcome, units: Sequence[str] = ()) -> tuple[bool, str]:
         """Wait until the kernel has it; whether it has, and why not. `units`: what must serve for that."""
         reconciler = self._served.reconciler
-        wish = reconciler.wake() if outcome.changed else reconciler.progress.wanted
-        if not await reconciler.settled(wish, APPLY_TIMEOUT_SECONDS, outcome.results):
-            return False, reconciler.progress.unfulfilled(APPLY_TIMEOUT_SECONDS)
+        generation = reconciler.request_sync() if outcome.changed else reconciler.progress.requested
+        if not await reconciler.wait_synced(generation, APPLY_TIMEOUT_SECONDS, outcome.results):
+            return False, reconciler.progress.why_pending(APPLY_TIMEOUT_SECONDS)
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in outcome.results if name in refused]
         faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]

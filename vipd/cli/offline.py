@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
-from vipd.control.admission import AddressPolicy, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_service
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions

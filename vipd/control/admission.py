@@ -1,96 +1,26 @@
-"""What declarations may claim at all: addresses, backends, ports of this host, and what checks do. Pure.
+"""Which version of each unit may serve, by what this host lets declarations claim. Pure.
 
-An address that a service claims is taken from its real owner for every packet that passes this host
-(CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
+A candidate is held to the whole policy, what was accepted once to the settings alone; and all units together
+have room for so many endpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from vipd.control.endpoint_budget import EndpointBudget
-from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
-from vipd.declaration.unit import Unit
-from vipd.host.facts import NO_FACTS, HostFacts
-from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, asks_host
-from vipd.model.claim_limits import (
-    CLI,
-    ETCD,
-    BySource,
-    ClaimLimits,
-    SourceNetworks,
-    check_refusal,
-    claim_limits,
-    source_networks,
+from vipd.control.address_policy import (
+    AddressPolicy,
+    CheckProblems,
+    admit_service,
+    no_problems,
+    questions,
 )
-from vipd.model.service import Balance, Origin, Registered, Service
-
-_OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
-_OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
-
-
-CheckProblems = Callable[[Check], tuple[str, ...]]
-"""What this host lacks for a check: programs, users, certificates."""
-
-
-def _no_problems(_: Check) -> tuple[str, ...]:
-    return ()
-
-
-@dataclass(frozen=True, slots=True)
-class AddressPolicy:
-    """What services may claim. Raises ValueError for a network or address that is none."""
-
-    allowed: BySource = ()
-    """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
-    host_addresses: tuple[str, ...] = ()
-    """This host's own addresses, which no service may claim."""
-    exec_sources: tuple[str, ...] = ("file", "cli")
-    """Sources whose services may have checks that run programs."""
-    balances: frozenset[Balance] = frozenset(Balance)
-    """Those that the dataplane can do."""
-    ca_sources: tuple[str, ...] = ("file", "cli")
-    """Sources whose services may name files of this host: who writes to etcd has no business with those."""
-    check_problems: CheckProblems = field(default=_no_problems, compare=False)
-    """What this host lacks for a check."""
-    host: HostFacts = NO_FACTS
-    """What of this host no service may take."""
-    backends: BySource = ()
-    """Networks that backends must lie in; empty: anywhere, but for link-local ones of etcd."""
-    host_ports: BySource = ()
-    """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
-    _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
-    limits: ClaimLimits = field(init=False, repr=False, compare=False)
-    _own: frozenset[str] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Frozen: what is derived from the fields once can only be set past the freeze.
-        object.__setattr__(self, "_addresses", source_networks(self.allowed))
-        object.__setattr__(self, "limits", claim_limits(self.backends, self.host_ports))
-        object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
-
-    def allows(self, address: str, source: str = CLI) -> bool:
-        """Whether an address lies in the networks that are allowed to a source."""
-        return self._addresses.allow(address, source)
-
-    def owned(self, address: str) -> bool:
-        """Whether it is this host's own."""
-        return address in self._own
-
-    def lasting(self) -> AddressPolicy:
-        """As far as what was accepted once is held to it: what the settings say, and nothing of the host.
-
-        A file that a service in etcd names since before that was refused stays.
-        """
-        return replace(
-            self,
-            host_addresses=(),
-            ca_sources=(*self.ca_sources, ETCD),
-            check_problems=_no_problems,
-            host=NO_FACTS,
-        )
+from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
+from vipd.declaration.unit import NOTHING, Unit
+from vipd.model import limits
+from vipd.model.check import Check
+from vipd.model.service import Service
 
 
 def admit(
@@ -99,26 +29,21 @@ def admit(
     """The declaration with a problem for each address that it must not claim, in line order. Services whose
     `id` is in `passed` have been looked at. Of one that has problems already, this host is asked nothing."""
     if not declaration.ok:
-        policy = replace(policy, check_problems=_no_problems)
-    fresh = (service for service in declaration.services if id(service) not in passed)
-    found = ProblemList(
-        problem for service in fresh for problem in _problems_of(service, policy, declaration.ok)
-    )
+        policy = replace(policy, check_problems=no_problems)
+    found: list[Problem] = []
+    for service in declaration.services:
+        if id(service) in passed:
+            continue
+        try:
+            found += admit_service(service, policy)
+        except Exception as error:
+            # A reason too, unless the declaration has problems: then half a service may be all that was read.
+            origin = service.origin
+            place, doing = origin.path or origin.source, f"admitting {service.name}"
+            found += [internal_problem(error, doing, place, origin.line)] if declaration.ok else []
     if not found:
         return declaration
-    found.extend(declaration.problems)
-    return replace(declaration, problems=found.by_line())
-
-
-def _problems_of(service: Service, policy: AddressPolicy, sound: bool) -> tuple[Problem, ...]:
-    """Why a service may not serve. An exception that nobody expected is a reason too, unless the declaration
-    is not `sound`: then half a service may be all that could be read."""
-    try:
-        return admit_service(service, policy)
-    except Exception as error:
-        origin = service.origin
-        place, doing = origin.path or origin.source, f"admitting {service.name}"
-        return (internal_problem(error, doing, place, origin.line),) if sound else ()
+    return replace(declaration, problems=ProblemList((*found, *declaration.problems)).by_line())
 
 
 def _lasts(service: Service, policy: AddressPolicy) -> bool:
@@ -287,80 +212,43 @@ def _alike(one: Unit, other: Unit) -> bool:
     return one.accepted is other.accepted and (refused or one.candidate is other.candidate)
 
 
-def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
-    """A problem for each address and check that a service must not have, at the service's origin."""
-    found = []
-    origin = service.origin
-    for address in service.all_addresses():
-        what, hint = "", ""
-        if policy.owned(address):
-            what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
-        elif not policy.allows(address, origin.source):
-            what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
-        if what:
-            found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    if service.balance not in policy.balances:
-        what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
-        hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
-        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    for what, hint in (*policy.host.refusals(service), *policy.limits.refusals(service, policy.host.own)):
-        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    return (*found, *_check_problems(service, policy))
+class EndpointBudget:
+    """Counts the endpoints of units by their names, each in the version that serves."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+
+    def drop(self, name: str) -> None:
+        """A unit is gone."""
+        self._size -= self._sizes.pop(name, 0)
+
+    def take(self, name: str, unit: Unit) -> Unit:
+        """The unit as far as there is room for it: a candidate beyond the limit has a problem.
+
+        What was accepted was so within the limit. Should it be of a time without one, there is room for as
+        much again; beyond that it does not serve.
+        """
+        self.drop(name)
+        chosen = unit.candidate if unit.candidate.ok else unit.accepted
+        size, most = _size_of(chosen), limits.ALL_ENDPOINTS
+        if self._size + size > most and chosen is not unit.accepted:
+            unit = Unit(_beyond(name, unit.candidate, size, most - self._size), unit.accepted)
+            chosen, size = unit.accepted, _size_of(unit.accepted)
+        if self._size + size > 2 * most:
+            unit = Unit(_beyond(name, unit.candidate, size, 0), NOTHING)
+            size = 0
+        self._sizes[name] = size
+        self._size += size
+        return unit
 
 
-def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
-    """A problem for each reason why a backend that registered itself must not take part in a service. It is
-    held to what etcd may say, whoever declares the service."""
-    place, backend = registered
-    if not service.accepts_registrations:
-        what = f"it takes no registered backends, and is declared by {service.origin.owner}"
-        hint = "write registrations: true in its declaration"
-        if service.origin.source == CLI:
-            hint = f"vipctl set {service.name} --registrations true"
-        return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
-    refusals = list(policy.limits.backend_refusals((backend,), ETCD))
-    if backend.address in service.all_addresses():
-        # Its packets would come back to the rules for ever.
-        what = f"backend {backend.address} is an address of the service itself"
-        refusals.append((what, "register the address that the server has"))
-    told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
-    alone = replace(service, backends=(backend,), fallback=(), check=UNCHECKED, origin=Origin(ETCD, place))
-    return (*told, *_check_problems(alone, policy))
+def _size_of(declaration: Declaration) -> int:
+    return sum(map(limits.size_of, declaration.services))
 
 
-def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
-    """The checks of a service that only the host can judge; those that may not run here are not among
-    them."""
-    return (
-        check for check in _checks_of(service) if asks_host(check) and not _forbidden(check, service, policy)
-    )
-
-
-def _checks_of(service: Service) -> Iterable[Check]:
-    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
-    return dict.fromkeys((service.check, *own))
-
-
-def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
-    """Why a service of that source may not have a check, and a hint."""
-    source = service.origin.source
-    if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
-        hint = "use another type of check, or see exec_checks in vipd's settings"
-        return "checks that run programs are not allowed here", hint
-    if isinstance(check.probe, HttpProbe) and check.probe.ca and source not in policy.ca_sources:
-        hint = "leave it out, for the certificates that the host trusts, or declare the service in a file"
-        return f"ca names a file of this host, which a service in {source} may not", hint
-    return check_refusal(check, source)
-
-
-def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
-    """A problem for each check that must not run here, or cannot."""
-    origin = service.origin
-    for check in _checks_of(service):
-        if forbidden := _forbidden(check, service, policy):
-            what, hint = forbidden
-            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
-            continue
-        for problem in policy.check_problems(check):
-            what, _, hint = problem.partition("; hint: ")
-            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
+def _beyond(name: str, candidate: Declaration, size: int, room: int) -> Declaration:
+    what = f"its services have {size} endpoints, and there is room for {max(0, room)} beside all others"
+    hint = f"{limits.ALL_ENDPOINTS} are the most: remove services, or backends"
+    problem = Problem(name.removeprefix("file:"), 0, "", what, hint)
+    return replace(candidate, problems=(*candidate.problems, problem))

@@ -48,8 +48,18 @@ class Checking(Protocol):
     def follow(self, service: str, targets: Collection[Target]) -> None:
         """Ask these for a service from now on; none when it is gone."""
 
-    def verdict(self, target: Target) -> Verdict:
-        """What is known of a target that is asked."""
+    def verdict(self, target: Target) -> Verdict | None:
+        """What is known of a target that is asked; None: nothing."""
+
+
+class _NoChecks:
+    """Nothing is asked, so that all serve."""
+
+    def follow(self, service: str, targets: Collection[Target]) -> None:
+        """Ask nothing."""
+
+    def verdict(self, target: Target) -> None:
+        """Nothing is known."""
 
 
 class OrderBook(Protocol):
@@ -101,14 +111,20 @@ _MOST_NAMED = 3
 
 
 class BackendStatusTracker:
-    """How backends stand. `clock` is the monotonic one that verdicts use, in seconds."""
+    """The status of backends. `clock` is the monotonic one that verdicts use, in seconds. Without overrides
+    and checks every backend serves as declared."""
 
-    def __init__(self, books: Sequence[OrderBook], checking: Checking, clock: Callable[[], float]) -> None:
-        self._books, self._checking, self._clock = books, checking, clock
+    def __init__(
+        self,
+        books: Sequence[OrderBook] = (),
+        checking: Checking | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._books, self._checking, self._clock = books, checking or _NoChecks(), clock
         self._known: dict[str, _Known] = {}
         self._users: dict[Target, set[str]] = {}
         self._index = _Index.of(books)
-        self._moved: set[str] = set()
+        self._dirty: set[str] = set()
         self._ramps: dict[str, float] = {}
         self._unasked: dict[str, tuple[Backend, ...]] = {}
 
@@ -146,13 +162,10 @@ class BackendStatusTracker:
         # Before the old ones are let go, so that what another check found is taken over.
         self._checking.follow(service.name, frozenset(entry.targets.values()))
 
-    def moved(self) -> frozenset[str]:
-        """Services whose backends may stand otherwise since `taken_up`."""
-        return frozenset(self._moved)
-
-    def taken_up(self, services: frozenset[str]) -> None:
-        """What had moved of these services has been taken up."""
-        self._moved -= services
+    def take_dirty(self) -> set[str]:
+        """Services whose backends' status may be another one since the last call."""
+        dirty, self._dirty = self._dirty, set()
+        return dirty
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
         """How the service's backends stand now; those that stand as declared are left out."""
@@ -174,9 +187,9 @@ class BackendStatusTracker:
         self._index = _Index.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
         addresses = {subject.backend for subject in subjects if not subject.service}
-        self._moved |= names & self._known.keys()
+        self._dirty |= names & self._known.keys()
         if addresses:
-            self._moved |= {
+            self._dirty |= {
                 name
                 for name, known in self._known.items()
                 if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
@@ -185,7 +198,7 @@ class BackendStatusTracker:
     def verdicts_changed(self, targets: Iterable[Target]) -> None:
         """Checks say otherwise of these."""
         for target in targets:
-            self._moved |= self._users.get(target, set())
+            self._dirty |= self._users.get(target, set())
 
     def due(self) -> float | None:
         """When, on the monotonic clock, a share next grows by itself; None: none does."""
@@ -195,7 +208,7 @@ class BackendStatusTracker:
         """Note the shares whose time has come to grow; whether there are any."""
         now = self._clock()
         ready = {name for name, at in self._ramps.items() if at <= now}
-        self._moved |= ready
+        self._dirty |= ready
         for name in ready:
             del self._ramps[name]
         return bool(ready)

@@ -9,29 +9,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from vipd.control.reconciler import Reconciler
+from vipd.dataplane.base import Dataplane
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
-from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.watch.external_change import ExternalChange, named
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.registry import RuleWatch
+from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.service import Family
 from vipd.sources.files import FileSource
 
 log = logging.getLogger(__name__)
 
-LOOK_AT_HOST_SECONDS = 5.0
+POLL_HOST_SECONDS = 5.0
 LOOK_AT_CONNTRACK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
 SHORTEST_PAUSE_SECONDS = 0.01
-SWEEP_AFTER_SECONDS = 1.0
-SWEEP_ANYWAY_SECONDS = 10.0
-"""However often something changes, what changes left behind goes after so long."""
+COLLECT_AFTER_SECONDS = 1.0
+COLLECT_ANYWAY_SECONDS = 10.0
+"""However often something changes, what changes left behind is deleted after so long."""
 REPAIR_SECONDS = 60.0
 DEEDS_TOLD = 5
 
@@ -43,30 +42,20 @@ class ChangePolling(Protocol):
         """Look; whether anything is different. Raises OSError."""
 
 
-class ChangeInvalidation(Protocol):
-    """A dataplane whose rules somebody else may have changed."""
-
-    def forget(self) -> None:
-        """Trust nothing that is known about the kernel."""
-
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains."""
-
-
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
     """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back; for
     ever."""
     async for _ in files.changes():
         faults = files.faults()
         if await asyncio.to_thread(files.scan) or files.faults() != faults or files.unkept:
-            reconciler.wake()
+            reconciler.request_sync()
 
 
-async def look_at_host(host: ChangePolling, reconciler: Reconciler) -> None:
+async def poll_host(host: ChangePolling, reconciler: Reconciler) -> None:
     """After a pause, wake the reconciler if this host got or lost an address. Raises OSError."""
-    await asyncio.sleep(LOOK_AT_HOST_SECONDS)
+    await asyncio.sleep(POLL_HOST_SECONDS)
     if await host.look():
-        reconciler.wake()
+        reconciler.request_sync()
 
 
 class Expiring(Protocol):
@@ -112,7 +101,7 @@ async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: as
         return
     overrides.tick()
     if moment is not None and moment <= reconciler.clock():
-        reconciler.wake()
+        reconciler.request_sync()
 
 
 async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> None:
@@ -130,7 +119,7 @@ async def grow_shares(shares: SlowStart, reconciler: Reconciler, changed: asynci
     at = shares.due()
     pause = LONGEST_PAUSE_SECONDS if at is None else min(LONGEST_PAUSE_SECONDS, at - time.monotonic())
     if not await _set_within(changed, pause) and shares.tick():
-        reconciler.wake()
+        reconciler.request_sync()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -143,36 +132,36 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-async def sweep(reconciler: Reconciler, woken: asyncio.Event) -> None:
+async def collect_garbage(reconciler: Reconciler, woken: asyncio.Event) -> None:
     """Clear away what changes left behind, once they have paused, or after some seconds in which they did
     not. Raises ApplyError."""
     await woken.wait()
     clock = asyncio.get_running_loop().time
-    latest = clock() + SWEEP_ANYWAY_SECONDS
+    latest = clock() + COLLECT_ANYWAY_SECONDS
     while (left := latest - clock()) > 0:
         woken.clear()
-        if not await _set_within(woken, min(SWEEP_AFTER_SECONDS, left)):
+        if not await _set_within(woken, min(COLLECT_AFTER_SECONDS, left)):
             break
-    await reconciler.sweep()
+    await reconciler.collect_garbage()
 
 
 async def watch_rules(
-    open_watch: Callable[[], RuleWatch],
+    open_watch: Callable[[], Disturbances],
     peace: RepairBackoff,
-    dataplane: ChangeInvalidation,
+    dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
     """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
     it. Raises OSError and ApplyError when they cannot be watched."""
     async with open_watch() as watch:
-        if reconciler.progress.tried:  # what happened while nothing was watched has not been seen
-            dataplane.forget()
-            reconciler.wake()
+        if reconciler.progress.attempted:  # what happened while nothing was watched has not been seen
+            dataplane.invalidate_all()
+            reconciler.request_sync()
         while True:
             await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
 
 
-async def _until_due(watch: RuleWatch, peace: RepairBackoff) -> list[ExternalChange]:
+async def _until_due(watch: Disturbances, peace: RepairBackoff) -> list[ExternalChange]:
     """Wait for a disturbance, and then until its repair is due; what happened until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
@@ -188,15 +177,15 @@ async def _until_due(watch: RuleWatch, peace: RepairBackoff) -> list[ExternalCha
 async def _repair(
     seen: Sequence[ExternalChange],
     peace: RepairBackoff,
-    dataplane: ChangeInvalidation,
+    dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
     written = reconciler.progress.applies
     if any(disturbance.everything for disturbance in seen):
-        dataplane.forget()
+        dataplane.invalidate_all()
     else:
-        dataplane.doubt({chain for disturbance in seen for chain in disturbance.chains})
-    await reconciler.settled(reconciler.wake(), REPAIR_SECONDS)
+        dataplane.invalidate({chain for disturbance in seen for chain in disturbance.chains})
+    await reconciler.wait_synced(reconciler.request_sync(), REPAIR_SECONDS)
     repaired = reconciler.progress.applies > written
     peace.repaired(repaired, asyncio.get_running_loop().time())
     if repaired:
@@ -218,16 +207,21 @@ async def save_checkpoint(keeper: ConntrackScheduler, woken: asyncio.Event) -> N
     await keeper.save()
 
 
-async def clean_flows(keeper: ConntrackScheduler, woken: asyncio.Event) -> None:
-    """End the flows that must end: when rules have changed, and from time to time. Holds up nothing. Raises
-    ConntrackError; it is due again then."""
+async def clean_flows(keeper: ConntrackScheduler, reconciler: Reconciler, woken: asyncio.Event) -> None:
+    """End the flows that must end: when rules have changed, and from time to time. Raises ConntrackError; it
+    is due again then."""
     if not keeper.due:
         await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
     woken.clear()
     while keeper.due:
-        cleaned = await keeper.clean()
+        resets = keeper.resets()
+        try:
+            cleaned = await keeper.clean()
+        finally:
+            if keeper.resets() != resets:  # their rules are written by a step
+                reconciler.request_sync()
         if cleaned.deleted:
-            told = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
+            ended = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())
             extra = fields(Event.FLOWS_ENDED)
             text = "flows ended: %s; %d examined in %.2f s"
-            log.info(text, told, cleaned.examined, cleaned.seconds, extra=extra)
+            log.info(text, ended, cleaned.examined, cleaned.seconds, extra=extra)

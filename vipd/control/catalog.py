@@ -2,19 +2,25 @@
 
 A unit is what is accepted or refused as a whole: one file, or the store. Its candidate is what it says now;
 its accepted version is what it last said without fault. A unit whose candidate has problems, or claims what
-another already has, keeps its accepted version: bad input never hurts what runs.
+another already has, keeps its accepted version: bad input never hurts what runs. An exception that nobody
+expected is the fault of one unit, and of no other.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vipd.control.admission import refused
 from vipd.control.claim_conflicts import Conflict, Contest, claims_of, conflicts_between, first_choice
 from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.service import Service
+
+Units = Mapping[str, Unit]
+"""By name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,8 @@ class Merged:
     """What is wrong, by unit; units without problems are left out."""
     contested: bool = False
     """Two units claimed the same, or one might have."""
-    touched: tuple[str, ...] = ()
-    """Services that are other than at the catalog's last merge, or gone."""
+    dirty: tuple[str, ...] = ()
+    """Services that are new, other than at the last merge, or gone."""
 
 
 class Catalog:
@@ -49,18 +55,18 @@ class Catalog:
         self._uses = AddressUses()
         """Of its addresses, likewise."""
 
-    def merge(self, units: Mapping[str, Unit], changed: Collection[str]) -> Merged:
+    def merge(self, units: Units, changed: Collection[str]) -> Merged:
         """What `merge` says of these units; `changed` names those that are other than at the last call, and
         those that are gone."""
         if not changed:
-            self._merged = replace(self._merged, touched=())
+            self._merged = replace(self._merged, dirty=())
         elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
             self._start_over(units)
         else:
             self._take(units, changed, exchange)
         return self._merged
 
-    def _exchange(self, units: Mapping[str, Unit], changed: Collection[str]) -> _Exchange | None:
+    def _exchange(self, units: Units, changed: Collection[str]) -> _Exchange | None:
         """What comes and goes with the changed units; None if that is not for them alone to say."""
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
@@ -83,7 +89,7 @@ class Catalog:
         uses = self._uses.changed(leaving, coming)
         return None if uses is None else _Exchange(chosen, leaving, coming, owners, uses)
 
-    def _take(self, units: Mapping[str, Unit], changed: Collection[str], exchange: _Exchange) -> None:
+    def _take(self, units: Units, changed: Collection[str], exchange: _Exchange) -> None:
         staying = {service.name for service in exchange.coming}
         for service in exchange.leaving:
             for claim in claims_of(service):
@@ -101,19 +107,19 @@ class Catalog:
                 self._chosen.pop(name, None)
             elif not units[name].candidate.ok:
                 problems[name] = units[name].candidate.problems
-        touched = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
-        self._merged = Merged(self._chosen, self._services, problems, touched=tuple(touched))
+        dirty = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
+        self._merged = Merged(self._chosen, self._services, problems, dirty=tuple(dirty))
 
-    def _start_over(self, units: Mapping[str, Unit]) -> None:
+    def _start_over(self, units: Units) -> None:
         before, merged = self._services, merge(units)
         self._chosen, self._services = dict(merged.chosen), dict(merged.services)
         after = self._services
         claimed = () if merged.contested else tuple(after.values())
         self._owners = {claim: service for service in claimed for claim in claims_of(service)}
         self._uses = AddressUses(claimed)
-        touched = [name for name in before if name not in after]
-        touched += [name for name, service in after.items() if before.get(name) is not service]
-        self._merged = replace(merged, chosen=self._chosen, services=after, touched=tuple(touched))
+        dirty = [name for name in before if name not in after]
+        dirty += [name for name, service in after.items() if before.get(name) is not service]
+        self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class _Exchange:
     """How often each of their addresses is used then."""
 
 
-def merge(units: Mapping[str, Unit]) -> Merged:
+def merge(units: Units) -> Merged:
     """Choose a version of every unit so that no two services claim the same name or frontend, and none has a
     backend at the address of another.
 
@@ -172,3 +178,83 @@ def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
             uses.add((loser, claim, service.name))
         problems.setdefault(loser, []).append(conflict.problem_of(loser))
     return problems
+
+
+class ContainedCatalog:
+    """Merges as `Catalog` does. A unit whose merge raises is held: its accepted version serves, and the
+    exception is a problem of it. Each merge tries again what is held."""
+
+    def __init__(self) -> None:
+        self._catalog = Catalog()
+        self._merged = Merged({}, {}, {})
+        self._held: dict[str, Unit] = {}
+        """What is merged in place of the units that cannot be merged."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether some unit is held."""
+        return bool(self._held)
+
+    def merge(self, units: Units, changed: Collection[str]) -> Merged:
+        """What `Catalog.merge` says. Raises only what no unit is to blame for."""
+        changed = {*changed, *self._held}
+        self._held.clear()
+        try:
+            merged = self._catalog.merge(self._view(units), changed)
+        except Exception as error:
+            merged = self._merge_without(units, sorted(changed & units.keys()), error)
+        self._merged = merged
+        return merged
+
+    def _view(self, units: Units, instead: Units | None = None) -> Units:
+        """The units, those that are held in another version, and so those of `instead`."""
+        held = {name: held for name, held in self._held.items() if name in units}
+        return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
+
+    def _merge_without(self, units: Units, changed: Sequence[str], error: Exception) -> Merged:
+        """Hold those of the changed units that cannot be merged, and merge the rest."""
+        in_place = self._in_place(units, changed, error)
+        faulty = self._faulty(units, in_place, changed, set()) if changed else []
+        self._held = {name: in_place[name] for name in faulty}
+        # Another catalog: what a merge that failed has left half done is not to be trusted.
+        self._catalog, before = Catalog(), self._merged.services
+        view = self._view(units)
+        merged = self._catalog.merge(view, view.keys())
+        return replace(merged, dirty=tuple(dict.fromkeys((*before, *merged.services))))
+
+    def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
+        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
+        error when a merge fails even then."""
+        accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
+        nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
+        for in_place in (accepted, nothing):
+            if _merges(self._view(units, in_place)):
+                return in_place
+        raise error
+
+    def _faulty(
+        self,
+        units: Units,
+        in_place: Units,
+        suspects: Sequence[str],
+        sound: set[str],
+    ) -> list[str]:
+        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
+        `sound`."""
+        left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
+        if _merges(self._view(units, left_out)):
+            sound.update(suspects)
+            return []
+        if len(suspects) == 1:
+            return list(suspects)
+        middle = len(suspects) // 2
+        first = self._faulty(units, in_place, suspects[:middle], sound)
+        return first + self._faulty(units, in_place, suspects[middle:], sound)
+
+
+def _merges(units: Units) -> bool:
+    try:
+        merge(units)
+    except Exception:
+        return False
+    return True

@@ -141,7 +141,7 @@ class Fleet:
                 n for key, (old, new) in pairs.items() if old is not new for n in _names(key, old, new)
             ]
             reconciler.causes.note(services, f"etcd revision {self.source.last_change}")
-            reconciler.wake()
+            reconciler.request_sync()
 
     def _declared(self) -> Mapping[str, object]:
         """What is said of services and who registered for them; what has not changed is the same object."""

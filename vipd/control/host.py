@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
-from vipd.control.admission import AddressPolicy
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.claim_warnings import Claim, Claims, warnings_of
 from vipd.control.host_checks import HostChecks
 from vipd.control.selection import SelectionPolicy
@@ -47,10 +48,38 @@ MOST_REMEMBERED = 200
 """Warnings that are not logged again when they come again."""
 
 
+class HostProvider(Protocol):
+    """What a reconciler asks of this host, besides its rules."""
+
+    async def policy(self) -> SelectionPolicy:
+        """What settings and host say now; the host's addresses may have changed. Raises OSError."""
+
+    def claims(self) -> AddressPolicy:
+        """Which addresses services may claim."""
+
+    async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
+        """What this host lacks for checks. Answers soon, whatever hangs."""
+
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Forwardings are new, or gone."""
+
+    async def prepare(self) -> tuple[str, ...]:
+        """Make the host fit for all forwardings that there are; a warning for each thing that is amiss."""
+
+
 class HostNet:
     """This host's addresses, and the kernel settings that the families in use need."""
 
-    def __init__(self, settings: Settings, record: HostRecord, root: Path = SYSCTLS) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        record: HostRecord,
+        root: Path = SYSCTLS,
+        dataplane: Callable[[], str] | None = None,
+        distrust: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`dataplane` returns the name of the one in use; without it the settings say. `distrust` has it read
+        all its rules, and remove those of another iptables variant that are found then."""
         self._settings = settings
         self._record = record
         self._root = root
@@ -58,7 +87,8 @@ class HostNet:
         self._needs = HostNeeds()
         self._routes = VipRoutes(settings.vip_device, record)
         self._prerequisites = Prerequisites(self.check_problem)
-        self._checks = HostChecks(settings, dataplane=lambda: settings.dataplane)
+        self._dataplane = dataplane or (lambda: settings.dataplane)
+        self._checks = HostChecks(settings, dataplane=self._dataplane, found_own=distrust)
         self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
         self._admitted_by = NO_FACTS
         """What was known of this host at the last step, or first of all."""
@@ -70,12 +100,6 @@ class HostNet:
         """Connection tracking was not there yet when it was to be set."""
         self._seen_on: set[str] = set()
         """Kernel settings that were on when this host was last prepared."""
-
-    def served_by(self, dataplane: Callable[[], str], distrust: Callable[[], None] = lambda: None) -> None:
-        """Which dataplane is in use is asked here from now on. `distrust`: have it read all its rules, and
-        remove those of another iptables variant that are found then."""
-        self._checks.dataplane = dataplane
-        self._checks.log_own_rules(distrust)
 
     async def policy(self) -> SelectionPolicy:
         """What settings and host say, as of the last look. Raises OSError when the first look fails."""
@@ -93,7 +117,7 @@ class HostNet:
             self._settings.allowed_addresses,
             () if compatible else tuple(sorted(own)),
             self._settings.exec_sources,
-            balances_of(self._checks.dataplane()),
+            balances_of(self._dataplane()),
             host=self._facts.without_addresses() if compatible else self._facts,
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
@@ -143,7 +167,7 @@ class HostNet:
         host = routes or checks or claims or self._conntrack_absent or self._switched()
         return host or before != self._policy or self._prerequisites.answered_late
 
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
         self._routes.moved(self._needs.update(changes))
         for key, forwarding in changes.items():

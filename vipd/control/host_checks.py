@@ -48,8 +48,10 @@ class HostChecks:
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
         dataplane: Callable[[], str] = lambda: "iptables",
+        found_own: Callable[[], None] = lambda: None,
     ) -> None:
-        self._variants = OtherVariant(settings, run, root / "proc")
+        """`found_own` is called when rules of vipd's are in the iptables variant that is not in use."""
+        self._variants = OtherVariant(settings, run, root / "proc", found_own)
         self._names = Names(settings.chain_prefix)
         self._root, self._clock = root, clock
         self._next = 0.0
@@ -93,10 +95,6 @@ class HostChecks:
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
 
-    def log_own_rules(self, found_own: Callable[[], None]) -> None:
-        """Call this when rules of vipd's are in the iptables variant that is not in use."""
-        self._variants.found_own = found_own
-
     def _limit(self) -> int | None:
         try:
             return int((self._root / "sys/module/xt_recent/parameters/ip_list_tot").read_text())
@@ -126,7 +124,7 @@ class OtherVariant:
     ) -> None:
         """`found_own` is called when rules of vipd's are there, which the dataplane has to remove."""
         self._settings, self._run, self._proc = settings, run, proc
-        self.found_own = found_own
+        self._found_own = found_own
 
     async def check(self, families: Iterable[Family]) -> tuple[str, bool]:
         """A warning if it holds rules of others in any of these families; and whether it holds vipd's own."""
@@ -148,7 +146,7 @@ class OtherVariant:
                 stem = "iptables" if family is Family.IPV4 else "ip6tables"
                 found[f"{stem}-{other}-save"] = f"{family} {', '.join(foreign)}"
         if own:
-            self.found_own()
+            self._found_own()
         return mixed_warning(used, found), own
 
 

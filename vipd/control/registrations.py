@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from vipd.control.admission import AddressPolicy, admit_registered
+from vipd.control.address_policy import AddressPolicy, admit_registered
 from vipd.declaration.problems import Problem, internal_problem
 from vipd.model import limits
 from vipd.model.service import Backend, Registered, Service

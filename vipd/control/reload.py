@@ -57,10 +57,10 @@ async def reload(
     """
     before = reconciler.services
     await rescan()
-    dataplane.forget()
-    settled = await reconciler.settled(reconciler.wake(), patience)
+    dataplane.invalidate_all()
+    settled = await reconciler.wait_synced(reconciler.request_sync(), patience)
     refused = [f"{name} is quarantined: {why}" for name, why in reconciler.progress.quarantined.items()]
-    fault = "; ".join(refused) if settled else reconciler.progress.unfulfilled(patience)
+    fault = "; ".join(refused) if settled else reconciler.progress.why_pending(patience)
     problems = listed(p for found in reconciler.problems.values() for p in found)
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields as parts_of
 from types import MappingProxyType
 
@@ -13,13 +13,36 @@ from vipd.model.service import Backend, Origin, Service
 log = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 20
-"""Above so many changes in one step the log tells their number alone."""
+"""Above so many changes in one step the log has their number alone."""
 NAMES_IN_BULK = 100
 CAUSES_IN_BULK = 3
 BACKENDS_NAMED = 8
 
+MOST_CAUSES = 3
+"""More who changed the same service between two steps are not named."""
+
 Services = Mapping[str, Service]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Causes:
+    """Who asked for changes of services that no step has begun with yet. Noted where a change comes in, for
+    the line that is logged when it takes effect."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[str, ...]] = {}
+
+    def note(self, services: Iterable[str], cause: str) -> None:
+        """These services are about to change because of this: `user root (pid 812)`, `etcd revision 17`."""
+        for name in services:
+            known = self._noted.get(name, ())
+            if cause not in known and len(known) < MOST_CAUSES:
+                self._noted[name] = (*known, cause)
+
+    def take(self) -> Mapping[str, str]:
+        """The cause of each change noted since the last call, by service."""
+        noted, self._noted = self._noted, {}
+        return {name: ", ".join(causes) for name, causes in noted.items()}
 
 
 def log_changes(

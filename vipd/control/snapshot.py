@@ -1,7 +1,7 @@
-"""What all sources declare now, and which services may be other than they were when that was last taken up.
+"""What all sources declare now, and which services are other than at the last merge.
 
-What is looked at is what has changed. The memory that this takes is only a saving: with `doubt` all of it is
-given up, and everything is looked at again.
+Only what has changed is read, admitted and merged. The memory that this takes is only a saving: `invalidate`
+drops it, and the next merge does everything anew.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vipd.control.admission import AddressPolicy, Admission
-from vipd.control.catalog import Merged
-from vipd.control.contained_catalog import ContainedCatalog
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.admission import Admission
+from vipd.control.catalog import ContainedCatalog, Merged
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import Unit
@@ -49,14 +49,8 @@ class Snapshot:
         self._registered_last: Registrations = {}
         self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
         self._merged = Merged({}, {}, {})
-        self._touched: dict[str, None] = {}
         self._faults: Mapping[str, tuple[str, ...]] | None = None
-        """None: nothing has been looked at yet."""
-
-    @property
-    def touched(self) -> Mapping[str, None]:
-        """Services that are new, other than before, or gone, since they were last taken up, in order."""
-        return self._touched
+        """None: there was no merge yet."""
 
     @property
     def names(self) -> Iterable[str]:
@@ -72,9 +66,9 @@ class Snapshot:
         """Why backends that registered themselves for a service do not take part in it."""
         return self._registrar.ignored(name)
 
-    async def look(self, policy: AddressPolicy, ask: AskHost) -> Merged:
-        """See what the sources hold now, and tell them which of their versions serve. `ask` tells what this
-        host lacks for checks."""
+    async def merge(self, policy: AddressPolicy, ask: AskHost) -> Merged:
+        """Merge what the sources hold now, and tell them which of their versions serve. `ask` returns what
+        this host lacks for checks."""
         changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
         answers = await ask(self._admission.questions(changed))
         joining = self._registrar.take(self._registered(), policy)
@@ -82,47 +76,33 @@ class Snapshot:
         known = len(self._merged.services) if changed or self._catalog.holds else 0
         if known + self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
             with loading():
-                await asyncio.to_thread(self._merge, changed, answers, joining)
+                merged = await asyncio.to_thread(self._merge, changed, answers, joining)
         else:
-            self._merge(changed, answers, joining)
+            merged = self._merge(changed, answers, joining)
             await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
                 await self._accept(source)
         self._faults = self._faults_of_sources()
         ignored = self._registrar.problems()
-        return (
-            replace(self._merged, problems={**ignored, **self._merged.problems}) if ignored else self._merged
-        )
+        return replace(merged, problems={**ignored, **merged.problems}) if ignored else merged
 
     @property
     def internal_errors(self) -> bool:
         """Whether an exception that nobody expected keeps some unit from being merged."""
         return self._catalog.holds
 
-    def retry(self) -> None:
-        """Have the next look try again what an exception that nobody expected has kept out."""
-        self._catalog.retry()
-
     def faults(self) -> Mapping[str, tuple[str, ...]]:
-        """What was wrong with the sources themselves at the last look, by their place."""
+        """What was wrong with the sources themselves at the last merge, by their place."""
         return self._faults or {}
 
     def warnings(self) -> list[str]:
         """What is left out beside what is refused."""
         return self._registrar.warnings()
 
-    def taken_up(self) -> None:
-        """All that was touched is known now where it has to be."""
-        for name in self._touched:
-            if name not in self._merged.services:
-                self._registrar.forget(name)
-        self._touched = {}
-
-    def doubt(self, known: Iterable[str]) -> None:
-        """Trust nothing that is remembered: all services are touched, and those `known` elsewhere too."""
+    def invalidate(self) -> None:
+        """Trust nothing that is remembered: the next merge reads, admits and merges everything anew."""
         self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
-        self._touched.update(dict.fromkeys(known))
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:
         """A source's units; while it fails in a way that nobody expected, those that it had."""
@@ -162,8 +142,9 @@ class Snapshot:
 
     def _merge(
         self, changed: set[str], answers: Mapping[Check, tuple[str, ...]], joining: Collection[str]
-    ) -> None:
+    ) -> Merged:
         admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
-        self._touched.update(dict.fromkeys((*self._merged.touched, *joining)))
-        self._registrar.update((*self._merged.touched, *joining), self._merged.services)
+        dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining)))
+        self._registrar.update(dirty, self._merged.services)
+        return replace(self._merged, dirty=dirty)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from vipd.declaration.problems import Problem
-from vipd.host.batches import in_parts
+from vipd.host.batches import in_batches
 from vipd.host.systemd.fields import ATTRIBUTE, Event, fields
 from vipd.model.limits import ALL_PROBLEMS
 
@@ -34,7 +34,7 @@ async def log_problems(before: Problems, after: Problems) -> None:
             "%d more files and keys have problems; vipctl status names some", len(changed) - ALL_PROBLEMS
         )
         changed = dict(islice(changed.items(), ALL_PROBLEMS))
-    async for part in in_parts(changed, AT_ONCE):
+    async for part in in_batches(changed, AT_ONCE):
         for unit, problems in part.items():
             _log_refused(unit, problems)
     for unit in before.keys() - after.keys():

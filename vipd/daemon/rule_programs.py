@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from vipd.control.heartbeat import Heartbeat
+from vipd.host.observer import Observers
 from vipd.host.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
 
 BYTES_A_SECOND = 250_000
 """Of rules, at the least. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
 
 
-def rule_programs(started: Started, pulse: Heartbeat, limit: float = LIMIT_SECONDS) -> Runner:
+def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_SECONDS) -> Runner:
     """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
     what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
 
@@ -22,22 +22,22 @@ def rule_programs(started: Started, pulse: Heartbeat, limit: float = LIMIT_SECON
 
     async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:
         more = len(stdin) / BYTES_A_SECOND
-        beating = asyncio.create_task(_beat(pulse, more), name="beat")
+        beating = asyncio.create_task(_beat(observers, more), name="beat")
         try:
             finished = await run(argv, stdin, started, limit + more, STALL_SECONDS)
         finally:
             beating.cancel()
         if stdin:
-            pulse.beat()
+            observers.heartbeat()
         return finished
 
     return run_and_beat
 
 
-async def _beat(pulse: Heartbeat, seconds: float) -> None:
+async def _beat(observers: Observers, seconds: float) -> None:
     """Beat for so long, and not at its beginning."""
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     while (left := end - clock()) > 0:
-        await asyncio.sleep(min(pulse.every, left))
-        pulse.beat()
+        await asyncio.sleep(min(observers.heartbeat_seconds, left))
+        observers.heartbeat()

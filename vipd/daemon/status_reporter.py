@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
+from vipd.host.observer import Observer
 from vipd.host.systemd.notify import Notifier, one_line
 
 EXTENSION_SECONDS = 60
@@ -42,7 +43,7 @@ def program_seconds(notifier: Notifier) -> float:
     return min(LONGEST_PROGRAM_SECONDS, max(SHORTEST_PROGRAM_SECONDS, room))
 
 
-class Reporter:
+class Reporter(Observer):
     """Speaks for one reconciler, from its loop and to one notifier."""
 
     def __init__(
@@ -60,10 +61,9 @@ class Reporter:
         self._sent: dict[str, float] = {}
         """When each kind of notification was sent last."""
         self._reloading = asyncio.Lock()
-        reconciler.pulse.listeners.append(self.beaten)
-        reconciler.after_step.append(self.look)
+        reconciler.observers.add(self)
 
-    def beaten(self) -> None:
+    def heartbeat(self) -> None:
         """The loop goes on: a sign of life, and before the first good step more time for the start."""
         seconds = self._notifier.watchdog_seconds
         if seconds is not None and self._due("watchdog", min(1.0, seconds / 8)):
@@ -75,7 +75,7 @@ class Reporter:
         if not self._notify_ready():
             self._look_soon()  # not at once: most changes are over before anybody could read of them
 
-    def look(self) -> None:
+    def stepped(self) -> None:
         """Say that the daemon is ready once it is, and how it is doing when that has changed."""
         if self._stopping or self._notify_ready():
             return
@@ -109,7 +109,7 @@ class Reporter:
 
     def _notify_ready(self) -> bool:
         """Whether that was to be told now."""
-        if self._ready or not (self._reconciler.progress.done or self._fails_for_long()):
+        if self._ready or not (self._reconciler.progress.applied or self._fails_for_long()):
             return False
         self._status = status_text(self._reconciler)
         self._ready = self._notifier.send("READY=1", f"STATUS={self._status}")
@@ -129,7 +129,7 @@ class Reporter:
 
     def _refresh(self) -> None:
         self._later = None
-        self.look()
+        self.stepped()
 
     def _notify_status(self) -> None:
         status = status_text(self._reconciler)
@@ -147,7 +147,7 @@ class Reporter:
 def status_text(reconciler: Reconciler) -> str:
     """One line such as `12 services, 31/33 backends ready, in sync`."""
     progress, services = reconciler.progress, reconciler.services
-    if not progress.done:
+    if not progress.applied:
         what = f"starting with {_several(len(services), 'service')}" if services else "starting"
         return one_line(f"{what}; {progress.fault}" if progress.fault else what)
     ready = f"{reconciler.readiness.ready}/{reconciler.readiness.declared} backends ready"
@@ -160,7 +160,7 @@ def status_text(reconciler: Reconciler) -> str:
 def _state(progress: Progress) -> str:
     if progress.fault:
         return f"failed: {progress.fault}"
-    if progress.done != progress.wanted:
+    if progress.applied != progress.requested:
         return "changing"
     return f"{len(progress.quarantined)} quarantined" if progress.quarantined else "in sync"
 

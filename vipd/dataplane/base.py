@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
+from vipd.dataplane.iptables.names import ChainId
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Family
+
+if TYPE_CHECKING:
+    from vipd.dataplane.counting import FlowCounter
+    from vipd.dataplane.iptables.options import RuleOptions
+    from vipd.dataplane.iptables.watch.own import OwnProcesses
+    from vipd.dataplane.iptables.watch.stream import Disturbances
+    from vipd.dataplane.nftables.options import TableOptions
+
+DataplaneName = Literal["iptables", "nftables"]
+DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
 class ApplyError(RuntimeError):
@@ -41,7 +53,7 @@ class Dataplane(Protocol):
         """Work out beside the event loop what `update` would take long for. Changes nothing."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone. Touches nothing outside the process."""
+        """Take new forwardings, and None for those that are deleted. Touches nothing outside the process."""
 
     async def plan(self) -> DataplanePlan:
         """What has to be written now. Reads the kernel when its state is not known; raises ApplyError."""
@@ -59,12 +71,16 @@ class Dataplane(Protocol):
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
-    def forget(self) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+        """Trust nothing that is known about these chains, maps and sets, and no others, which somebody else
+        may have changed."""
+
+    def invalidate_all(self) -> None:
         """Trust nothing that is known about the kernel: the next plan reads it. May come at any time, also
         while a plan is being applied."""
 
-    async def sweep(self) -> None:
-        """Clear away what a change left behind for later. Raises ApplyError."""
+    async def collect_garbage(self) -> None:
+        """Delete what changes left behind for later. Raises ApplyError."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said. All others are programmed."""
@@ -76,8 +92,19 @@ class Dataplane(Protocol):
         """The kernel names by which a forwarding and its endpoints are found."""
 
     @property
-    def name(self) -> str:
+    def name(self) -> DataplaneName:
         """`iptables` or `nftables`."""
+
+    @property
+    def counter(self) -> FlowCounter:
+        """Counts new flows."""
+
+    def watch(self, own: OwnProcesses) -> Disturbances:
+        """Sees that somebody else changes the rules; what the `own` processes change is passed over. To be
+        entered before the first write."""
+
+    def options_of(self, family: Family) -> RuleOptions | TableOptions:
+        """What shapes a family's rules besides the forwardings."""
 
     def versions(self) -> dict[str, str]:
         """The tools in use, by family, as they name themselves."""

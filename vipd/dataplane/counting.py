@@ -1,4 +1,4 @@
-"""How a dataplane tells of the new flows that its rules translated."""
+"""How the new flows that a dataplane translated are counted."""
 
 from __future__ import annotations
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from vipd.dataplane.base import ApplyError, DataplanePlan
+from vipd.dataplane.base import ApplyError, DataplaneName, DataplanePlan
+from vipd.dataplane.counting import FlowCounter
+from vipd.dataplane.family import FamilyProgrammer
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
@@ -33,83 +38,51 @@ class FamilyPlans(Generic[P]):
         return "".join([*parts, *(f"# {error}\n" for error in self.errors)])
 
 
-class FamilyPart(Protocol[P]):
-    """What a dataplane has in one family."""
-
-    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take a forwarding's new form, or its end."""
-
-    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
-
-    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Do so much of the next `update` of this key as may be done in a thread."""
-
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """This host's own addresses are these from now on."""
-
-    def forget(self) -> None:
-        """Trust nothing that is known about the kernel."""
-
-    async def plan(self) -> P:
-        """What has to be written now. Raises ApplyError."""
-
-    async def survey(self) -> Any:
-        """The rules that the kernel holds now. Raises ApplyError."""
-
-    def difference(self, surveyed: Any) -> P:
-        """What would have to be written if the kernel were like this. May run in a thread."""
-
-    async def apply(self, plan: P) -> None:
-        """Write a plan. Raises ApplyError."""
-
-    async def sweep(self) -> None:
-        """Clear away what a change left behind. Raises ApplyError."""
-
-    def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
-
-    def warnings(self) -> list[str]:
-        """What this host lacks and what that means for services."""
+F = TypeVar("F", bound=FamilyProgrammer)  # type: ignore[type-arg]  # of whatever plans it makes
 
 
-F = TypeVar("F", bound=FamilyPart)  # type: ignore[type-arg]  # of whatever plans it makes
+class ForwardingsCounter(FlowCounter, Protocol):
+    """One that is told the forwardings."""
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Take new forwardings, and None for those that are deleted."""
 
 
-class Families(Generic[F, P]):
-    """Implements of `vipd.dataplane.base.Dataplane` all that is the same for both families."""
+class DualStackDataplane(ABC, Generic[F, P]):
+    """Implements of `vipd.dataplane.base.Dataplane` all that is the same for both dataplanes."""
+
+    name: DataplaneName
+    counter: ForwardingsCounter
+    """Counts new flows."""
 
     def __init__(self, families: Mapping[Family, F]) -> None:
         self._families = families
-        self._host_addresses: frozenset[str] = frozenset()
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Compile beside the event loop what takes long; `update` then finds it done."""
         known = [(self._families[key.family], key, forwarding) for key, forwarding in changes.items()]
-        large = [(part, key, f) for part, key, f in known if part.work_of(key, f) > LARGE]
+        large = [(part, key, f) for part, key, f in known if part.desired.work_of(key, f) > LARGE]
         for part, key, forwarding in large:
-            with contextlib.suppress(Exception):  # `update` meets it again, and knows for whom
-                await asyncio.to_thread(part.compile_ahead, key, forwarding)
+            with contextlib.suppress(Exception):  # `update` raises it again, and knows for which service
+                await asyncio.to_thread(part.desired.compile_ahead, key, forwarding)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():
-            self._families[key.family].update(key, forwarding)
+            part = self._families[key.family]
+            part.release(key)
+            part.desired.update(key, forwarding)
+        self.counter.update(changes)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
-        self._host_addresses = addresses
         for part in self._families.values():
             part.host_changed(addresses)
 
-    def host_addresses(self) -> frozenset[str]:
-        """This host's own addresses, as `host_changed` told them last."""
-        return self._host_addresses
-
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing about the kernel: the next plan reads it."""
         for part in self._families.values():
-            part.forget()
+            part.invalidate_all()
 
     async def plan(self) -> FamilyPlans[P]:
         """What has to be written now; a family that cannot be read does not hold back the other."""
@@ -148,20 +121,16 @@ class Families(Generic[F, P]):
         errors = list(plan.errors)
         for family, part in plan.plans.items():
             try:
-                await self.write(family, part)
+                await self._families[family].apply(part)
             except ApplyError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    async def write(self, family: Family, plan: P) -> None:
-        """Write one family's plan. Raises ApplyError."""
-        await self._families[family].apply(plan)
-
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
         for part in self._families.values():
-            await part.sweep()
+            await part.collect_garbage()
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -170,3 +139,12 @@ class Families(Generic[F, P]):
     def warnings(self) -> tuple[str, ...]:
         """What this host lacks and what that means for services."""
         return tuple(warning for part in self._families.values() for warning in part.warnings())
+
+    def options_of(self, family: Family) -> RuleOptions | TableOptions:
+        """Everything besides the forwardings that shapes a family's rules."""
+        options: RuleOptions | TableOptions = self._families[family].desired.options
+        return options
+
+    def versions(self) -> dict[str, str]:
+        """The tools in use, by family, as they name themselves."""
+        return {str(family): part.version() for family, part in self._families.items()}

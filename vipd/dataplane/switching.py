@@ -14,25 +14,26 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
-from vipd.dataplane.base import ApplyError, Dataplane, DataplanePlan
+from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
+from vipd.dataplane.counting import Place
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.forward_accept.watch import concern_forward
-from vipd.dataplane.iptables.names import TABLES, ChainId
+from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardScope, concern_forward
+from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.dataplane.nftables.options import TableOptions, table_name
-from vipd.host.batches import in_parts
+from vipd.host.batches import in_batches
 from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
-DataplaneName = Literal["iptables", "nftables"]
 _LONGEST_NAME = 4096
-DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
 Ready = Callable[[], Awaitable[None]]
@@ -71,24 +72,14 @@ class ChosenDataplane:
             remove_own(self._path)
 
 
-class InvalidatedDataplane(Dataplane, Protocol):
-    """A dataplane that can be told which of its chains somebody else may have changed."""
-
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains."""
-
-
 class Opening(Protocol):
     """Makes dataplanes, and removes what one of them has in the kernel."""
 
     prefix: str
     accepts: ForwardAccepts
 
-    async def open(self, name: DataplaneName) -> InvalidatedDataplane:
+    async def open(self, name: DataplaneName) -> Dataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
-
-    def options_of(self, dataplane: InvalidatedDataplane, family: Family) -> RuleOptions | TableOptions:
-        """What shapes a family's rules in a dataplane that this has opened."""
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
         """Remove everything that a dataplane has in the kernel; whether there was anything. `ready` is
@@ -115,7 +106,15 @@ class WholePlan:
 class SwitchableDataplane:
     """Implements `Dataplane` by the one in use. Calls that write must not overlap."""
 
-    def __init__(self, name: DataplaneName, current: InvalidatedDataplane, opening: Opening) -> None:
+    def __init__(
+        self,
+        name: DataplaneName,
+        current: Dataplane,
+        opening: Opening,
+        switched: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`switched` is called after another dataplane has taken over, before the old one is removed; and
+        when the one in use has found other tools, before it writes with them."""
         self._name, self.current, self._opening = name, current, opening
         self.accepts = opening.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
@@ -123,9 +122,8 @@ class SwitchableDataplane:
         self._host_addresses: frozenset[str] = frozenset()
         self._others_gone = self._written = False
         self._left: tuple[str, ...] = ()
-        self.switched: list[Callable[[], None]] = []
-        """Called after another dataplane has taken over, before the old one is removed; and when the one in
-        use has found other tools, before it writes with them."""
+        self.counter = SwitchedCounter(self)
+        self._switched = switched
 
     @property
     def name(self) -> DataplaneName:
@@ -133,9 +131,11 @@ class SwitchableDataplane:
         return self._name
 
     @classmethod
-    async def start(cls, name: DataplaneName, opening: Opening) -> SwitchableDataplane:
+    async def start(
+        cls, name: DataplaneName, opening: Opening, switched: Callable[[], None] = lambda: None
+    ) -> SwitchableDataplane:
         """Begin with one. Raises ApplyError."""
-        return cls(name, await opening.open(name), opening)
+        return cls(name, await opening.open(name), opening, switched)
 
     async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
         """Put another dataplane in place of the one in use; whether it is another one.
@@ -148,7 +148,7 @@ class SwitchableDataplane:
             return False
         new = await self._opening.open(name)
         new.host_changed(self._host_addresses)
-        async for part in in_parts(dict(self._forwardings)):
+        async for part in in_batches(dict(self._forwardings)):
             await new.prepare(part)
             new.update(part)
 
@@ -210,7 +210,7 @@ class SwitchableDataplane:
         plan = await self.current.plan()
         self._written = self._written or not plan
         if self.current.versions() != tools:
-            self._announce()
+            self._switched()
         return await self._with_accepts(plan)
 
     async def survey(self) -> object:
@@ -219,7 +219,7 @@ class SwitchableDataplane:
 
     async def difference(self, surveyed: object) -> DataplanePlan:
         """What would have to be written if the kernel were as surveyed."""
-        self.accepts.doubt()
+        self.accepts.invalidate()
         return await self._with_accepts(await self.current.difference(surveyed))
 
     async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
@@ -243,22 +243,22 @@ class SwitchableDataplane:
         if fault:
             raise fault
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
-        await self.current.sweep()
+        await self.current.collect_garbage()
         if self._written and not self._others_gone:
             await self._remove_others(self.name)
 
-    def forget(self) -> None:
+    def invalidate_all(self) -> None:
         """Trust nothing that is known about the kernel."""
-        self.accepts.doubt()
-        self.current.forget()
+        self.accepts.invalidate()
+        self.current.invalidate_all()
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Trust nothing that is known about these chains."""
         if concern_forward(chains, self._tables):
-            self.accepts.doubt()
-        self.current.doubt({(family, chain) for family, chain in chains if chain.table in self._tables})
+            self.accepts.invalidate()
+        self.current.invalidate({(family, chain) for family, chain in chains if chain.table in self._tables})
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel does not take, and what it said."""
@@ -278,7 +278,14 @@ class SwitchableDataplane:
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules in the dataplane in use: by these a packet's fate is explained."""
-        return self._opening.options_of(self.current, family)
+        return self.current.options_of(family)
+
+    def watch(self, own: OwnProcesses) -> Disturbances:
+        """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
+        watch, accepts, names = self.current.watch(own), self.accepts, Names(self._opening.prefix)
+        watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
+        watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)
+        return watch
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses, as told last."""
@@ -291,19 +298,15 @@ class SwitchableDataplane:
 
     async def _settle_accepts(self) -> None:
         """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
-        self.accepts.doubt()
+        self.accepts.invalidate()
         try:
             await self.accepts.apply(await self.accepts.plan(self.name, self._families.keys()))
         except ApplyError as error:
             log.warning("%s", error)
 
-    def _take_over(self, name: DataplaneName, new: InvalidatedDataplane) -> None:
+    def _take_over(self, name: DataplaneName, new: Dataplane) -> None:
         self._name, self.current, self._written = name, new, True
-        self._announce()
-
-    def _announce(self) -> None:
-        for tell in self.switched:
-            tell()
+        self._switched()
 
     async def _remove_others(self, kept: DataplaneName, ready: Ready = at_once) -> None:
         """Remove what other dataplanes have in the kernel. What cannot be is a warning, and tried again."""
@@ -317,3 +320,28 @@ class SwitchableDataplane:
             except ApplyError as error:
                 left.append(f"rules of the {name} dataplane are still there: {error}")
         self._left, self._others_gone = tuple(left), not left
+
+
+class SwitchedCounter:
+    """Implements `FlowCounter` by that of the dataplane in use."""
+
+    def __init__(self, dataplane: SwitchableDataplane) -> None:
+        self._dataplane = dataplane
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that the last `take` took, about."""
+        return self._dataplane.current.counter.seconds
+
+    async def take(self) -> Mapping[Place, int]:
+        """The new flows since the last time. Raises ApplyError or OSError."""
+        return await self._dataplane.current.counter.take()
+
+    def memory(self) -> object:
+        """What has been taken, and of which dataplane."""
+        return {self._dataplane.name: self._dataplane.current.counter.memory()}
+
+    def remember(self, memory: object) -> None:
+        """Go on from what an earlier run had taken of the same dataplane."""
+        if isinstance(memory, dict) and self._dataplane.name in memory:
+            self._dataplane.current.counter.remember(memory[self._dataplane.name])

@@ -18,7 +18,7 @@ def _one(_: object) -> int:
     return 1
 
 
-async def in_parts(
+async def in_batches(
     items: Mapping[K, V], size: int = AT_ONCE, weight: Callable[[V], int] = _one
 ) -> AsyncIterator[Mapping[K, V]]:
     """A mapping in parts, at least one: of items that weigh `size` together, or of one that weighs more. It

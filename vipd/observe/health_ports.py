@@ -14,6 +14,7 @@ from aiohttp import web
 
 from vipd.control.progress import healthy
 from vipd.control.reconciler import Reconciler
+from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 from vipd.observe.listeners import Listeners, Place, supported
@@ -68,9 +69,8 @@ def health_answer(port: HealthPort, vipd_healthy: bool) -> web.Response:
     )
 
 
-class HealthPorts:
-    """The health ports of what a reconciler serves, on the addresses that node ports have. One of its
-    `followers`."""
+class HealthPorts(Observer):
+    """The health ports of what a reconciler serves, on the addresses that node ports have."""
 
     def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
         self._reconciler, self._node_addresses = reconciler, node_addresses
@@ -80,21 +80,16 @@ class HealthPorts:
         self._ports: dict[int, HealthPort] = {}
         self.listeners = Listeners(self.answer)
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """The reconciler is asked for them."""
-
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone."""
         for key, forwarding in changes.items():
             self._forwardings.pop(key, None)
             if forwarding is not None and forwarding.health_port:
                 self._forwardings[key] = forwarding
 
-    def applied(self, wrote: bool = True) -> None:
-        """The ports are open whether or not the kernel has the rules: the answer says that."""
-
-    def follow(self) -> None:
-        """Take over what the last step found; for `Reconciler.after_step`."""
+    def stepped(self) -> None:
+        """Open the ports of the services that there are now, whether or not the kernel has their rules: the
+        answer says that."""
         self._ports = wanted_health_ports(self._forwardings.values())
         addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
         self.listeners.want(

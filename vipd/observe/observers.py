@@ -38,6 +38,8 @@ class Observed:
     """How long health checks took, by their type."""
     tasks: Mapping[str, Task]
     """How background tasks do, by their name."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    """What is wrong besides the reconciler's own warnings."""
 
 
 class Observers:
@@ -47,17 +49,15 @@ class Observers:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = reader(daemon.numbers)
         self.tally = MetricCounters(reconciler, sources, daemon.checks, daemon.tasks)
-        reconciler.after_step.append(self.tally.look)
+        reconciler.observers.add(self.tally)
         self.metrics = Metrics(reconciler, sources, self.tally, daemon.dataplane, read_flows)
-        self.warnings: Callable[[], Sequence[str]] = tuple
-        """What is wrong besides the reconciler's own warnings; to be set."""
         started = time_text(reconciler.clock())
         facts = Facts(
             reconciler,
             daemon.dataplane,
             sources,
             {"host": settings.node_name, "version": __version__, "started": started},
-            lambda: self.warnings(),
+            daemon.warnings,
             daemon.recorder,
             read_flows,
         )

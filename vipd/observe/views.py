@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import in_panic, refused_units, service_status, serving_by_owner
+from vipd.control.service_status import (
+    in_panic,
+    ready_backends,
+    refused_units,
+    service_status,
+    serving_by_owner,
+)
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of

@@ -230,7 +230,11 @@ class FileSource:
         """A file's text as a declaration. An exception that nobody expected is a problem of this file
         alone."""
         try:
-            declaration = _parsed(text, path, known)
+            with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
+                if known is not None and known.text is not None:
+                    declaration = parse_incrementally(text, path, known.text, known.declaration)
+                else:
+                    declaration = parse_declaration(text, path)
         except Exception as error:
             declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
         self._note(path, declaration)
@@ -271,14 +275,6 @@ class FileSource:
         except Exception as error:
             reason = why(error) if isinstance(error, OSError) else internal_error(error, "writing it")
             self._keeping_faults[path] = f"{self._kept}: cannot keep a copy of {path}: {reason}"
-
-
-def _parsed(text: Utf8, path: str, known: _Read | None) -> Declaration:
-    """What a file says now, read anew where it differs from what it said before."""
-    with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
-        if known is not None and known.text is not None:
-            return parse_incrementally(text, path, known.text, known.declaration)
-        return parse_declaration(text, path)
 
 
 def _unreadable(problem: Problem, known: _Read | None) -> _Read:

@@ -172,7 +172,7 @@ class World:
         for book in books:
             book.changed = self.fitness.overrides_changed
         reconciler = SimpleNamespace(
-            services=self.services, clock=lambda: self.now, progress=Progress(done=1)
+            services=self.services, clock=lambda: self.now, progress=Progress(applied=1)
         )
         self._routes = OverrideRoutes(
             cast(Reconciler, reconciler), self.store, Anybody("nobody"), _settled, lambda: fleet

@@ -42,7 +42,7 @@ class ProgrammedHost:
         addresses = [lab.host.ipv4, lab.host.ipv6]
         self._policy = SelectionPolicy.of(Settings(), addresses)
         self.keeper = ConntrackScheduler(time.monotonic, connect=self._connect, target_of=target_of)
-        self.keeper.host_changed(addresses)
+        self.keeper.host_changed(frozenset(addresses))
         for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
             lab.host.sysctl(name, 1)
 
@@ -57,8 +57,8 @@ class ProgrammedHost:
         declaration = parse_declaration(text, "lab")
         assert declaration.ok, declaration.problems
         new = {f.key: f for service in declaration.services for f in choose(service, self._policy)}
-        self.keeper.update({**dict.fromkeys(self._forwardings), **new})
-        self.keeper.applied()
+        self.keeper.services_changed({**dict.fromkeys(self._forwardings), **new})
+        self.keeper.applied(wrote=True)
         self._forwardings = new
 
     def clean(self) -> Cleaned:

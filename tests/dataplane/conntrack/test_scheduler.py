@@ -43,10 +43,10 @@ class Bench:
     def become(self, *changes: Forwarding | ForwardingKey) -> None:
         """Tell what is new or gone, and that the rules are so."""
         self.update(*changes)
-        self.keeper.applied()
+        self.keeper.applied(wrote=True)
 
     def update(self, *changes: Forwarding | ForwardingKey) -> None:
-        self.keeper.update(
+        self.keeper.services_changed(
             {c.key: c for c in changes if isinstance(c, Forwarding)}
             | dict.fromkeys(c for c in changes if isinstance(c, ForwardingKey))
         )
@@ -72,7 +72,7 @@ def test_a_run_is_due_after_a_change_is_written_and_then_on_the_timer() -> None:
     bench = Bench()
     bench.update(forwarding(*DNS, B1))
     assert not bench.due(), "the rules are not written yet"
-    bench.keeper.applied()
+    bench.keeper.applied(wrote=True)
     assert bench.due()
     bench.clean()
     assert not bench.due()
@@ -117,7 +117,7 @@ def test_flows_to_a_removed_service_end_and_those_of_its_successor_stay() -> Non
 
 def test_a_node_port_that_is_given_up_is_cleaned() -> None:
     bench = Bench(flow(("10.10.0.1", 30053), B1))
-    bench.keeper.host_changed(["10.10.0.1"])
+    bench.keeper.host_changed(frozenset(["10.10.0.1"]))
     bench.become(forwarding(*DNS, B1, node_port=30053))
     bench.become(forwarding(*DNS, B1))
     assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
@@ -177,7 +177,7 @@ def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
 
     keeper = ConntrackScheduler(lambda: 0.0, INTERVAL, FakeTable().connect, look)
     for change in (forwarding(*DNS, B1), forwarding(*DNS, B2)):
-        keeper.update({change.key: change})
+        keeper.services_changed({change.key: change})
     assert seen == [None, default_target(forwarding(*DNS, B1))]
 
 
@@ -191,8 +191,8 @@ def test_a_cancelled_run_is_due_again() -> None:
         return connect()
 
     keeper = ConntrackScheduler(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
-    keeper.update({(f := forwarding(*DNS, B2)).key: f})
-    keeper.applied()
+    keeper.services_changed({(f := forwarding(*DNS, B2)).key: f})
+    keeper.applied(wrote=True)
 
     async def cancel() -> None:
         run = asyncio.create_task(keeper.clean())
@@ -214,7 +214,7 @@ def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_th
     bench.become(gone)
     bench.update(gone.key)
     bench.now += 10 * REMEMBERED_SECONDS
-    bench.keeper.applied()
+    bench.keeper.applied(wrote=True)
     bench.clean()
     bench.now += REMEMBERED_SECONDS - 1
     bench.clean()

@@ -87,7 +87,7 @@ class Contestant(ABC):
         """Plan, write, and clear away what is left over. Raises ApplyError."""
         if plan := await self.dataplane.plan():
             await self.dataplane.apply(plan)
-        await self.dataplane.sweep()
+        await self.dataplane.collect_garbage()
 
     async def become(self, *services: Service) -> None:
         """One step of the reconciler. Raises ApplyError."""

@@ -12,8 +12,7 @@ import pytest
 
 from tests.dataplane.contract.contestants import CONTESTANTS, HOLDING, REFUSAL, Contestant, Held
 from tests.dataplane.declared import kube_like_services, numbered
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.switching import DATAPLANES
+from vipd.dataplane.base import DATAPLANES, ApplyError
 from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
@@ -129,7 +128,7 @@ def test_what_somebody_else_did_is_seen_by_a_look_afresh(play: Play) -> None:
         await one.become(*FIRST)
         one.disturb()
         disturbed = one.held()
-        one.dataplane.forget()
+        one.dataplane.invalidate_all()
         assert await one.dataplane.plan()
         assert one.held() == disturbed
         await one.step()
@@ -180,7 +179,7 @@ def test_a_new_form_gets_a_new_chance_and_so_does_a_look_afresh(play: Play) -> N
             await one.become(ONE)
             assert not one.dataplane.quarantined()
             await one.become(ONE, BAD)
-        one.dataplane.forget()
+        one.dataplane.invalidate_all()
         await one.step()
         assert not one.dataplane.quarantined()
         await as_cold(one)
@@ -191,7 +190,7 @@ def test_a_new_form_gets_a_new_chance_and_so_does_a_look_afresh(play: Play) -> N
 def test_to_forget_amid_a_write_makes_the_next_plan_look(play: Play) -> None:
     async def story(one: Contestant) -> None:
         writing, gate = await write_that_waits(one)
-        one.dataplane.forget()
+        one.dataplane.invalidate_all()
         gate.set()
         await writing
         one.disturb()

@@ -82,7 +82,7 @@ def test_any_block_that_fails_once_as_if_for_its_rules_is_made_good_at_once(tmp_
         kernel.failing[len(kernel.blocks) + number] = "line 1 failed: once"
         machine.become(SECOND)
         assert rules(kernel) == written_by(SECOND, tmp_path)
-        machine.dataplane.forget()
+        machine.dataplane.invalidate_all()
         assert not machine.plan()
 
 
@@ -154,7 +154,7 @@ def test_a_rival_is_found_out_by_looking_afresh(
     machine.become(FIRST)
     rival(kernel)
     assert rules(kernel) != written_by(FIRST, tmp_path)
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     assert machine.step()
     assert rules(kernel) == written_by(FIRST, tmp_path)
 
@@ -165,10 +165,10 @@ def test_a_rule_inserted_before_our_jump_comes_to_stand_behind_it(
     machine.become(FIRST)
     before = kernel.chains("nat")["PREROUTING"]
     kernel.restore("*nat\n-I PREROUTING 1 -s 198.51.100.1/32 -j ACCEPT\nCOMMIT\n")
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     machine.step()
     assert kernel.chains("nat")["PREROUTING"] == [*before, "-s 198.51.100.1/32 -j ACCEPT"]
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     assert not machine.plan()
 
 
@@ -185,7 +185,7 @@ def test_a_rival_between_plan_and_apply_costs_one_retry_at_most(
         machine.apply(plan)
     except ApplyError:
         machine.step()
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     machine.step()
     assert rules(kernel) == written_by(SECOND, tmp_path)
     assert not machine.plan()
@@ -202,7 +202,7 @@ def test_a_rival_between_two_blocks_costs_one_retry_at_most(
         machine.become(SECOND)
     except ApplyError:
         machine.step()
-    machine.dataplane.forget()
+    machine.dataplane.invalidate_all()
     machine.step()
     assert rules(kernel) == written_by(SECOND, tmp_path)
 

@@ -11,6 +11,7 @@ import pytest
 from vipd.dataplane.dual_stack import LARGE
 from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.dispatch import Dispatch
+from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import table
@@ -119,7 +120,9 @@ def test_the_first_chain_is_told_without_compiling(
 def test_looking_at_a_service_compiles_nothing() -> None:
     forwarding = replace(_forwarding(1000), affinity_timeout=600)
     with patch.object(_Compilation, "run", side_effect=AssertionError):
-        dataplane = NftablesDataplane({Family.IPV4: Mock(table=WantedTable(TableOptions(Family.IPV4)))})
+        dataplane = NftablesDataplane(
+            {Family.IPV4: Mock(desired=WantedTable(TableOptions(Family.IPV4)))}, Names("VIPD")
+        )
         chain, holders = dataplane.chains_of(forwarding)
     assert chain == "always-random-1000-pinned-600"
     assert set(holders.values()) == {"numbered"}

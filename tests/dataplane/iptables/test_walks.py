@@ -105,7 +105,7 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
             if number in restarts:
                 walking.restart()
                 assert not walking.plan()
-            walking.dataplane.forget()
+            walking.dataplane.invalidate_all()
             assert str(walking.plan()) == ""
             assert rules(kernel) == cold_start(state, cidrs)
 
@@ -180,7 +180,7 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
         for state in walk:
             faked.become(state)
             real.become(state)
-            real.dataplane.forget()
+            real.dataplane.invalidate_all()
             assert str(real.plan()) == ""
             for stem, family in (("iptables", Family.IPV4), ("ip6tables", Family.IPV6)):
                 assert namespace_rules(namespace, f"{stem}-{variant}-save") == tables(kernel.saved(family))

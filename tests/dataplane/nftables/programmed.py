@@ -92,7 +92,7 @@ class Programmed:
     def step(self) -> NftablesPlan:
         """Plan, write, and clear away what is left over; what was written."""
         plan = self.write()
-        asyncio.run(self.dataplane.sweep())
+        asyncio.run(self.dataplane.collect_garbage())
         return plan
 
     def become(self, *services: Service) -> NftablesPlan:

@@ -173,7 +173,7 @@ def test_one_step_of_the_dataplane_after_the_other(
     with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
         for number in at_least(STEPS, enough):
             programmed.become(states[number % len(states)])
-    programmed.dataplane.forget()
+    programmed.dataplane.invalidate_all()
     assert str(programmed.plan()) == ""
 
 
@@ -191,7 +191,7 @@ def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
             kept = [line for line in changes.splitlines() if not line.startswith(leading)]
             programmed.inside.nft("-f", "-", text="\n".join(kept))
             lab.client.send(VIPS[4], 80, count=10).all_answered()
-            programmed.dataplane.forget()
+            programmed.dataplane.invalidate_all()
             programmed.step()
 
 

@@ -90,6 +90,6 @@ def test_a_difference_leaves_everything_known(tools: Tools, tmp_path: Path) -> N
     before = tools.ran
     assert not programmed.step(), "what a step knows is not touched"
     assert tools.ran == before
-    programmed.dataplane.forget()
+    programmed.dataplane.invalidate_all()
     assert programmed.step()
     assert asyncio.run(told()) == ""

@@ -69,7 +69,7 @@ def test_what_others_do_is_undone(programmed: Programmed, kind_of_change: str) -
     before = programmed.tables()
     programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
     assert programmed.tables() != before
-    programmed.dataplane.forget()
+    programmed.dataplane.invalidate_all()
     programmed.step()
     assert programmed.tables() == before
 
@@ -85,9 +85,9 @@ def test_others_are_seen_and_only_what_they_touched_is_read(
     )
     assert any(actor.name == "nft" for actor in disturbance.actors)
     if disturbance.everything:
-        programmed.dataplane.forget()
+        programmed.dataplane.invalidate_all()
     else:
-        programmed.dataplane.doubt(disturbance.chains)
+        programmed.dataplane.invalidate(disturbance.chains)
     programmed.declare([WEB, PLAIN, numbered(3, "10.244.0.3")])
     programmed.step()
     programmed.become(WEB, PLAIN)
@@ -223,7 +223,7 @@ def test_a_service_moves_to_another_ones_address(programmed: Programmed) -> None
     plan = programmed.become(moved, other)
     texts = [text for text, _ in plan.plans[Family.IPV4].transactions()]
     assert len([text for text in texts if one.addresses[0] in text]) == 1
-    programmed.dataplane.forget()
+    programmed.dataplane.invalidate_all()
     assert str(programmed.plan()) == ""
 
 
@@ -311,7 +311,7 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
         for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
             able = now
             await table._prepare(Nft(f"nftables v{version}"))
-            found.append((table.table.options.affinity, table.table.options.random_fully))
+            found.append((table.desired.options.affinity, table.desired.options.random_fully))
         wanted = TableOptions.of(settings, Family.IPV4).random_fully
         assert found == [(False, False), (False, False), (True, wanted)], "the same one is not asked again"
 

@@ -38,10 +38,10 @@ def test_every_walk_ends_like_a_cold_start(
             if event == "restart":
                 walked.restart()
             elif event == "forget":
-                walked.dataplane.forget()
+                walked.dataplane.invalidate_all()
         fresh.become(*states[-1])
         assert not walked.step(), "the last step had left something to do"
-        walked.dataplane.forget()
+        walked.dataplane.invalidate_all()
         assert str(walked.plan()) == ""
         assert walked.tables() == fresh.tables()
         walked.become()

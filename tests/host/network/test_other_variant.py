@@ -43,8 +43,8 @@ class Host:
     def check(self, variant: str) -> str:
         """The warning of a vipd that uses this variant."""
         settings = load_settings(flags={"iptables_variant": variant})
-        other = OtherVariant(settings, self._namespace.run, self._proc)
-        other.found_own = lambda: self.told.append(variant)
+        found_own = lambda: self.told.append(variant)  # noqa: E731
+        other = OtherVariant(settings, self._namespace.run, self._proc, found_own)
         return asyncio.run(other.check(Family))[0]
 
     def put(self, variant: str, text: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.control.reconciling import DNS, WEB, World, lived
 from tests.dataplane.fake_dataplane import broken_tool
-from vipd.control.heartbeat import Heartbeat
 from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
+from vipd.host.observer import Observer, Observers
 from vipd.host.systemd.notify import Notifier, one_line
 
 
@@ -168,7 +168,7 @@ def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Noti
         clock = Clock()
         Reporter(notifier, world.reconciler, clock)
         world.dataplane.failures = [broken_tool()]
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         assert [text for text in ear.heard() if "READY" in text] == []
         for _ in range(2):
@@ -184,10 +184,10 @@ def test_ready_that_was_not_taken_is_told_again(address: str) -> None:
     async def story(world: World) -> None:
         notifier = Notifier(address)
         Reporter(notifier, world.reconciler, Clock())
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         ear = Ear(address)
-        world.reconciler.pulse.beat()
+        world.reconciler.observers.heartbeat()
         assert any(text.startswith("READY=1") for text in ear.heard())
         ear.close()
         notifier.close()
@@ -200,12 +200,12 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
 
     async def story(world: World) -> None:
         reporter = Reporter(notifier, world.reconciler, clock)
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         ear.heard()
         for _ in range(3):
             await clock.passes(5)
-            reporter.look()
+            reporter.stepped()
         assert ear.heard() == [], "nothing is different"
         await clock.passes(5)  # the look that was put off is over
         clock.now += 5
@@ -233,12 +233,12 @@ def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
         Reporter(notifier, world.reconciler, clock)
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         clock.now += 5
         world.dataplane.kernel = {}
         world.dataplane.failures = [broken_tool()]
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         assert "1 service, 1/1 backends ready, failed: " in ear.heard()[-1]
 
@@ -249,13 +249,13 @@ def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> N
     async def story(world: World) -> None:
         clock = Clock()
         Reporter(notifier, world.reconciler, clock)
-        world.reconciler.pulse.beat()
+        world.reconciler.observers.heartbeat()
         assert any("EXTEND_TIMEOUT_USEC=60000000" in text for text in ear.heard())
         world.dataplane.failures = [broken_tool()]
-        world.reconciler.wake()
+        world.reconciler.request_sync()
         await world.reconciler.step()
         clock.now += 10
-        world.reconciler.pulse.beat()
+        world.reconciler.observers.heartbeat()
         assert not any("EXTEND" in text for text in ear.heard())
 
     stepping(story)
@@ -273,37 +273,47 @@ def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifi
 
 def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
     async def story(world: World) -> None:
-        pulse = world.reconciler.pulse
-        await world.fulfilled(world.reconciler.wake())
-        pulse.every = 0.02
-        world.reconciler.wake()
-        await beaten(pulse, 5)
+        observers = world.reconciler.observers
+        await world.fulfilled(world.reconciler.request_sync())
+        observers.heartbeat_seconds = 0.02
+        world.reconciler.request_sync()
+        await beaten(observers, 5)
         world.dataplane.gate = asyncio.Event()
         world.source.candidate = type(world.source.candidate)((DNS, WEB))
         world.dataplane.entered.clear()
-        wish = world.reconciler.wake()
+        wish = world.reconciler.request_sync()
         await world.dataplane.entered.wait()
-        hung = pulse.beats
+        hung = observers.heartbeats
         await asyncio.sleep(0.2)
-        assert pulse.beats == hung
+        assert observers.heartbeats == hung
         world.dataplane.gate.set()
         await world.fulfilled(wish)
-        await beaten(pulse, 3)
+        await beaten(observers, 3)
 
     lived(story, DNS)
 
 
-async def beaten(pulse: Heartbeat, times: int) -> None:
-    """Return after so many more beats."""
-    reached = asyncio.Event()
-    last = pulse.beats + times
-    pulse.listeners.append(lambda: reached.set() if pulse.beats >= last else None)
+async def beaten(observers: Observers, times: int) -> None:
+    """Return after so many more heartbeats."""
+    reached, last = asyncio.Event(), observers.heartbeats + times
+
+    class Counting(Observer):
+        def heartbeat(self) -> None:
+            if observers.heartbeats >= last:
+                reached.set()
+
+    observers.add(Counting())
     await asyncio.wait_for(reached.wait(), 10)
 
 
-def test_a_pulse_tells_whoever_listens() -> None:
-    pulse, heard = Heartbeat(), []
-    pulse.listeners.append(lambda: heard.append(pulse.beats))
-    pulse.beat()
-    pulse.beat()
+def test_heartbeats_are_told_to_observers() -> None:
+    observers, heard = Observers(), list[int]()
+
+    class Hearing(Observer):
+        def heartbeat(self) -> None:
+            heard.append(observers.heartbeats)
+
+    observers.add(Hearing())
+    observers.heartbeat()
+    observers.heartbeat()
     assert heard == [1, 2]

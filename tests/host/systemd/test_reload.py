@@ -26,7 +26,7 @@ def reloaded(world: World, candidate: object = None, patience: float = 5) -> Rel
 
     async def run() -> Reloaded:
         async with looping(world):
-            await world.reconciler.settled(world.reconciler.wake(), 5)
+            await world.reconciler.wait_synced(world.reconciler.request_sync(), 5)
             return await reload(rescan, world.dataplane, world.reconciler, (world.source,), patience)
 
     return asyncio.run(run())

@@ -60,10 +60,10 @@ def test_of_the_first_load_the_number_alone_is_told(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
 
     async def story(world: World) -> None:
-        await world.fulfilled(world.reconciler.wake())
+        await world.fulfilled(world.reconciler.request_sync())
         assert [line.split(" after")[0] for line in caplog.messages] == ["1 service in the kernel"]
         world.source.candidate = declared(DNS, WEB)
-        await world.fulfilled(world.reconciler.wake())
+        await world.fulfilled(world.reconciler.request_sync())
         assert "service web added: 1 backend; by cli" in caplog.messages
 
     lived(story, DNS)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.host.systemd.manager import until
-from vipd.control.heartbeat import Heartbeat
-from vipd.daemon.daemon import wire
 from vipd.daemon.rule_programs import rule_programs
+from vipd.daemon.wiring import wire
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, find_tools, list_chain, restore, save
+from vipd.host.observer import Observer, Observers
 from vipd.host.process import Finished, ProgramTimeoutError, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
@@ -138,13 +138,18 @@ def test_what_ends_in_time_is_not_touched() -> None:
 def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last sign of life comes no less than the limit before the end: the watchdog waits longer."""
     monkeypatch.setattr("vipd.daemon.rule_programs.BYTES_A_SECOND", 100)
-    pulse = Heartbeat(every=0.1)
 
     async def needing(seconds: float, text: str) -> list[float]:
         beats, clock = list[float](), asyncio.get_running_loop().time
         began = clock()
-        pulse.listeners[:] = [lambda: beats.append(clock() - began)]
-        await rule_programs(nullcontext, pulse, 1.0)(["sleep", str(seconds)], text)
+
+        class Hearing(Observer):
+            def heartbeat(self) -> None:
+                beats.append(clock() - began)
+
+        observers = Observers(0.1)
+        observers.add(Hearing())
+        await rule_programs(nullcontext, observers, 1.0)(["sleep", str(seconds)], text)
         return beats
 
     with pytest.raises(ProgramTimeoutError):

@@ -24,9 +24,9 @@ from tests.observe.explain.world import (
 )
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
+from vipd.dataplane.base import DATAPLANES, DataplaneName
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.dataplane.switching import DATAPLANES, DataplaneName
 from vipd.declaration.native import parse_declaration
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Forwarding

@@ -15,7 +15,7 @@ from tests.faults.equipment import Api, steady_client
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, new_flows, service, wait_for
-from vipd.dataplane.switching import DATAPLANES
+from vipd.dataplane.base import DATAPLANES
 
 pytestmark = pytest.mark.root
 

@@ -229,7 +229,7 @@ def test_flows_of_a_frontend_that_is_gone_are_still_its_service_s() -> None:
         await world.table.sums(anew=True)
         services: dict[str, tuple[Forwarding, ...]] = {"web": ()}
         world.table._services = lambda: services
-        world.table.moved()
+        world.table.stepped()
         while world.heard.told:
             await world.counting.refresh()
         assert world.passed == traffic(15)

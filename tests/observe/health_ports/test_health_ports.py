@@ -134,13 +134,12 @@ class Room:
         self.port, self.other_port = free_port(), free_port()
         self.service = replace(WEB, health_port=self.port)
         self.ports = HealthPorts(self.world.reconciler, self._node_addresses)
-        self.world.reconciler.followers.append(self.ports)
-        self.world.reconciler.after_step.append(self.ports.follow)
+        self.world.reconciler.observers.add(self.ports)
 
     async def declare(self, *services: Service) -> bool:
         """Have these services; returns whether the step worked."""
         self.world.source.candidate = declared(*services)
-        done = await self.world.reconciler.settled(self.world.reconciler.wake(), PATIENCE_SECONDS)
+        done = await self.world.reconciler.wait_synced(self.world.reconciler.request_sync(), PATIENCE_SECONDS)
         await until(self.opened, "every port is open, or known to be taken")
         return done
 
@@ -214,7 +213,7 @@ def test_503_while_vipd_fails_and_200_when_it_works_again() -> None:
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
         assert reply.json["localEndpoints"] == 2
         room.world.dataplane.failures.clear()
-        await room.world.fulfilled(room.world.reconciler.wake())
+        await room.world.fulfilled(room.world.reconciler.request_sync())
         assert (await room.get()).status == 200
 
     lived(story)

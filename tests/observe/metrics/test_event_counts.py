@@ -28,7 +28,7 @@ def test_only_writes_have_a_duration_and_only_good_steps_are_a_success() -> None
     async def story() -> None:
         async with watched(mixed()[:1]) as world:
             tally = MetricCounters(world.reconciler, (world.source,))
-            world.reconciler.after_step.append(tally.look)
+            world.reconciler.observers.add(tally)
             await world.step()
             first = tally.last_success
             assert first is not None

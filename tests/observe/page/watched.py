@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +15,8 @@ from aiohttp import ClientSession
 from tests.control.reconciling import FakeSource
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import declared
-from vipd.control.reconciler import Reconciler
+from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.reconciler import Partners, Reconciler
 from vipd.dataplane.counting import Place as BackendPlace
 from vipd.host.supervisor import Supervisor
 from vipd.model.backend_status import BackendStatus, BackendStatuses
@@ -34,12 +34,12 @@ PATIENCE_SECONDS = 60.0
 ABOUT = {"host": "lb1", "version": "1.2.3", "started": "2026-01-01T00:00:00Z"}
 
 
-@dataclass
-class BackendStatusSource:
+class BackendStatusSource(BackendStatusTracker):
     """Says how backends stand, as a test tells it."""
 
-    stood: dict[str, dict[str, BackendStatus]] = field(default_factory=dict)
-    _moved: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        super().__init__()
+        self.stood: dict[str, dict[str, BackendStatus]] = {}
 
     def stand(self, service: str, backend: str, standing: BackendStatus | None) -> None:
         """From now on a backend stands like this; None: as declared."""
@@ -47,22 +47,14 @@ class BackendStatusSource:
         of_service.pop(backend, None)
         if standing is not None:
             of_service[backend] = standing
-        self._moved.add(service)
+        self._dirty.add(service)
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
         """All are known."""
 
-    def moved(self) -> frozenset[str]:
-        """Those that were told of since the last step."""
-        return frozenset(self._moved)
-
     def backend_statuses(self, service: Service) -> BackendStatuses:
         """As told."""
         return dict(self.stood.get(service.name, {}))
-
-    def taken_up(self, services: frozenset[str]) -> None:
-        """The step has them."""
-        self._moved -= services
 
 
 PAGE = "keeping the status page"
@@ -76,7 +68,7 @@ class Watched:
         self.source = FakeSource(self.dataplane, *services)
         foreign_chains = FakeSurroundings()
         self.reconciler = Reconciler(
-            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), self.judges
+            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), Partners(self.judges)
         )
         self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
         self.table = Table(4200, 262144, accounting=False)
@@ -130,7 +122,7 @@ class Watched:
 
     async def step(self) -> None:
         """Return once the reconciler has taken up whatever is new."""
-        await self.reconciler.settled(self.reconciler.wake(), PATIENCE_SECONDS)
+        await self.reconciler.wait_synced(self.reconciler.request_sync(), PATIENCE_SECONDS)
 
     async def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], str]:
         """Status, headers and body of a GET."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from vipd.dataplane.conntrack.checkpoint import Checkpoint, Former
 from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
@@ -21,6 +21,7 @@ from vipd.dataplane.conntrack.stale import (
     destinations,
     kind_of,
 )
+from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Protocol
 
@@ -42,12 +43,12 @@ MOST_FORMER = 10_000
 """Backends that a destination had since the last good run."""
 
 
-class ConntrackScheduler:
+class ConntrackScheduler(Observer):
     """Follows the forwardings and cleans after them.
 
-    The caller says `update` whenever the dataplane is told the same, `applied` once the kernel's rules are
-    as told, and calls `clean` when `due`. Nothing is due between an update and its `applied`: until then the
-    old rules make the very flows that a run would end. A failed run stays due; when to try again is the
+    The caller calls `services_changed` whenever the dataplane is told the same, `applied` once the kernel's
+    rules are as told, and `clean` when `due`. Nothing is due between a change and its `applied`: until then
+    the old rules make the very flows that a run would end. A failed run stays due; when to try again is the
     caller's.
     """
 
@@ -77,8 +78,6 @@ class ConntrackScheduler:
         """When the rules without it were written; None: not yet."""
         self._resets: dict[Destination, float | None] = {}
         """The same for those whose clients get a reset."""
-        self.resets_changed: Callable[[], object] = lambda: None
-        """Called when `resets` is other than after the last `update`."""
         self._host_addresses: frozenset[str] = frozenset()
         self._applied = False
         self._changed = False
@@ -99,7 +98,7 @@ class ConntrackScheduler:
         """Whether `clean` should be called now."""
         return self._applied and (self._changed or self._clock() >= self._next_run)
 
-    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are gone: what the dataplane's `update` takes."""
         if not changes:
             return
@@ -116,11 +115,10 @@ class ConntrackScheduler:
                 self._places[key] = new[key]
                 self._add(key, self._target_of(forwarding))
 
-    def host_changed(self, addresses: Iterable[str]) -> None:
+    def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
-        new = frozenset(addresses)
-        if new != self._host_addresses:
-            self._host_addresses, self._applied = new, False
+        if addresses != self._host_addresses:
+            self._host_addresses, self._applied = addresses, False
 
     async def load(self) -> None:
         """Read the checkpoint. Called before the first update, so that no rule of an earlier process that
@@ -142,9 +140,8 @@ class ConntrackScheduler:
                 self._judge_by(place, Target(frozenset(), ends_flows=True, former=left.backends))
                 self._former[place], self._removed[place] = left.backends, since
         self._expire_resets(now)
-        self.resets_changed()
 
-    def applied(self, wrote: bool = True) -> None:
+    def applied(self, wrote: bool) -> None:
         """The kernel's rules are as the updates say. Call it after every good step.
 
         `wrote`: rules had to be written. If they were missing, flows that began meanwhile are not translated.
@@ -228,7 +225,6 @@ class ConntrackScheduler:
             del self._resets[place]
         if ended:
             self._saved = False
-            self.resets_changed()
 
     def _judge_by(self, place: Destination, target: Target | None) -> None:
         """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""

@@ -67,7 +67,7 @@ class ForwardAccepts:
         self._found: tuple[Found, ...] = ()
         self._problems: tuple[str, ...] = ()
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Somebody may have changed chains of the forward hook: the next plan reads them."""
         self._doubted = True
 

@@ -1,19 +1,21 @@
 """One address family's rules at work: what is wanted, what the kernel is known to hold, and the way between.
 
-A restore that fails because of its rules is tried again in halves until the forwarding at fault is alone. It
-is quarantined: the kernel keeps what it had for it, and all others are programmed.
+A restore that fails because of its rules is tried again in parts (`vipd.dataplane.family`): what was touched
+since the last good write is reverted, and then programmed again in halves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
 from vipd.dataplane.iptables.base_chains import entry_jumps
+from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.former import FormerRules, Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
@@ -29,38 +31,40 @@ from vipd.dataplane.programs import Programs, usable
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
 READ_WHOLE_ABOVE = 64
-"""Doubtful chains above which everything is read: a process for each would take longer."""
+"""Chains in doubt above which everything is read: a process for each would take longer."""
 
-SWEEP_LATER_ABOVE = 5000
-"""Chains above which deletions wait for `sweep`."""
-
-LARGE = 500
-"""Endpoints that changes are about above which a plan is made beside the event loop."""
-
-T = TypeVar("T")
+COLLECT_LATER_ABOVE = 5000
+"""Chains above which deletions wait for `collect_garbage`."""
 
 KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
 
 Suspects = Sequence[tuple[ForwardingKey, Forwarding | None]]
 
 
-class FamilyRules:
+class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
     """The rules of one family. Without tools it fails only when something is wanted of it."""
 
     def __init__(
-        self, family: Family, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
+        self,
+        family: Family,
+        settings: Settings,
+        record: HostRecord,
+        run: Runner,
+        counter: RuleCounter,
+        kept: Kept = tuple,
     ) -> None:
-        self._family, self._settings, self._record, self._run = family, settings, record, run
+        """`counter` counts the flows of these rules: before a write it reads what that would lose."""
+        super().__init__(family, settings, record, run)
+        self._counter = counter
         variant = settings.iptables_variant
         self.programs = Programs(program_names(family, variant), lambda: find_tools(family, variant, run))
-        self.ruleset = Ruleset(RuleOptions.of(settings, family, random_fully=False))
+        self.desired = Ruleset(RuleOptions.of(settings, family, random_fully=False))
         self._former = FormerRules(family, settings.chain_prefix, run, kept)
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
@@ -69,60 +73,41 @@ class FamilyRules:
         """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
         self._unwritten = False
         """A plan for everything was made and not written: the next one must look at everything too."""
-        self._doubtful: set[ChainId] = set()
+        self._in_doubt: set[ChainId] = set()
         """Chains that somebody may have changed."""
-        self._unswept: set[ChainId] = set()
+        self._garbage: set[ChainId] = set()
         """Chains that are still there although nothing reaches them."""
-        self._doubted = False
         self._writes = 0
         self._writing = False
         self._abilities: Abilities | None = None
         self._wrote = False
-        self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
 
     @property
     def tools(self) -> Tools | ApplyError:
         """What is in use, or why nothing can be."""
         return self.programs.found
 
-    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take a forwarding's new form, or its end. A new form gets a new chance."""
-        self._quarantine.pop(key, None)
-        self.ruleset.update(key, forwarding)
+    def version(self) -> str:
+        """iptables as it names itself, or why there is none."""
+        return str(self.tools) if isinstance(self.tools, ApplyError) else self.tools.version_text
 
-    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
-        return self.ruleset.work_of(key, forwarding)
+    def _reconfigure(self, options: RuleOptions) -> None:
+        self.desired.reconfigure(options)
 
-    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Compile what the next `update` of this key needs. May run in a thread."""
-        self.ruleset.compile_ahead(key, forwarding)
+    def _forget_installed(self) -> None:
+        self._installed = None
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """Node ports may be limited to some of this host's addresses."""
-        limited = self._settings.node_addresses(self._family, addresses)
-        self.ruleset.reconfigure(replace(self.ruleset.options, node_port_addresses=limited))
-
-    def forget(self) -> None:
-        """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
-        one may be on its way into the kernel now."""
-        self._doubted = True
-
-    def doubt(self, chains: Collection[ChainId]) -> None:
+    def invalidate(self, chains: Collection[ChainId]) -> None:
         """Somebody may have changed these chains, and no others: the next plan reads them alone."""
         if len(chains) > READ_WHOLE_ABOVE:
-            self._doubted = True
-        self._doubtful.update(chains)
-
-    def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
-        return {key: reason for key, (_, reason) in self._quarantine.items()}
+            self._invalid = True
+        self._in_doubt.update(chains)
 
     def warnings(self) -> list[str]:
         """What the kernel's lack of something means for services."""
         found = [self._former.warning] if self._former.warning else []
         if self._abilities:
-            pinned, accepts = self.ruleset.services_with_affinity(), self._settings.accept_forwarded
+            pinned, accepts = self.desired.services_with_affinity(), self._settings.accept_forwarded
             found += shortcomings(self._abilities, self._family, pinned, accepts=accepts)
         return found
 
@@ -134,133 +119,130 @@ class FamilyRules:
         return WatchedFamily(self._family, tools.legacy, lambda: save(tools, self._run), self._expected)
 
     def _expected(self) -> Expected | None:
-        if self._installed is None or self._writing or self._doubted:
+        if self._installed is None or self._writing or self._invalid:
             return None
         return Expected(self._writes, self._installed)
 
     async def find_tools(self) -> None:
         """Look for the programs, if that is due. Other ones than before know nothing of what was written."""
-        wanted = self._wrote or bool(self.ruleset.shared())
-        if not await self.programs.look(needed=wanted) or not isinstance(self.tools, Tools):
+        wanted = self._wrote or bool(self.desired.shared())
+        if not await self.programs.look(needed=wanted):
             return
-        addresses = self.ruleset.options.node_port_addresses
+        if not isinstance(self.tools, Tools):
+            self._counter.stop(self._family)
+            return
+        save_counted = partial(save, self.tools, self._run, counters=True)
+        self._counter.use(self._family, save_counted if self.tools.legacy else None)
+        addresses = self.desired.options.node_port_addresses
         options = RuleOptions.of(self._settings, self._family, self.tools.random_fully)
-        self.ruleset.reconfigure(replace(options, node_port_addresses=addresses))
+        self.desired.reconfigure(replace(options, node_port_addresses=addresses))
         self._installed = self._abilities = None
         self._writes += 1
 
     async def plan(self) -> Plan:
         """What has to be written now. Raises ApplyError."""
         await self.find_tools()
-        if isinstance(self.tools, ApplyError) and not (self._wrote or self.ruleset.shared()):
+        if isinstance(self.tools, ApplyError) and not (self._wrote or self.desired.shared()):
             return Plan()
         tools = usable(self.tools)
-        if self._doubted:
+        if self._invalid:
             self._start_anew()
         fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(tools)
-        if await self._beside(self.ruleset.shared):
+        large = self.desired.changes > LARGE
+        if large:
+            await asyncio.to_thread(self.desired.shared)  # what follows finds it done
+        if self.desired.shared():
             await self._prepare(tools)
         self._installed = installed
-        if not fresh:
-            await self._read_doubtful(tools, installed)
-            return self._settled(await self._beside(lambda: self._changed(installed)))
-        self._unswept.clear()
-        self._doubtful.clear()
-        plan = self._settled(await self._beside(lambda: self._whole(installed)))
-        self._unwritten = bool(plan)
+        if fresh:
+            self._garbage.clear()
+            self._in_doubt.clear()
+        else:
+            await self._read_in_doubt(tools, installed)
+        compare = partial(self._compare, installed, everything=fresh)
+        plan = await asyncio.to_thread(compare) if large else compare()
+        plan = replace(plan, former=self._former.plan)
+        if not plan:
+            self.desired.written()
+        self._unwritten = bool(plan) if fresh else self._unwritten
         return plan
 
-    async def _beside(self, work: Callable[[], T]) -> T:
-        """What some work comes to, done beside the event loop where there is much of it."""
-        return await asyncio.to_thread(work) if self.ruleset.changes > LARGE else work()
-
-    def _changed(self, installed: Installed) -> Plan:
-        """The plan for what was touched."""
-        return self._planned(self._without_deletions(self.ruleset.touched(), installed), installed)
+    def _compare(self, installed: Installed, *, everything: bool) -> Plan:
+        """The plan for everything, or for what is dirty."""
+        if everything:
+            wanted = self.desired.whole(installed.chains)
+            for group in (*wanted.leaves, wanted.shared):
+                recognise(installed, group)
+        else:
+            wanted = self._without_deletions(self.desired.touched(), installed)
+        return make_plan(wanted, installed, self._names, self._batches())
 
     async def survey(self) -> Installed | None:
         """What the kernel holds now, nothing that is known of it being touched. None: no tools, and nothing
         wanted. Raises ApplyError."""
-        if isinstance(self.tools, ApplyError) and not self.ruleset.shared():
+        if isinstance(self.tools, ApplyError) and not self.desired.shared():
             return None
         tools = usable(self.tools)
         return await self._read(await save(tools, self._run), tools)
 
     def difference(self, surveyed: Installed | None) -> Plan:
         """What would have to be written where the kernel is as surveyed."""
-        return Plan() if surveyed is None else self._whole(surveyed)
+        return Plan() if surveyed is None else self._compare(surveyed, everything=True)
 
-    def _whole(self, installed: Installed) -> Plan:
-        """The plan for everything."""
-        wanted = self.ruleset.whole(installed.chains)
-        for group in (*wanted.leaves, wanted.shared):
-            recognise(installed, group)
-        return self._planned(wanted, installed)
-
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
-        if not self._unswept or self._installed is None or self._doubted:
+        if not self._garbage or self._installed is None or self._invalid:
             return
-        gone = frozenset(self._unswept - self.ruleset.chains_in_use())
-        self._unswept.clear()
-        wanted = Wanted((), {}, entry_jumps(self.ruleset.options), gone)
-        plan = self._planned(wanted, self._installed)
+        gone = frozenset(self._garbage - self.desired.chains_in_use())
+        self._garbage.clear()
+        wanted = Wanted((), {}, entry_jumps(self.desired.options), gone)
+        plan = make_plan(wanted, self._installed, self._names, self._batches())
         if plan:
             await self._write(plan, settles=False)
 
-    def _planned(self, wanted: Wanted, installed: Installed) -> Plan:
-        legacy = not isinstance(self.tools, ApplyError) and self.tools.legacy
-        return make_plan(wanted, installed, self._names, Batches.of(legacy=legacy))
+    def _batches(self) -> Batches:
+        return Batches.of(legacy=not isinstance(self.tools, ApplyError) and self.tools.legacy)
 
     def _without_deletions(self, wanted: Wanted, installed: Installed) -> Wanted:
         """In a large table one deletion makes iptables-nft-restore read every chain: 0.2 s of 0.25 s for one
-        changed backend among 10,000 services. Nothing reaches those chains, so they can wait for `sweep`."""
-        if len(installed.chains) <= SWEEP_LATER_ABOVE or not self.ruleset.shared():
+        changed backend among 10,000 services. Nothing reaches those chains, so they can wait for
+        `collect_garbage`."""
+        if len(installed.chains) <= COLLECT_LATER_ABOVE or not self.desired.shared():
             return wanted
-        self._unswept |= wanted.gone
+        self._garbage |= wanted.gone
         return replace(wanted, gone=frozenset())
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
-        if not plan:
-            return
+        await self._counter.before(self._family, plan.changes)
         try:
-            await self._write(plan)
+            if plan:
+                await self._write(plan)
         except ApplyError as error:
             if not error.rules_at_fault:
                 raise
             await self._bisect(error)
+        self._counter.written(self._family, plan.changes)
 
-    async def _read_doubtful(self, tools: Tools, installed: Installed) -> None:
-        chains, self._doubtful = self._doubtful, set()
-        jumps = entry_jumps(self.ruleset.options)
+    async def _read_in_doubt(self, tools: Tools, installed: Installed) -> None:
+        chains, self._in_doubt = self._in_doubt, set()
+        jumps = entry_jumps(self.desired.options)
         for chain in chains:
             try:
                 rules = await read_chain(tools, self._names, chain, jumps.get(chain, ()), self._run)
             except ApplyError:
-                self.forget()  # what has not been looked at must not be taken for known
+                self.invalidate_all()  # what has not been looked at must not be taken for known
                 raise
             holder = installed.chains if self._names.owns(chain) else installed.builtins
             holder.pop(chain, None)
             if rules is not None:
                 holder[chain] = rules
         if chains:
-            self.ruleset.touch(chains)
-            wanted = self.ruleset.touched()
+            self.desired.touch(chains)
+            wanted = self.desired.touched()
             for group in (*wanted.leaves, wanted.shared):
                 recognise(installed, {chain: group[chain] for chain in chains & group.keys()})
-
-    def _start_anew(self) -> None:
-        self._doubted, self._installed = False, None
-        for key, (forwarding, _) in list(self._quarantine.items()):
-            self.update(key, forwarding)
-
-    def _settled(self, plan: Plan) -> Plan:
-        plan = replace(plan, former=self._former.plan)
-        if not plan:
-            self.ruleset.written()
-        return plan
 
     async def _observe(self, tools: Tools) -> Installed:
         text = await save(tools, self._run)
@@ -271,26 +253,20 @@ class FamilyRules:
         return await self._read(text, tools)
 
     async def _read(self, saved: str, tools: Tools) -> Installed:
-        jumps = entry_jumps(self.ruleset.options)
-        return await read_all(saved, tools, self._names, self.ruleset.shared(), jumps, self._run)
+        jumps = entry_jumps(self.desired.options)
+        return await read_all(saved, tools, self._names, self.desired.shared(), jumps, self._run)
 
     async def _prepare(self, tools: Tools) -> None:
         """Before the first write: say on disk what will be there, and find out what this host can do."""
-        if self._missing_tables or self._abilities is None:
-            try:
-                self._record.rules(self._settings.chain_prefix, self._missing_tables)
-            except OSError as error:
-                what = "what is done to this host cannot be recorded"
-                why = error.strerror or str(error)
-                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
-            self._missing_tables = []
+        self._record_rules(self._missing_tables)
+        self._missing_tables = []
         if self._abilities is None:
             await self._probe(tools)
 
     async def _probe(self, tools: Tools) -> None:
         self._abilities = abilities = await probe(tools, self._names, self._family, self._run)
-        options = self.ruleset.options
-        self.ruleset.reconfigure(
+        options = self.desired.options
+        self.desired.reconfigure(
             replace(
                 options,
                 affinity=abilities.affinity,
@@ -320,22 +296,23 @@ class FamilyRules:
         plan.settle(self._installed)
         if settles:
             self._unwritten = False
-            self.ruleset.written()
+            self.desired.written()
 
     async def _bisect(self, error: ApplyError) -> None:
         """Find which forwardings the kernel does not take, and program all others."""
-        suspects = list(self.ruleset.hold_back().items())
+        suspects = list(self.desired.hold_back().items())
         admitted = 0
         try:
             await self._rewrite()
             await self._require_tools(error)
             log.warning("%s; looking for the service at fault among %d", error, len(suspects))
-            await self._reapply(suspects)
+            for (key, forwarding), why in await bisect(suspects, self._reapply):
+                self._hold(key, forwarding, why)
             admitted = len(suspects)
         finally:
             if not admitted:
                 for key, forwarding in suspects:
-                    self.ruleset.update(key, forwarding)
+                    self.desired.update(key, forwarding)
 
     async def _require_tools(self, error: ApplyError) -> None:
         """Raise the error when the tool takes no rules at all: then no service is to blame."""
@@ -346,27 +323,16 @@ class FamilyRules:
             raise error from None
 
     async def _reapply(self, suspects: Suspects) -> None:
-        """Program these forwardings; whoever fails alone is quarantined."""
+        """Program these forwardings, all or, when it raises, none."""
         for key, forwarding in suspects:
-            self.ruleset.update(key, forwarding)
+            self.desired.update(key, forwarding)
         try:
             await self._rewrite()
         except ApplyError as error:
-            if not error.rules_at_fault:
-                raise
-            self.ruleset.hold_back()
-            await self._rewrite()
-            if len(suspects) == 1:
-                self._quarantine[suspects[0][0]] = (suspects[0][1], error.why)
-                key = suspects[0][0]
-                extra = fields(
-                    Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=error.why
-                )
-                log.error("%s is quarantined: %s", key.service_port, error.why, extra=extra)
-                return
-            middle = len(suspects) // 2
-            await self._reapply(suspects[:middle])
-            await self._reapply(suspects[middle:])
+            if error.rules_at_fault:
+                self.desired.hold_back()
+                await self._rewrite()
+            raise
 
     async def _rewrite(self) -> None:
         await self._write(await self.plan())

@@ -72,19 +72,15 @@ class Ruleset:
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
-        fragment = self._compiled(key, forwarding) if forwarding else None
+        known, compiler, fragment = self._ahead.pop(key, (None, None, None))
+        if known is not forwarding or compiler is not self._compiler:
+            fragment = self._compiler.compile(forwarding) if forwarding else None
         before = self._forwardings.pop(key, None)
         self._endpoints -= before.known() if before else 0
         if forwarding is not None:
             self._forwardings[key] = forwarding
             self._endpoints += forwarding.known()
         self._replace(key, fragment)
-
-    def _compiled(self, key: ForwardingKey, forwarding: Forwarding) -> Fragment:
-        known, compiler, fragment = self._ahead.pop(key, (None, None, None))
-        if fragment is not None and known is forwarding and compiler is self._compiler:
-            return fragment
-        return self._compiler.compile(forwarding)
 
     def reconfigure(self, options: RuleOptions) -> None:
         """Take other options, such as the addresses of this host that answer on node ports."""

@@ -105,6 +105,26 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class _PinRules:
+    """The rules of affinity by what they do; `Spread._pinned` has their order."""
+
+    look_up: str
+    """Find the client's pin."""
+    remember: str
+    """Make a pin to the endpoint, or have the one that there is last anew."""
+    restore: str
+    """Put the client's address back."""
+    translate: str
+    """Translate to the endpoint."""
+    forget: str
+    """Delete the pin."""
+    pick: str
+    """From a slot to the endpoint in it."""
+    agree: str
+    """Take the endpoint of the pin that stands."""
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Gives a flow one of a frontend's slots, and sends it to the endpoint there."""
 
@@ -147,29 +167,58 @@ class Spread:
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
     def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """A pin to a number that leads to no endpoint any more is forgotten, and the client gets another.
+        """The rules of a service with affinity. The packet's two addresses serve as registers, since one rule
+        hands nothing else on to the next:
 
-        The source address is a register too: from a rule that looks for a pin or makes one it is the service
-        port, and then the client again. Of a client's flows that begin at the same moment on several
-        processors each may have chosen; the first one's pin stands, and the others follow it.
+            rule           runs if     source holds then  destination holds then
+            -------------  ----------  -----------------  ----------------------------------------
+            1  look up     always      service number     number of the pinned endpoint, or as before
+            2  remember    numbered    service number     the same; the pin lasts anew
+            3  restore     always      client             the same
+            4  translate   numbered    client             endpoint: the packet leaves the chain
+            5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
+            6  choose      always      any                number of the chosen slot
+            7  pick        always      any                number of the endpoint in that slot
+            8  remember    numbered    service number     the same; there is a pin
+            9  agree       numbered    service number     number of the endpoint of the pin that stands
+            10 restore     always      client             the same
+            11 translate   numbered    client             endpoint: the packet leaves the chain
+            12 forget      numbered    service number     the same; the pin is deleted
+            13 first slot  always      any                number of slot 0
+            14 pick        always      any                number of the endpoint in slot 0
+            15 remember    numbered    service number     the same; there is a pin
+            16 restore     always      client             the same
+            17 translate   numbered    client             endpoint: the packet leaves the chain
+
+        "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
+        which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
+        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
+        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
+        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        just emptied; slot 0 is there.
         """
-        ip, numbers = options.ip, f"{options.ip} daddr {RESERVED[options.family]}"
-        frontend = self._frontend(options)
-        client = pin_key(options)
-        service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
-        restore = f"{ip} saddr set ct original {ip} saddr"
-        remember = f"{numbers} {service} update @pins {{ {client} timeout {self.timeout}s : {ip} daddr }}"
-        agree = f"{numbers} {ip} daddr set {client} map @pins"
-        numbered = self.place.numbered(self.local).name
-        translate = f"{numbers} dnat {ip} to {frontend} . {ip} daddr map @{numbered}"
-        forget = f"{numbers} {service} delete @pins {{ {client} : {ip} daddr }}"
-        yield f"{service} {ip} daddr set {client} map @pins"
-        yield from (remember, restore, translate)
-        yield forget
-        chosen, first = self._choices(options)
-        pick = f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}"
-        yield from (chosen, pick, remember, agree, restore, translate, forget)
-        yield from (first, pick, remember, restore, translate)
+        rule = self._pin_rules(options)
+        choose, first_slot = self._choices(options)
+        yield from (rule.look_up, rule.remember, rule.restore, rule.translate, rule.forget)  # 1 to 5
+        yield from (choose, rule.pick, rule.remember, rule.agree)  # 6 to 9
+        yield from (rule.restore, rule.translate, rule.forget)  # 10 to 12
+        yield from (first_slot, rule.pick, rule.remember, rule.restore, rule.translate)  # 13 to 17
+
+    def _pin_rules(self, options: TableOptions) -> _PinRules:
+        ip, frontend, client = options.ip, self._frontend(options), pin_key(options)
+        numbered = f"{ip} daddr {RESERVED[options.family]}"
+        to_service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
+        endpoints = self.place.numbered(self.local).name
+        pin = f"{client} timeout {self.timeout}s : {ip} daddr"
+        return _PinRules(
+            look_up=f"{to_service} {ip} daddr set {client} map @pins",
+            remember=f"{numbered} {to_service} update @pins {{ {pin} }}",
+            restore=f"{ip} saddr set ct original {ip} saddr",
+            translate=f"{numbered} dnat {ip} to {frontend} . {ip} daddr map @{endpoints}",
+            forget=f"{numbered} {to_service} delete @pins {{ {client} : {ip} daddr }}",
+            pick=f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}",
+            agree=f"{numbered} {ip} daddr set {client} map @pins",
+        )
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
-from vipd.dataplane.dual_stack import Families, FamilyPlans
-from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.dual_stack import DualStackDataplane, FamilyPlans
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.nftables.compile import fill_tables, first_chain
 from vipd.dataplane.nftables.family import FamilyTable
-from vipd.dataplane.nftables.flow_counter import Element
-from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.tools import NFT, find_nft
+from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
 from vipd.host.changes import HostRecord
 from vipd.host.netlink_socket import OpenSocket, open_netlink
@@ -25,10 +26,15 @@ from vipd.model.service import Balance, Family
 NftablesPlan: TypeAlias = FamilyPlans[Plan]
 
 
-class NftablesDataplane(Families[FamilyTable, Plan]):
+class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
     """Implements `vipd.dataplane.base.Dataplane`. Make it with `start`."""
 
     name = "nftables"
+
+    def __init__(self, families: Mapping[Family, FamilyTable], names: Names) -> None:
+        super().__init__(families)
+        self._names = names
+        self.counter = ElementCounter(self.counted, self.forwardings)
 
     @classmethod
     async def start(
@@ -38,7 +44,8 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
         then. `open_socket` makes netlink sockets in the network namespace in which `run` runs programs."""
         nft = Programs((NFT,), lambda: find_nft(run))
         await nft.look()
-        return cls({f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family})
+        families = {f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family}
+        return cls(families, Names(settings.chain_prefix))
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Fill the lookup tables of `source-hash`, then compile what is large."""
@@ -46,16 +53,19 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
             await asyncio.to_thread(fill_tables, hashed)
         await super().prepare(changes)
 
-    def doubt(self, chains: Collection[tuple[Family, ChainId]]) -> None:
+    def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Somebody may have changed these chains, maps and sets, and nothing else."""
         for family, table in self._families.items():
             if names := {chain.name for of, chain in chains if of is family}:
-                table.doubt(names)
+                table.invalidate(names)
+
+    def watch(self, own: OwnProcesses) -> TableWatch:
+        """Sees that somebody else changes the table."""
+        return TableWatch(self._names, own)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The chain that the service's first frontend leads to, and for each endpoint its map."""
-        options = self.options_of(forwarding.key.family)
-        chain = first_chain(forwarding, options)
+        chain = first_chain(forwarding, self._families[forwarding.key.family].desired.options)
         held = (
             "node_endpoints" if not (forwarding.addresses or forwarding.external_addresses) else "endpoints"
         )
@@ -73,12 +83,4 @@ class NftablesDataplane(Families[FamilyTable, Plan]):
     def forwardings(self) -> Iterator[Forwarding]:
         """All that are wanted."""
         for table in self._families.values():
-            yield from table.table.forwardings()
-
-    def options_of(self, family: Family) -> TableOptions:
-        """Everything besides the forwardings that shapes a family's table."""
-        return self._families[family].table.options
-
-    def versions(self) -> dict[str, str]:
-        """nft as it names itself, for each family."""
-        return {str(family): table.version() for family, table in self._families.items()}
+            yield from table.desired.forwardings()

@@ -1,19 +1,20 @@
 """One address family's table at work: what is wanted, what the kernel is known to hold, and the way between.
 
-A transaction that fails because of what is in it is tried in halves until the forwarding at fault is alone.
-It is quarantined: the kernel keeps what it had for it, and all others are programmed.
+A transaction that fails because of what is in it is tried again in parts (`vipd.dataplane.family`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
 from vipd.dataplane.nftables.layout import FLOWS
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
@@ -35,22 +36,18 @@ from vipd.host.changes import HostRecord
 from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.host.systemd.fields import Event, fields
-from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LARGE = 500
-"""Forwardings in a plan above which it is a load."""
-
-_DOUBTED = FoundChain(None, ("doubted",))
+_IN_DOUBT = FoundChain(None, ("doubted",))
 """Equal to no chain that is wanted, but for its hook."""
 
 
-class FamilyTable:
+class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
     """The table of one family. Without nft it fails only when something is wanted of it."""
 
     def __init__(
@@ -62,59 +59,29 @@ class FamilyTable:
         run: Runner,
         open_socket: OpenSocket,
     ) -> None:
-        self._family, self._nft, self._settings = family, nft, settings
-        self._record, self._run, self._open = record, run, open_socket
-        self.table = WantedTable(TableOptions.of(settings, family))
+        super().__init__(family, settings, record, run)
+        self._nft, self._open = nft, open_socket
+        self.desired = WantedTable(TableOptions.of(settings, family))
         self._installed: Installed | None = None
         """Besides elements. None: nothing is known, so the next plan reads all."""
         self._elements_known = False
         """The elements are those that were last written."""
-        self._doubtful: set[str] = set()
+        self._in_doubt: set[str] = set()
         """Chains and holders that somebody may have changed."""
-        self._doubted = False
         self._abilities: Abilities | None = None
         self._probed: Nft | None = None
         """The program by which they were found out."""
-        self._recorded = False
-        self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
 
-    def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Take a forwarding's new form, or its end. A new form gets a new chance."""
-        self._quarantine.pop(key, None)
-        self.table.update(key, forwarding)
-
-    def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
-        return self.table.work_of(key, forwarding)
-
-    def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Compile what the next `update` of this key needs. May run in a thread."""
-        self.table.compile_ahead(key, forwarding)
-
-    def host_changed(self, addresses: frozenset[str]) -> None:
-        """Node ports may be limited to some of this host's addresses."""
-        limited = self._settings.node_addresses(self._family, addresses)
-        self._reconfigure(replace(self.table.options, node_port_addresses=limited))
-
-    def forget(self) -> None:
-        """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
-        one may be on its way into the kernel now."""
-        self._doubted = True
-
-    def doubt(self, names: Collection[str]) -> None:
+    def invalidate(self, names: Collection[str]) -> None:
         """Somebody may have changed these chains and holders, and nothing else. An empty name: the table."""
-        self._doubted = self._doubted or "" in names
-        self._doubtful.update(names)
-
-    def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
-        return {key: reason for key, (_, reason) in self._quarantine.items()}
+        self._invalid = self._invalid or "" in names
+        self._in_doubt.update(names)
 
     def warnings(self) -> list[str]:
         """What the kernel's lack of something means for services."""
         if self._abilities is None:
             return []
-        pinned = {f.key.service for f in self.table.forwardings() if f.affinity_timeout is not None}
+        pinned = {f.key.service for f in self.desired.forwardings() if f.affinity_timeout is not None}
         return shortcomings(self._abilities, self._family, sorted(pinned))
 
     def version(self) -> str:
@@ -124,21 +91,20 @@ class FamilyTable:
 
     async def plan(self) -> Plan:
         """What has to be written now. Raises ApplyError."""
-        needed = len(self.table) > 0 or self._installed is not None
+        needed = len(self.desired) > 0 or self._installed is not None
         await self._nft.look(needed=needed)
         if isinstance(self._nft.found, ApplyError) and not needed:
-            return Plan(self.table.options.table)
+            return Plan(self.desired.options.table)
         nft = usable(self._nft.found)
-        if self._doubted:
+        if self._invalid:
             self._start_anew()
-        if len(self.table):
+        if len(self.desired):
             await self._prepare(nft)
         if self._must_read():
             plan = await self._read_and_compare()
-        elif self.table.changes > LARGE:
-            plan = await asyncio.to_thread(self._compare)
         else:
-            plan = self._compare()
+            large = self.desired.changes > LARGE
+            plan = await asyncio.to_thread(self._compare) if large else self._compare()
         if not plan:
             self._settle(plan)
         return plan
@@ -146,14 +112,14 @@ class FamilyTable:
     async def survey(self) -> Survey | None:
         """What the kernel holds now, nothing that is known of it being touched. None: no nft, and nothing
         wanted. Raises ApplyError."""
-        if isinstance(self._nft.found, ApplyError) and not len(self.table):
+        if isinstance(self._nft.found, ApplyError) and not len(self.desired):
             return None
-        holders = service_holders(self.table)
+        holders = service_holders(self.desired)
         return await asyncio.to_thread(self._with_reader, lambda reader: read_survey(reader, holders))
 
     def difference(self, surveyed: Survey | None) -> Plan:
         """What would have to be written where the kernel is as surveyed."""
-        return difference(self.table, surveyed) if surveyed else Plan(self.table.options.table)
+        return difference(self.desired, surveyed) if surveyed else Plan(self.desired.options.table)
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
@@ -168,11 +134,9 @@ class FamilyTable:
         if not failed:
             self._settle(plan)
             return
+        held = self.desired.revert(failed)
         for key, why in failed.items():
-            extra = fields(Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=why)
-            log.error("%s is quarantined: %s", key.service_port, why, extra=extra)
-        held = self.table.revert(failed)
-        self._quarantine.update({key: (held[key], why) for key, why in failed.items()})
+            self._hold(key, held[key], why)
         # What the failed ones shared with others may be missing now.
         self._installed = None
         again = await self.plan()
@@ -181,13 +145,13 @@ class FamilyTable:
             raise ApplyError("nft failed", "what is left without the quarantined services is not taken")
         self._settle(again)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete the chains and maps that nothing leads to any more. Not in the change itself: before 6.2 the
         kernel may count an element as theirs that was deleted a moment ago. Raises ApplyError."""
-        installed, wanted = self._installed, self.table.structure()
-        if installed is None or self._doubted or not wanted.chains:
+        installed, wanted = self._installed, self.desired.structure()
+        if installed is None or self._invalid or not wanted.chains:
             return
-        texts = removals(self.table.options, wanted, installed)
+        texts = removals(self.desired.options, wanted, installed)
         for text in texts:
             await transact(text, self._run)
         if texts:
@@ -202,20 +166,18 @@ class FamilyTable:
         return await asyncio.to_thread(self._with_reader, lambda reader: reader.counters(FLOWS))
 
     def _reconfigure(self, options: TableOptions) -> None:
-        if options != self.table.options:
-            self.table = self.table.reconfigured(options)
+        if options != self.desired.options:
+            self.desired = self.desired.reconfigured(options)
             self._elements_known = False
 
     def _must_read(self) -> bool:
-        return self._installed is None or not self._elements_known or bool(self._doubtful)
+        return self._installed is None or not self._elements_known or bool(self._in_doubt)
 
-    def _start_anew(self) -> None:
-        self._doubted, self._installed = False, None
-        for key, (forwarding, _) in list(self._quarantine.items()):
-            self.update(key, forwarding)
+    def _forget_installed(self) -> None:
+        self._installed = None
 
     async def _read_and_compare(self) -> Plan:
-        doubtful, self._doubtful = self._doubtful, set()
+        doubtful, self._in_doubt = self._in_doubt, set()
         try:
             return await asyncio.to_thread(
                 self._with_reader, lambda reader: self._compare_with(reader, doubtful)
@@ -230,53 +192,48 @@ class FamilyTable:
 
     def _compare_with(self, reader: TableReader, doubtful: Collection[str]) -> Plan:
         """What differs from the kernel, of which everything that is not known is read."""
-        options, wanted = self.table.options, self.table.structure()
+        options, wanted = self.desired.options, self.desired.structure()
         everything = self._installed is None or not self._elements_known
         installed = self._installed = reader.structure()
         for name in installed.chains.keys() & doubtful:
-            installed.chains[name] = replace(_DOUBTED, hook=installed.chains[name].hook)
-        ours = service_holders(self.table)
+            installed.chains[name] = replace(_IN_DOUBT, hook=installed.chains[name].hook)
+        ours = service_holders(self.desired)
         if must_replace(options, wanted, installed) or installed.comment is None:
             self._elements_known = False
-            return make_plan(options, wanted, installed, *self.table.against({}, ours))
+            return make_plan(options, wanted, installed, *self.desired.against({}, ours))
         if not wanted.chains:
             return make_plan(options, wanted, installed, (), Step((), {}, {}))
         looked_at = ours if everything else {n: h for n, h in ours.items() if n in doubtful}
         self._elements_known = False  # until what was found to differ is written
         found = reader.elements([h for n, h in looked_at.items() if n in installed.holders])
-        steps, shared = self.table.against(found, looked_at)
+        steps, shared = self.desired.against(found, looked_at)
         if not everything:
-            steps, shared = _joined(*self.table.touched(), steps, shared, looked_at)
+            steps, shared = _joined(*self.desired.touched(), steps, shared, looked_at)
         return make_plan(options, wanted, installed, steps, shared)
 
     def _compare(self) -> Plan:
         """What differs from what was last written."""
         assert self._installed is not None  # noqa: S101 (else the kernel is read)
-        return make_plan(self.table.options, self.table.structure(), self._installed, *self.table.touched())
+        return make_plan(
+            self.desired.options, self.desired.structure(), self._installed, *self.desired.touched()
+        )
 
     def _settle(self, plan: Plan) -> None:
         """All that is wanted is in the kernel."""
         if plan.leaves is not None:
             self._installed = plan.leaves
         self._elements_known = True
-        self.table.written()
+        self.desired.written()
 
     async def _prepare(self, nft: Nft) -> None:
         """Before the first write: say on disk what will be there, and find out what this host can do."""
-        if not self._recorded:
-            try:
-                self._record.rules(self._settings.chain_prefix, [])
-            except OSError as error:
-                what = "what is done to this host cannot be recorded"
-                why = error.strerror or str(error)
-                raise ApplyError(what, why, "mend state_dir; nothing was written") from None
-            self._recorded = True
+        self._record_rules(())
         if self._probed != nft:
             wanted = TableOptions.of(self._settings, self._family)
             self._abilities = able = await probe(nft, wanted, self._run)
             self._probed = nft
             options = replace(
-                self.table.options,
+                self.desired.options,
                 affinity=able.affinity,
                 random_fully=wanted.random_fully and able.random_fully,
                 ping=able.ping,
@@ -306,8 +263,9 @@ class FamilyTable:
                 if number == 0 and (common := plan.without_steps()):
                     await transact(common, self._run)
                 log.warning("%s; looking for the service at fault", error)
-                if failed := await self._halves(plan.table, plan.steps[written:]):
-                    return failed
+                transact_steps = partial(self._transact_steps, plan.table)
+                if failed := await bisect(plan.steps[written:], transact_steps):
+                    return {key: why for step, why in failed for key in step.keys}
                 break
             written += len(steps)
         for text in plan.deferred_deletes():
@@ -316,25 +274,14 @@ class FamilyTable:
 
     async def _require_nft(self, nft: Nft, error: ApplyError) -> None:
         try:
-            await probe(nft, self.table.options, self._run)
+            await probe(nft, self.desired.options, self._run)
         except ApplyError:
             raise error from None
 
-    async def _halves(self, table: str, steps: Sequence[Step]) -> dict[ForwardingKey, str]:
-        """Write steps in ever smaller parts; those that fail alone. A second plan does the rest."""
-        text = elements_text(table, steps)
-        try:
-            if text:
-                await transact(text, self._run)
-        except ApplyError as error:
-            if not error.rules_at_fault:
-                raise
-            if len(steps) == 1:
-                return dict.fromkeys(steps[0].keys, error.why)
-            middle = len(steps) // 2
-            first = await self._halves(table, steps[:middle])
-            return first | await self._halves(table, steps[middle:])
-        return {}
+    async def _transact_steps(self, table: str, steps: Sequence[Step]) -> None:
+        """Write some steps in one transaction. A second plan does the rest."""
+        if text := elements_text(table, steps):
+            await transact(text, self._run)
 
 
 def _joined(

@@ -43,6 +43,9 @@ class ElementCounter:
         """CPU time that the last `take` took at most."""
         return self._seconds
 
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """The forwardings are asked for when counts are taken."""
+
     async def take(self) -> Mapping[Place, int]:
         """The new flows since the last time. A count that is less than it was began anew at zero."""
         began, cpu = time.monotonic(), time.process_time()

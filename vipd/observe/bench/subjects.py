@@ -73,7 +73,7 @@ class Vipd:
     async def sweep(self) -> None:
         """What the daemon does a second after the last change."""
         assert self._dataplane is not None  # noqa: S101 (`load` comes first)
-        await self._dataplane.sweep()
+        await self._dataplane.collect_garbage()
 
     async def counts(self) -> dict[str, int]:
         """What the tools list."""

@@ -161,7 +161,7 @@ class FlowStats:
         table = FlowTable(
             lambda: reconciler.forwardings, lambda: reconciler.host_addresses, totals=counting.totals
         )
-        reconciler.after_step.append(table.moved)
+        reconciler.observers.add(table)
         return cls(counting, table, TrafficCounting(table, counting.totals, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:

@@ -20,6 +20,7 @@ from vipd.dataplane.conntrack.listener import EndedFlows, open_ended_flows
 from vipd.dataplane.conntrack.live import ENDED
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.dataplane.counting import Place
+from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats.owners import Owners
 from vipd.observe.flow_stats.totals import NOTHING, FlowTotals, added
@@ -89,7 +90,7 @@ class Reading(NamedTuple):
     """What flows had that have ended since they were read."""
 
 
-class FlowTable:
+class FlowTable(Observer):
     """Reads the table of the network namespace that vipd is in. Methods may raise ConntrackError."""
 
     def __init__(
@@ -117,7 +118,7 @@ class FlowTable:
         self._ended: EndedFlows | None = None
         """The socket for flows that end; None while nothing listens."""
 
-    def moved(self) -> None:
+    def stepped(self) -> None:
         """The forwardings may be others now."""
         self._moved = True
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from vipd.control.reconciler import Reconciler
+from vipd.host.observer import Observer
 from vipd.host.supervisor import Task
 from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
 from vipd.model.durations import WRITE_BOUNDS, Durations
@@ -32,8 +33,8 @@ class EventCounts(logging.Handler):
         return {event.value: self._counts[event.value] for event in Event}
 
 
-class MetricCounters:
-    """Notes what is to be known at a scrape. `look` belongs into the reconciler's `after_step`."""
+class MetricCounters(Observer):
+    """Notes what is to be known at a scrape."""
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class MetricCounters:
         """When all that is declared was last taken up without a problem."""
         self.events = EventCounts()
 
-    def look(self) -> None:
-        """A step is over."""
+    def stepped(self) -> None:
+        """Note how long a write took, and whether all is well."""
         progress = self._reconciler.progress
         if progress.applies != self._applies:
             self._applies = progress.applies

@@ -14,8 +14,8 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as Shape
 
 from vipd.control.progress import healthy
-from vipd.control.readiness import ready_backends
 from vipd.control.reconciler import Reconciler
+from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 from vipd.model.backend_status import GOOD, Admin, BackendStatus

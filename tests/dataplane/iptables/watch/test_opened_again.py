@@ -32,7 +32,7 @@ class Beside:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.progress = Progress(tried=1)
+        self.progress = Progress(attempted=1)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.asked.append(name)
@@ -54,4 +54,4 @@ def test_a_watch_that_is_opened_again_doubts_everything() -> None:
 
     asyncio.run(watch())
     assert opened == 3
-    assert beside.asked == ["forget", "wake"] * opened
+    assert beside.asked == ["invalidate_all", "request_sync"] * opened

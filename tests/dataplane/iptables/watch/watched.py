@@ -69,7 +69,7 @@ class Watched:
 
     async def repair(self) -> bool:
         """Read the kernel anew and put right what is wrong; whether anything was."""
-        self.dataplane.forget()
+        self.dataplane.invalidate_all()
         wrong = bool(p := await self.dataplane.plan())
         print("PLAN", p)
         await self.become([])

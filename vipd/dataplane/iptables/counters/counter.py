@@ -30,14 +30,14 @@ SaveCounted = Callable[[], Awaitable[str]]
 class RuleCounter:
     """Implements `vipd.dataplane.counting.FlowCounter`.
 
-    `legacy` has the families whose rules are in legacy tables: the kernel tells nothing of those, so before a
-    chain is rewritten its counters are read.
+    Of rules in legacy tables the kernel sends no notifications, so before a chain is rewritten its counters
+    are read.
     """
 
-    def __init__(
-        self, names: Names, families: Collection[Family], legacy: Mapping[Family, SaveCounted]
-    ) -> None:
-        self._names, self._families, self._legacy = names, tuple(families), legacy
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._families: dict[Family, SaveCounted | None] = {}
+        """Those that are counted, and how their legacy tables are read; None: they are in nf_tables."""
         self._messages = RuleMessages(names)
         self._deltas = CounterDeltas()
         self._places: dict[ChainName, Place] = {}
@@ -49,12 +49,16 @@ class RuleCounter:
         self._seconds = dict.fromkeys(Family, 0.0)
         """CPU time of the last reading; of legacy rules how long it took."""
 
-    def use(self, families: Collection[Family], legacy: Mapping[Family, SaveCounted]) -> None:
-        """Count these families from now on; `legacy` as above. Another variant counts from 0."""
-        for family in legacy.keys() ^ self._legacy.keys():
-            if family in self._families:
-                self._deltas.reset(family)
-        self._families, self._legacy = tuple(families), legacy
+    def use(self, family: Family, legacy: SaveCounted | None) -> None:
+        """Count this family from now on; `legacy` reads its legacy tables. Another variant counts from 0."""
+        if family in self._families and (self._families[family] is None) != (legacy is None):
+            self._deltas.reset(family)
+        self._families[family] = legacy
+
+    def stop(self, family: Family) -> None:
+        """Do not count this family any more: it has no tools."""
+        if self._families.pop(family, None) is not None:
+            self._deltas.reset(family)
 
     @property
     def seconds(self) -> float:
@@ -84,13 +88,13 @@ class RuleCounter:
     async def before(self, family: Family, changes: Collection[Change]) -> None:
         """Rules are about to be written: read what would be lost. Raises ApplyError."""
         quick = self._seconds[family] <= LONGEST_READING_BEFORE_A_WRITE
-        if family in self._legacy and quick and self._rewritten(changes):
+        if self._families.get(family) and quick and self._rewritten(changes):
             async with self._one_at_a_time:
                 await self._read(family)
 
     def written(self, family: Family, changes: Collection[Change]) -> None:
         """Rules were written, so that the counters of changed chains began anew."""
-        if family in self._legacy:
+        if self._families.get(family):
             self._deltas.reset(family, self._rewritten(changes))
 
     async def take(self) -> Mapping[Place, int]:
@@ -157,7 +161,7 @@ class RuleCounter:
                 del self._places[chain]
 
     async def _read(self, family: Family) -> None:
-        tables_gone, save = self._tables_gone[family], self._legacy.get(family)
+        tables_gone, save = self._tables_gone[family], self._families.get(family)
         if save:
             began = time.monotonic()
             counts = read_saved_counts(await save(), family, self._names)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vipd.control.admission import AddressPolicy, admit_unit
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.admission import admit_unit
 from vipd.control.catalog import Merged, merge
 from vipd.control.host import HostNet
 from vipd.control.selection import choose

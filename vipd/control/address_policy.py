@@ -1,0 +1,171 @@
+"""What declarations may claim at all: addresses, backends, ports of this host, and what checks do. Pure.
+
+An address that a service claims is taken from its real owner for every packet that passes this host
+(CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+
+from vipd.declaration.problems import Problem
+from vipd.host.facts import NO_FACTS, HostFacts
+from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, asks_host
+from vipd.model.claim_limits import (
+    CLI,
+    ETCD,
+    BySource,
+    ClaimLimits,
+    SourceNetworks,
+    check_refusal,
+    claim_limits,
+    source_networks,
+)
+from vipd.model.service import Balance, Origin, Registered, Service
+
+_OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
+_OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
+
+
+CheckProblems = Callable[[Check], tuple[str, ...]]
+"""What this host lacks for a check: programs, users, certificates."""
+
+
+def no_problems(_: Check) -> tuple[str, ...]:
+    """A host that lacks nothing."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPolicy:
+    """What services may claim. Raises ValueError for a network or address that is none."""
+
+    allowed: BySource = ()
+    """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
+    host_addresses: tuple[str, ...] = ()
+    """This host's own addresses, which no service may claim."""
+    exec_sources: tuple[str, ...] = ("file", "cli")
+    """Sources whose services may have checks that run programs."""
+    balances: frozenset[Balance] = frozenset(Balance)
+    """Those that the dataplane can do."""
+    ca_sources: tuple[str, ...] = ("file", "cli")
+    """Sources whose services may name files of this host: who writes to etcd has no business with those."""
+    check_problems: CheckProblems = field(default=no_problems, compare=False)
+    """What this host lacks for a check."""
+    host: HostFacts = NO_FACTS
+    """What of this host no service may take."""
+    backends: BySource = ()
+    """Networks that backends must lie in; empty: anywhere, but for link-local ones of etcd."""
+    host_ports: BySource = ()
+    """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
+    _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
+    limits: ClaimLimits = field(init=False, repr=False, compare=False)
+    _own: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Frozen: what is derived from the fields once can only be set past the freeze.
+        object.__setattr__(self, "_addresses", source_networks(self.allowed))
+        object.__setattr__(self, "limits", claim_limits(self.backends, self.host_ports))
+        object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
+
+    def allows(self, address: str, source: str = CLI) -> bool:
+        """Whether an address lies in the networks that are allowed to a source."""
+        return self._addresses.allow(address, source)
+
+    def owned(self, address: str) -> bool:
+        """Whether it is this host's own."""
+        return address in self._own
+
+    def lasting(self) -> AddressPolicy:
+        """As far as what was accepted once is held to it: what the settings say, and nothing of the host.
+
+        A file that a service in etcd names since before that was refused stays.
+        """
+        return replace(
+            self,
+            host_addresses=(),
+            ca_sources=(*self.ca_sources, ETCD),
+            check_problems=no_problems,
+            host=NO_FACTS,
+        )
+
+
+def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
+    """A problem for each address and check that a service must not have, at the service's origin."""
+    found = []
+    origin = service.origin
+    for address in service.all_addresses():
+        what, hint = "", ""
+        if policy.owned(address):
+            what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
+        elif not policy.allows(address, origin.source):
+            what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
+        if what:
+            found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    if service.balance not in policy.balances:
+        what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
+        hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
+        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    for what, hint in (*policy.host.refusals(service), *policy.limits.refusals(service, policy.host.own)):
+        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
+    return (*found, *_check_problems(service, policy))
+
+
+def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
+    """A problem for each reason why a backend that registered itself must not take part in a service. It is
+    held to what etcd may say, whoever declares the service."""
+    place, backend = registered
+    if not service.accepts_registrations:
+        what = f"it takes no registered backends, and is declared by {service.origin.owner}"
+        hint = "write registrations: true in its declaration"
+        if service.origin.source == CLI:
+            hint = f"vipctl set {service.name} --registrations true"
+        return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
+    refusals = list(policy.limits.backend_refusals((backend,), ETCD))
+    if backend.address in service.all_addresses():
+        # Its packets would come back to the rules for ever.
+        what = f"backend {backend.address} is an address of the service itself"
+        refusals.append((what, "register the address that the server has"))
+    told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
+    alone = replace(service, backends=(backend,), fallback=(), check=UNCHECKED, origin=Origin(ETCD, place))
+    return (*told, *_check_problems(alone, policy))
+
+
+def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
+    """The checks of a service that only the host can judge; those that may not run here are not among
+    them."""
+    return (
+        check for check in _checks_of(service) if asks_host(check) and not _forbidden(check, service, policy)
+    )
+
+
+def _checks_of(service: Service) -> Iterable[Check]:
+    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
+    return dict.fromkeys((service.check, *own))
+
+
+def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
+    """Why a service of that source may not have a check, and a hint."""
+    source = service.origin.source
+    if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
+        hint = "use another type of check, or see exec_checks in vipd's settings"
+        return "checks that run programs are not allowed here", hint
+    if isinstance(check.probe, HttpProbe) and check.probe.ca and source not in policy.ca_sources:
+        hint = "leave it out, for the certificates that the host trusts, or declare the service in a file"
+        return f"ca names a file of this host, which a service in {source} may not", hint
+    return check_refusal(check, source)
+
+
+def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
+    """A problem for each check that must not run here, or cannot."""
+    origin = service.origin
+    for check in _checks_of(service):
+        if forbidden := _forbidden(check, service, policy):
+            what, hint = forbidden
+            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)
+            continue
+        for problem in policy.check_problems(check):
+            what, _, hint = problem.partition("; hint: ")
+            yield Problem(origin.path or origin.source, origin.line, "", f"{service.name}: {what}", hint)

@@ -1,0 +1,147 @@
+"""From what is dirty to what changes: which services are chosen for again, and what comes of that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.programming import Forwardings, ServiceQuarantine
+from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.snapshot import Snapshot
+from vipd.declaration.service_size import networks_of_service
+from vipd.host.batches import in_batches
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.limits import size_of
+from vipd.model.service import Service
+
+LARGE = 1000
+"""Endpoints of one service above which it is chosen for in a thread."""
+
+Chosen = tuple[Forwarding, ...]
+
+
+@dataclass(slots=True)
+class Dirty:
+    """What may differ from what the dataplane was given. The reconciler keeps it until a step has handed all
+    of it over, so that a failure loses nothing."""
+
+    declared: dict[str, None] = field(default_factory=dict)
+    """Services that are new, other than before, or gone, in order."""
+    statuses: set[str] = field(default_factory=set)
+    """Services whose backends' status may be another one."""
+    in_doubt: set[ForwardingKey] = field(default_factory=set)
+    """What may have been handed over only in part, or is left for a later step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the dataplane was given, and by which policy; None: nothing yet."""
+
+    services: Mapping[str, Service]
+    forwardings: Mapping[str, Chosen]
+    policy: SelectionPolicy | None
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a step found to differ, handed from part to part."""
+
+    policy: SelectionPolicy
+    services: dict[str, Service | None] = field(default_factory=dict)
+    """Those that are new or other than before; None: gone."""
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+    """The forwardings of each service that was chosen for again."""
+    forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
+    """Those that are new or other than before; None: deleted."""
+    attempted: set[str] = field(default_factory=set)
+    """Services that were chosen for, or are gone."""
+
+    def replace(self, before: Chosen, after: Chosen) -> None:
+        """Note the difference between two choices for a service."""
+        old, new = {f.key: f for f in before}, {f.key: f for f in after}
+        self.forwardings.update(dict.fromkeys(old.keys() - new.keys()))
+        self.forwardings.update({key: f for key, f in new.items() if old.get(key) != f})
+
+
+class Selector:
+    """Chooses for those services that are dirty. Changes nothing elsewhere but whom health checks ask."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        statuses: BackendStatusTracker,
+        quarantine: ServiceQuarantine,
+        withheld: Callable[[str], Forwardings],
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """`withheld`: what is wanted of a service and could not be programmed. `heartbeat` is called between
+        parts of large work."""
+        self._snapshot, self._statuses, self._quarantine = snapshot, statuses, quarantine
+        self._withheld, self._heartbeat = withheld, heartbeat
+
+    async def select(self, policy: SelectionPolicy, dirty: Dirty, given: Given) -> Changes:
+        """What differs from what the dataplane was given."""
+        again = self._quarantine.due()
+        async for part in in_batches(dict.fromkeys((*dirty.declared, *again))):
+            self._follow(part)
+            self._heartbeat()
+        dirty.statuses |= self._statuses.take_dirty()
+        changes = Changes(policy)
+        everything = self._snapshot.names if policy != given.policy else ()
+        anew = {*everything, *dirty.statuses, *again}
+        names = dict.fromkeys((*dirty.declared, *dirty.statuses, *again, *everything))
+        async for part in in_batches(names):
+            for name in part:
+                chosen = await self._chosen_aside(name, policy)
+                self._consider(name, changes, given, chosen, anew=name in anew)
+            self._heartbeat()
+        for key in dirty.in_doubt - changes.forwardings.keys():
+            known = changes.chosen.get(key.service) or given.forwardings.get(key.service, ())
+            changes.forwardings[key] = next((f for f in known if f.key == key), None)
+        return changes
+
+    def _follow(self, names: Iterable[str]) -> None:
+        """Have these services' backends checked as they are declared now."""
+        for name in names:
+            try:
+                self._statuses.follow({name: self._snapshot.service(name)})
+            except Exception as error:
+                self._quarantine.hold(name, "following its backends", error)
+
+    async def _chosen_aside(self, name: str, policy: SelectionPolicy) -> Chosen | None:
+        """What is chosen for a service that is so large that this is done beside the event loop; None for
+        others. An exception is left to `_consider`, which chooses again."""
+        with contextlib.suppress(Exception):
+            service = self._snapshot.service(name)
+            if service is not None and size_of(service) + networks_of_service(service) > LARGE:
+                statuses = dict(self._statuses.backend_statuses(service))
+                return await asyncio.to_thread(choose, service, policy, statuses)
+        return None
+
+    def _consider(
+        self, name: str, changes: Changes, given: Given, chosen: Chosen | None, *, anew: bool
+    ) -> None:
+        """Choose for a service, unless it says what it said before and nothing else asks for it. An exception
+        that nobody expected is its own: what it has stays."""
+        changes.attempted.add(name)
+        before = given.forwardings.get(name, ())
+        try:
+            service, known = self._snapshot.service(name), given.services.get(name)
+            if service is not known:
+                changes.services[name] = service
+            if service is None:
+                changes.replace(before, ())
+            elif anew or service != known:  # else it has only moved to another line
+                if chosen is None:
+                    chosen = choose(service, changes.policy, self._statuses.backend_statuses(service))
+                changes.chosen[name] = chosen
+                changes.replace(before, chosen)
+            if anew or name in changes.services:
+                for key, forwarding in self._withheld(name).items():
+                    changes.forwardings.setdefault(key, forwarding)
+        except Exception as error:
+            changes.chosen[name] = before
+            self._quarantine.hold(name, "selecting its backends", error)

@@ -1,0 +1,129 @@
+"""All that runs in the background of a daemon, by the name that status and metrics have for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vipd.control.background_tasks import (
+    clean_flows,
+    collect_garbage,
+    end_overrides,
+    grow_shares,
+    poll_host,
+    save_checkpoint,
+    save_ended_overrides,
+    watch_files,
+    watch_rules,
+)
+from vipd.daemon.wiring import Parts
+from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.host.observer import Observer
+from vipd.host.supervisor import Loop, Pace, Task, Work
+from vipd.model.check_target import Target
+from vipd.model.override import Subject
+from vipd.observe.listeners import Listeners
+from vipd.observe.observers import Observers as Pages
+from vipd.sources.override_store import OverrideStore
+
+if TYPE_CHECKING:
+    from vipd.sources.etcd.fleet_overrides import FleetOverrides
+
+POLL_FILES = Pace(longest=5.0)
+"""Each try reads all files' times, which is what is left where a directory cannot be watched."""
+
+
+class _Events(Observer):
+    """Events for loops to wait for."""
+
+    def __init__(self) -> None:
+        self.switched = asyncio.Event()
+        """Another dataplane is in use."""
+        self._after_step: list[asyncio.Event] = []
+
+    def after_step(self) -> asyncio.Event:
+        """An event of its own, set after each step."""
+        self._after_step.append(asyncio.Event())
+        return self._after_step[-1]
+
+    def stepped(self) -> None:
+        for event in self._after_step:
+            event.set()
+
+    def dataplane_switched(self) -> None:
+        self.switched.set()
+
+
+def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[str, Work]:
+    """Every loop of a daemon."""
+    reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events()
+    collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
+    reconciler.observers.add(events)
+    return {
+        # Before the first write, so that nothing done to our rules goes unseen.
+        "watching rules": lambda: _watch_rules(parts, events.switched),
+        "reconciling": reconciler.run,
+        "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(POLL_FILES)),
+        "watching addresses": lambda: poll_host(parts.host, reconciler),
+        "deleting old rules": lambda: collect_garbage(reconciler, collect),
+        "cleaning flows": lambda: clean_flows(conntrack, reconciler, cleaned),
+        "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
+        "growing shares": lambda: grow_shares(parts.statuses, reconciler, grown),
+        **_override_loops(parts),
+        "checking backends": parts.health.run,
+        **parts.numbers.loops(),
+        **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
+        "keeping the status page": pages.run,
+        **(parts.fleet.loops(reconciler) if parts.fleet else {}),
+    }
+
+
+def _override_loops(parts: Parts) -> dict[str, Work]:
+    """Loops that end overrides when their time has come. They and the statuses are told of changes."""
+    books: dict[str, OverrideStore | FleetOverrides] = {"ending overrides": parts.overrides}
+    if parts.fleet:
+        books["ending overrides of the fleet"] = parts.fleet.orders
+    saving = "saving ended overrides"
+    changed = {name: asyncio.Event() for name in (*books, saving)}
+
+    def overrides_changed(subjects: frozenset[Subject]) -> None:
+        parts.statuses.overrides_changed(subjects)
+        for event in changed.values():
+            event.set()
+
+    def verdicts_changed(targets: frozenset[Target]) -> None:
+        parts.statuses.verdicts_changed(targets)
+        parts.reconciler.request_sync()
+
+    for book in books.values():
+        book.changed = overrides_changed
+    parts.health.listeners.append(verdicts_changed)
+    return {
+        **{n: partial(end_overrides, book, parts.reconciler, changed[n]) for n, book in books.items()},
+        saving: partial(save_ended_overrides, parts.overrides, changed[saving]),
+    }
+
+
+async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
+    """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
+    that is another one."""
+
+    def open_watch() -> Disturbances:
+        watch = parts.dataplane.watch(parts.own)
+        watch.supervise = parts.supervisor.run_meanwhile
+        return watch
+
+    while True:
+        switched.clear()
+        watching = watch_rules(open_watch, parts.repair_backoff, parts.dataplane, parts.reconciler)
+        work = [asyncio.create_task(watching), asyncio.create_task(switched.wait())]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)

@@ -1,0 +1,168 @@
+"""The composition root: settings in, objects wired. Nothing else makes these objects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.host import HostNet
+from vipd.control.reconciler import Partners, Reconciler
+from vipd.daemon.rule_programs import rule_programs
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.conntrack.checkpoint import Checkpoint
+from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
+from vipd.dataplane.iptables.watch.events import pids_are_global
+from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
+from vipd.dataplane.registry import HostDataplanes, dataplane_meant
+from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
+from vipd.health.checker import Health
+from vipd.host.changes import HostRecord
+from vipd.host.observer import Observers
+from vipd.host.process import LIMIT_SECONDS
+from vipd.host.settings.settings import Settings
+from vipd.host.supervisor import Supervisor
+from vipd.host.systemd.fields import Event, fields
+from vipd.observe.flow_stats.collector import FlowStats
+from vipd.sources.base import Source
+from vipd.sources.files import FileSource
+from vipd.sources.override_store import OverrideStore
+from vipd.sources.store import StoreError, StoreSource
+
+if TYPE_CHECKING:
+    from vipd.control.fleet_member import Fleet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The wired objects of one daemon."""
+
+    settings: Settings
+    files: FileSource
+    store: StoreSource
+    overrides: OverrideStore
+    fleet: Fleet | None
+    health: Health
+    statuses: BackendStatusTracker
+    own: OwnProcesses
+    dataplane: SwitchableDataplane
+    host: HostNet
+    conntrack: ConntrackScheduler
+    reconciler: Reconciler
+    numbers: FlowStats
+    repair_backoff: RepairBackoff
+    supervisor: Supervisor
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All that declare services."""
+        return (self.files, self.store, *((self.fleet.source,) if self.fleet else ()))
+
+    async def rescan(self) -> None:
+        """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
+        await asyncio.to_thread(self.files.scan)
+        self.store.reload()
+        self.overrides.reload()
+
+
+def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
+    """The sources that the settings name, the store loaded."""
+    store = StoreSource(settings.state_dir / "services.yaml")
+    store.load()
+    return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
+
+
+async def wire(settings: Settings, observers: Observers | None = None, limit: float = LIMIT_SECONDS) -> Parts:
+    """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
+    write rules are killed after `limit` seconds."""
+    observers = observers or Observers()
+    files, store = sources(settings)
+    await asyncio.to_thread(files.scan)
+    overrides = _overrides(settings)
+    fleet = await _fleet(settings)
+
+    health = Health(settings.state_dir / "health.json", users=settings.check_users)
+    books = (overrides, *((fleet.orders,) if fleet else ()))
+    statuses = BackendStatusTracker(books, health, health.clock)
+
+    record = HostRecord(settings.state_dir)
+    own = OwnProcesses(time.monotonic, pids_are_global())
+    runner = rule_programs(own.running, observers, limit)
+    wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
+    name = await dataplane_meant(wanted, settings, runner)
+    opening = HostDataplanes(settings, record, runner)
+    dataplane = await SwitchableDataplane.start(name, opening, observers.dataplane_switched)
+    host = HostNet(settings, record, dataplane=lambda: dataplane.name, distrust=dataplane.invalidate_all)
+
+    conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
+    await conntrack.load()  # what an earlier process has left to do
+    observers.add(conntrack)
+    registrations = fleet.registrations if fleet else dict
+    partners = Partners(statuses, registrations, conntrack.resets, observers)
+    declaring = (files, store, *((fleet.source,) if fleet else ()))
+    reconciler = Reconciler(declaring, dataplane, host, now, partners)
+    numbers = FlowStats.of(
+        dataplane.counter,
+        reconciler,
+        settings.state_dir / "counters.json",
+        traffic=settings.traffic_accounting,
+    )
+    return Parts(
+        settings=settings,
+        files=files,
+        store=store,
+        overrides=overrides,
+        fleet=fleet,
+        health=health,
+        statuses=statuses,
+        own=own,
+        dataplane=dataplane,
+        host=host,
+        conntrack=conntrack,
+        reconciler=reconciler,
+        numbers=numbers,
+        repair_backoff=RepairBackoff(settings.chain_prefix),
+        supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
+    )
+
+
+def _overrides(settings: Settings) -> OverrideStore:
+    """The overrides of this host, loaded; what is wrong with their file is logged."""
+    overrides = OverrideStore(settings.state_dir / "overrides.json", now)
+    overrides.load()
+    for fault in overrides.faults():
+        log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
+    return overrides
+
+
+async def _fleet(settings: Settings) -> Fleet | None:
+    """What an earlier run has known of etcd, if that is configured; else nothing of it is even imported."""
+    if settings.etcd is None:
+        return None
+    from vipd.control.fleet_member import Fleet
+
+    fleet = Fleet(settings, settings.etcd, now)
+    await asyncio.to_thread(fleet.load)
+    return fleet
+
+
+def _fleet_errors(fleet: Fleet | None) -> tuple[type[Exception], ...]:
+    """What loops that follow etcd may raise."""
+    if fleet is None:
+        return ()
+    from vipd.sources.etcd.errors import EtcdError
+
+    return (EtcdError,)
+
+
+def now() -> datetime:
+    """The time of day, in UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,92 @@
+"""Being told what the daemon does: the events that exist, and the list of those who are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from vipd.host.containment import Containment
+from vipd.model.forwarding import Forwarding, ForwardingKey
+
+
+class Observer:
+    """Is told what happens. A subclass overrides the events that it needs. All are called on the event loop
+    and must return at once."""
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """This host's own addresses are these from now on."""
+
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Forwardings are new or other than before, or gone (None). The dataplane has them, the kernel does
+        not yet."""
+
+    def applied(self, wrote: bool) -> None:
+        """A step has succeeded: the kernel is as the dataplane was told. `wrote`: rules had to be written."""
+
+    def stepped(self) -> None:
+        """A step is over, whether it succeeded or failed."""
+
+    def dataplane_switched(self) -> None:
+        """Another dataplane is in use, or the one in use writes with other programs."""
+
+    def heartbeat(self) -> None:
+        """The work goes on: called at each part of a step, and from time to time while there is no work."""
+
+
+class Observers(Observer):
+    """Tells all observers, in the order in which they were added. An exception of one is contained: it is
+    logged once, and is a warning until the same event is told without one."""
+
+    def __init__(self, heartbeat_seconds: float = 60.0) -> None:
+        """`heartbeat_seconds`: the longest time without a heartbeat while nothing happens."""
+        self.heartbeat_seconds = heartbeat_seconds
+        self.heartbeats = 0
+        """How many there were."""
+        self.containment = Containment()
+        """Exceptions that nobody expected, of observers and of other parts that belong to no unit and no
+        service."""
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Tell this one, too, from now on."""
+        self._observers.append(observer)
+
+    def host_changed(self, addresses: frozenset[str]) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking this host's addresses"):
+                observer.host_changed(addresses)
+
+    def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking changed services"):
+                observer.services_changed(changes)
+
+    def applied(self, wrote: bool) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "hearing of written rules"):
+                observer.applied(wrote)
+
+    def stepped(self) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "looking at a step"):
+                observer.stepped()
+
+    def dataplane_switched(self) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "hearing of another dataplane"):
+                observer.dataplane_switched()
+
+    def heartbeat(self) -> None:
+        """Count it, and tell all observers."""
+        self.heartbeats += 1
+        for observer in self._observers:
+            with self._around(observer, "sending a heartbeat"):
+                observer.heartbeat()
+
+    def _around(self, observer: Observer, doing: str) -> AbstractContextManager[None]:
+        return self.containment.around(type(observer).__name__, doing)
