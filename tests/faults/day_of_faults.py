@@ -311,7 +311,7 @@ async def day(directory: Path, control: Control) -> Json:
         ]
         told: list[str] = []
         if settings.etcd:
-            work.append(asyncio.create_task(_register(settings.etcd.settings(), told)))
+            work.append(asyncio.create_task(_register(settings.etcd, told)))
         parts.reconciler.wake()
         await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
         found: Json = {"before": parts.reconciler.progress.state}

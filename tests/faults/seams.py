@@ -303,7 +303,11 @@ ELSEWHERE = {
         "vipd.host.connections.limits",
     ),
     "tests/host/test_preflight.py": ("vipd.host.preflight",),
-    "tests/host/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
+    "tests/host/test_settings.py": (
+        "vipd.host.settings.settings",
+        "vipd.host.settings.settings_file",
+        "vipd.host.settings.etcd",
+    ),
     "tests/observe/metrics/test_scrape.py": ("vipd.observe.browsers",),
     "tests/api/test_healthz.py": ("vipd.api.healthz",),
     "tests/observe/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),

@@ -22,7 +22,8 @@ from vipd.host.changes import HostRecord
 from vipd.host.durable import open_own, read_own
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
-from vipd.host.settings.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+from vipd.host.settings.settings import Settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 from vipd.host.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
@@ -127,7 +128,7 @@ def _configured_state_dir() -> Path:
     """The state directory of vipd.yaml; the usual one when that file is missing or broken."""
     default = Path(str(Settings.model_fields["state_dir"].default))
     try:
-        return Path(str(read_settings_file(DEFAULT_CONFIG).get("state_dir", default)))
+        return Path(str(SettingsFile.read(DEFAULT_CONFIG).values.get("state_dir", default)))
     except SettingsError:
         return default
 

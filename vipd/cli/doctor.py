@@ -10,13 +10,8 @@ from vipd.cli.argument_types import TARGET
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
 from vipd.cli.settings_options import settings_options
-from vipd.host.settings.settings import (
-    DEFAULT_CONFIG,
-    Settings,
-    SettingsError,
-    load_settings,
-    parse_assignments,
-)
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
 from vipd.observe.doctor.collect.host import Question, UnknownTargetError, is_root, look
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.text import WIDEST, lines_of

@@ -16,7 +16,8 @@ from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.host.settings.settings import DEFAULT_CONFIG, Settings
+from vipd.host.settings.settings import Settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG
 from vipd.model.service import Family, Policy, Service, family_of
 
 FAMILIES = {str(family): family for family in Family}

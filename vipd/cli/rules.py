@@ -130,10 +130,10 @@ def _look(target: str) -> Answer:
 def file_chain_prefix() -> str:
     """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
     # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
-    from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
+    from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 
     try:
-        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
+        return str(SettingsFile.read(DEFAULT_CONFIG).values.get("chain_prefix", "VIPD"))
     except SettingsError:
         return "VIPD"
 

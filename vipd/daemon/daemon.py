@@ -134,7 +134,7 @@ def check(settings: Settings) -> int:
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
-    warnings = settings.etcd.settings().warnings() if settings.etcd else []
+    warnings = settings.etcd.warnings() if settings.etcd else []
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:
