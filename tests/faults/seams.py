@@ -220,7 +220,7 @@ ETCD = (
     ),
     Seam(
         "report to etcd",
-        "vipd.sources.etcd.heartbeat:HostHeartbeat._tell",
+        "vipd.sources.etcd.heartbeat:HostHeartbeat._publish",
         (),
         "report cannot be published",
         quiet=RETURNS,

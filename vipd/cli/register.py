@@ -91,13 +91,13 @@ def _settings(config: str | None, options: dict[str, object]) -> EtcdSettings:
 async def _keep(settings: EtcdSettings, key: str, value: str, ttl: int, quiet: bool) -> None:
     notifier = Notifier.from_environment(os.environ)
 
-    def tell(standing: bool, what: str) -> None:
+    def report(standing: bool, what: str) -> None:
         notifier.send(*(["READY=1"] if standing else []), f"STATUS={one_line(f'{key}: {what}')}")
         if not (quiet and standing):
             print(f"vipctl: {key}: {what}", file=sys.stderr, flush=True)
 
     client = EtcdClient(settings, Random())  # noqa: S311 (spreads members; nothing secret)
-    work = asyncio.create_task(Registration(client, key, value, ttl, tell).run())
+    work = asyncio.create_task(Registration(client, key, value, ttl, report).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     try:
