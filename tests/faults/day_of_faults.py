@@ -251,7 +251,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "time:time_ns": lambda: int((MIDNIGHT + loop.time()) * 1e9),
         "asyncio:to_thread": at_once,
         "watchfiles:awatch": saves,
-        "vipd.health.prerequisites:threading": _Threading,
+        "vipd.host.bounded_threads:threading": _Threading,
         "vipd.health.memory:threading": _Threading,
         "vipd.daemon.daemon:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
