@@ -77,7 +77,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
         told = f"vipd's accept in {accept.place}"
         print(f"would remove {told}" if dry_run else f"removing {told}")
     if dry_run:
-        return await _foretell(prefixes, record)
+        return await _preview(prefixes, record)
     await remove(leftovers, run)
     await nftables.remove(tables, run)
     await forward_accept.remove(accepts, run)
@@ -105,7 +105,7 @@ async def _undo(record: HostRecord) -> AsyncIterator[str]:
         yield f"set {setting}"
 
 
-async def _foretell(prefixes: list[str], record: HostRecord) -> int:
+async def _preview(prefixes: list[str], record: HostRecord) -> int:
     """Say what would be done besides the removal of rules."""
     for table in await remove_empty_tables(record.read().tables, run, foretold=prefixes):
         print(f"would remove the empty table {table}")

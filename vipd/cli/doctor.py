@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vipd.cli.argument_types import TARGET
+from vipd.cli.connection import chosen_socket
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
 from vipd.cli.settings_options import settings_options
@@ -41,7 +42,7 @@ def doctor(
     checks are left out. Exit code 0 when there is no problem, though warnings, else 1.
     """
     settings, faults = _settings(settings_file, assignments)
-    socket = _socket_given()
+    socket = chosen_socket()
     try:
         facts = look(Question(settings, faults, socket, target, as_root=is_root()))
     except UnknownTargetError:
@@ -64,10 +65,3 @@ def _settings(file: str | None, assignments: tuple[str, ...]) -> tuple[Settings,
         return load_settings(Path(file) if file else default, parse_assignments(assignments)), ()
     except SettingsError as error:
         return Settings(), tuple(error.problems)
-
-
-def _socket_given() -> str:
-    """The daemon's socket, if the command line or the environment names one."""
-    context = click.get_current_context()
-    here = context.meta.get("vipd.socket")
-    return str(here or context.find_root().params.get("socket") or "")

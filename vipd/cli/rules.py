@@ -11,6 +11,7 @@ from functools import partial
 import click
 
 from vipd.cli.argument_types import TARGET
+from vipd.cli.connection import chosen_socket
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import (
     Cell,
@@ -115,10 +116,9 @@ def _may_read() -> bool:
 
 
 def _look(target: str) -> Answer:
-    context = click.get_current_context()
-    client = Client(context.meta.get("vipd.socket", DEFAULT_SOCKET))
+    client = Client(chosen_socket() or DEFAULT_SOCKET)
     try:
-        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _tell)))
+        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _print_note)))
     except UnknownTargetError as error:
         raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
     except ApplyError as error:
@@ -214,8 +214,8 @@ def thousands(number: float) -> str:
     return f"{number:.0f}T"
 
 
-def _tell(text: str) -> None:
-    """Say something to whoever waits."""
+def _print_note(text: str) -> None:
+    """Print a note to stderr."""
     print("\n".join(prose(f"note: {text}", screen(sys.stderr))), file=sys.stderr, flush=True)
 
 
@@ -234,4 +234,4 @@ def _note(answer: Answer) -> None:
     if not (answer.services or answer.shared):
         notes.append("the kernel has no rule of vipd")
     for note in notes:
-        _tell(note)
+        _print_note(note)

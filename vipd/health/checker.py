@@ -164,7 +164,7 @@ class Health:
                 while True:
                     await asyncio.sleep(SAVE_SECONDS)
                     self._memory.tidy(self.clock())
-                    self._log.tell((), self.clock())
+                    self._log.write((), self.clock())
                     self._log.log_late(self._scheduler.troubles(), self.clock())
 
     def _stop(self) -> None:
@@ -229,16 +229,16 @@ class Health:
         if self._scheduler is None:
             return
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._notify)
         self._changed.add(target)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = frozenset(self._changed), set()
         if not changed:
             return
         now = self.clock()
         try:
-            self._log.tell(((target, self._records[target]) for target in changed), now)
+            self._log.write(((target, self._records[target]) for target in changed), now)
         except Exception as error:
             log_once(error, "logging verdicts")
         for listener in self.listeners:
