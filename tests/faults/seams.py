@@ -238,9 +238,9 @@ ETCD = (
 REQUESTS = (
     Seam(
         "bodies of requests",
-        "vipd.api.bodies:read_raw",
+        "vipd.api.request_bodies:read_raw",
         (
-            "vipd.api.bodies",
+            "vipd.api.request_bodies",
             "vipd.api.dataplane_routes",
             "vipd.api.event_routes",
             "vipd.api.explain_routes",
@@ -248,7 +248,7 @@ REQUESTS = (
             "vipd.api.messages",
             "vipd.api.override_routes",
             "vipd.api.server",
-            "vipd.api.serving",
+            "vipd.api.socket_server",
             "vipd.api.stats_routes",
         ),
         "answering POST",
@@ -295,7 +295,7 @@ ELSEWHERE = {
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
     "tests/sources/test_state_files.py": ("vipd.host.changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
-    "tests/api/test_turns.py": ("vipd.api.turns",),
+    "tests/api/test_user_quota.py": ("vipd.api.user_quota",),
     "tests/host/connections/test_limits.py": (
         "vipd.host.connections.connection",
         "vipd.host.connections.connections",

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 from vipd import __version__
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.server import Served, application
-from vipd.api.serving import serving
+from vipd.api.served import Served
+from vipd.api.server import application
+from vipd.api.socket_server import serving
 from vipd.control.admission import admit_unit
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.background_tasks import (
