@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from vipd.cli.argument_types import TARGET
+from vipd.cli.argument_types import TARGET, settings_options
 from vipd.cli.connection import chosen_socket
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
-from vipd.cli.settings_options import settings_options
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
 from vipd.observe.doctor.collect.host import Question, UnknownTargetError, is_root, look

@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from vipd.cli.argument_types import FILE
+from vipd.cli.argument_types import FILE, settings_options
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
-from vipd.cli.settings_options import settings_options
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions

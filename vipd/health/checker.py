@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
-from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Known, SavedVerdicts
 from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
@@ -27,6 +26,7 @@ from vipd.health.slots import Slots
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.health.verdict_log import VerdictLog
 from vipd.host.accounts import CheckUsers
+from vipd.host.containment import log_once
 from vipd.host.descriptors import make_room
 from vipd.model.check_target import Target
 from vipd.model.durations import CHECK_BOUNDS, Durations
