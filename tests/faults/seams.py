@@ -248,6 +248,7 @@ REQUESTS = (
             "vipd.api.messages",
             "vipd.api.override_routes",
             "vipd.api.server",
+            "vipd.api.service_routes",
             "vipd.api.socket_server",
             "vipd.api.stats_routes",
         ),
@@ -319,6 +320,7 @@ daemon, rather than is asked by it; and what it does once, before it runs."""
 NO_SEAM = {
     "vipd.observe.api_client": "part of vipctl",
     "vipd.host.gc_control": "guards a counter against threads",
+    "vipd.host.bounded_threads": "runs the calls of what is listed here",
     "vipd.daemon.daemon": "wires what is listed here; its clock is `CLOCKS`",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
