@@ -12,14 +12,8 @@ import sys
 from vipd.daemon import daemon
 from vipd.host.preflight import StartError
 from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
-from vipd.host.settings.settings import (
-    DEFAULT_CONFIG,
-    Settings,
-    SettingsError,
-    load_settings,
-    parse_assignments,
-    unknown_environment,
-)
+from vipd.host.settings.settings import Settings, load_settings, unknown_environment
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.journal import stderr_handler
 from vipd.host.systemd.notify import Notifier, one_line

@@ -19,8 +19,9 @@ from yarl import URL
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.server import Served, application
-from vipd.api.serving import serving
+from vipd.api.served import Served
+from vipd.api.server import application
+from vipd.api.socket_server import serving
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Partners, Reconciler
 from vipd.health.checker import Health

@@ -20,7 +20,7 @@ from aiohttp import web
 from tests.host.connections.clients import has_ended
 from tests.observe.health_ports.asking import until
 from vipd.api.peers import bind_socket
-from vipd.api.serving import LIMITS, serving
+from vipd.api.socket_server import LIMITS, serving
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import UNREACHABLE, CliError
 from vipd.host.connections.connections import Connections
@@ -310,7 +310,7 @@ SMALL = """
     from aiohttp import web
     from tests.observe.health_ports.asking import free_port, running, until
     from vipd.api.peers import bind_socket
-    from vipd.api.serving import serving
+    from vipd.api.socket_server import serving
     from vipd.observe.listeners import Listeners, Place
     from vipd.host.process import run
 

@@ -17,7 +17,8 @@ from vipd.api.healthz import healthz_listener, healthz_view
 from vipd.control import reconciler
 from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
-from vipd.host.settings.settings import Settings, SettingsError, load_settings
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import SettingsError
 from vipd.observe.listeners import Place
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

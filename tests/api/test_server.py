@@ -11,7 +11,7 @@ from yarl import URL
 from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.dataplane.fake_dataplane import broken_tool
 from tests.model.samples import block
-from vipd.api import bodies, server
+from vipd.api import request_bodies
 from vipd.control.reconciler import Reconciler
 
 ENDLESS = 1000
@@ -232,8 +232,8 @@ def test_a_body_that_is_not_a_json_object_is_malformed(data: bytes) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SMALL_BODY", 1000)
-    monkeypatch.setattr(server, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(request_bodies, "SMALL_BODY", 1000)
+    monkeypatch.setattr("vipd.api.service_routes.LARGEST_BODY", 1000)
 
     async def story(api: Api) -> None:
         large = {**WEB, "backends": [f"10.244.1.{n}" for n in range(1, 200)]}
@@ -273,7 +273,7 @@ def test_an_unchanged_service_that_is_not_in_the_kernel_is_not_called_applied() 
 
 
 def test_a_late_kernel_is_told_and_tried_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "APPLY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.api.served.APPLY_TIMEOUT_SECONDS", 0.1)
 
     async def story(api: Api) -> None:
         api.dataplane.gate = asyncio.Event()
@@ -446,7 +446,7 @@ def test_requests_that_fail_are_logged_once_and_named_until_one_is_answered(
     async def story(api: Api) -> None:
         containment = api.reconciler.containment
         with monkeypatch.context() as patched:
-            patched.setattr("vipd.api.bodies.read_raw", broken)
+            patched.setattr("vipd.api.request_bodies.read_raw", broken)
             for _ in range(20):
                 assert (await api.add(WEB)).status == 500
             (warning,) = containment.warnings

@@ -15,7 +15,8 @@ from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, LocalSocket
-from vipd.host.settings.settings import SettingsError, load_settings
+from vipd.host.settings.settings import load_settings
+from vipd.host.settings.settings_file import SettingsError
 from vipd.model.claim_limits import BySource, NetworkSet
 from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
 

@@ -13,7 +13,8 @@ from tests.docs.commands import PROGRAMS, calls_of_ours, fault_of
 from tests.docs.markdown import Block, Line, blocks, pages, prose
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.host.settings.settings import SettingsError, load_settings, read_settings_text
+from vipd.host.settings.settings import load_settings
+from vipd.host.settings.settings_file import SettingsError, read_settings_text
 
 WRONG = "# wrong"
 """Marks each line of an example that must have a problem."""

@@ -6,22 +6,21 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import cast
 
 import pytest
-from pydantic.fields import FieldInfo
 
 from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
 from vipd.api.peers import Permission
-from vipd.api.server import HTTP_STATUS, Served, application
-from vipd.cli.manual.settings_reference import etcd_options
+from vipd.api.served import Served
+from vipd.api.server import HTTP_STATUS, application
+from vipd.cli.manual.settings_reference import etcd_settings
 from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
 from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
 from vipd.declaration.native import DOCUMENT_KEYS
 from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS
 from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import SERVICE_KEYS
-from vipd.host.settings.settings import ENVIRONMENT_PREFIX, Settings
 from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
@@ -36,57 +35,9 @@ def coded(cell: str) -> list[str]:
     return _CODE.findall(cell)
 
 
-def described_settings() -> dict[str, list[str]]:
-    """The rows of docs/settings.md by setting: its other cells."""
-    return {coded(name)[0]: rest for name, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
-
-
-def default_text(field: FieldInfo) -> str:
-    """A field's default as docs/settings.md writes it."""
-    if field.default_factory is not None:
-        return "the host name"
-    if field.default is None:
-        return "unset"
-    if field.default == ():
-        return "none"
-    if isinstance(field.default, bool):
-        return f"`{str(field.default).lower()}`"
-    if field.examples:
-        return f"`{field.examples[0]}`"
-    return f"`{field.default}`" if str(field.default) else "empty"
-
-
-def choices_of(annotation: object) -> set[str]:
-    """The words that a field takes, if it takes only some: those of a Literal, or of a boolean."""
-    if get_origin(annotation) is Literal:
-        return set(get_args(annotation))
-    return {"true", "false"} if bool in (annotation, *get_args(annotation)) else set()
-
-
-def range_of(field: FieldInfo) -> str:
-    """`0 to 31` for a number with limits."""
-    limits = [getattr(each, end) for each in field.metadata for end in ("ge", "le") if hasattr(each, end)]
-    return " to ".join(map(str, limits))
-
-
-def test_every_setting_is_described_and_no_other() -> None:
-    assert set(described_settings()) == set(Settings.model_fields)
-
-
-@pytest.mark.parametrize("name", list(Settings.model_fields))
-def test_a_setting_is_described_as_it_is(name: str) -> None:
-    field = Settings.model_fields[name]
-    environment, values, default, meaning = described_settings()[name]
-    assert environment == f"`{ENVIRONMENT_PREFIX}{name.upper()}`"
-    assert default == default_text(field)
-    assert choices_of(field.annotation) <= set(coded(values))
-    assert range_of(field) in values
-    assert meaning
-
-
 def test_every_key_of_etcd_is_described_as_the_manual_does() -> None:
     described = {coded(name)[0]: rest for name, *rest in rows(DOCS / "settings.md", "etcd")}
-    assert described == {each.name: [each.values, each.default, each.meaning] for each in etcd_options()}
+    assert described == {each.name: [each.values, each.default, each.meaning] for each in etcd_settings()}
 
 
 def keys_under(heading: str) -> set[str]:
@@ -119,10 +70,9 @@ def test_words_that_no_table_holds_are_described() -> None:
 
 def served_requests() -> set[tuple[str, str]]:
     """Every request of the API's server, as docs/api.md spells them."""
-    reconciler = SimpleNamespace(containment=None)
-    served = cast(
-        "Served", SimpleNamespace(reconciler=reconciler, overrides=None, dataplane=None, choose=None)
-    )
+    unused = ("overrides", "events", "numbers", "fleet", "wait_applied", "dataplane", "choose")
+    parts = dict.fromkeys(unused) | {"reconciler": SimpleNamespace(containment=None)}
+    served = cast("Served", SimpleNamespace(**parts))
     router = application(served, Permission("vipd-admin")).router
     return {
         (route.method, re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), route.resource.canonical))
@@ -192,14 +142,3 @@ def test_a_room_lists_its_modules(page: Path) -> None:
     modules = {name for name in inside if name.endswith((".py", "/")) and not name.startswith("__")}
     listed = {word for first, *_ in rows(page) for word in coded(first) if word.endswith((".py", "/"))}
     assert listed == modules
-
-
-def test_the_default_of_a_field_is_written_as_in_the_page() -> None:
-    fields: dict[str, Any] = Settings.model_fields
-    assert default_text(fields["mark_bit"]) == "`14`"
-    assert default_text(fields["zone"]) == "empty"
-    assert default_text(fields["manage_sysctls"]) == "`true`"
-    assert (choices_of(fields["random_fully"].annotation), range_of(fields["mark_bit"])) == (
-        {"true", "false"},
-        "0 to 31",
-    )

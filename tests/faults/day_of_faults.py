@@ -91,6 +91,14 @@ class Kernel(FakeDataplane):
         super().__init__()
         self.run: Any = None
 
+    def counter(self) -> Any:
+        """Counts nothing."""
+        return Counters()
+
+    def watch(self, own: object) -> Any:
+        """Reports nothing."""
+        return Watch()
+
     async def apply(self, plan: DataplanePlan) -> None:
         """Have the program write, then know what it wrote."""
         finished = await finish(["nft", "-f", "-"], "rules", self.run)
@@ -251,7 +259,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "time:time_ns": lambda: int((MIDNIGHT + loop.time()) * 1e9),
         "asyncio:to_thread": at_once,
         "watchfiles:awatch": saves,
-        "vipd.health.prerequisites:threading": _Threading,
+        "vipd.host.bounded_threads:threading": _Threading,
         "vipd.health.memory:threading": _Threading,
         "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
@@ -309,7 +317,7 @@ async def day(directory: Path, control: Control) -> Json:
         ]
         told: list[str] = []
         if settings.etcd:
-            work.append(asyncio.create_task(_register(settings.etcd.settings(), told)))
+            work.append(asyncio.create_task(_register(settings.etcd, told)))
         parts.reconciler.request_sync()
         await asyncio.sleep(90.0)  # not a moment at which something is just being looked at
         found: Json = {"before": parts.reconciler.progress.state}

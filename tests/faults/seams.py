@@ -226,7 +226,7 @@ ETCD = (
     ),
     Seam(
         "report to etcd",
-        "vipd.sources.etcd.heartbeat:HostHeartbeat._tell",
+        "vipd.sources.etcd.heartbeat:HostHeartbeat._publish",
         (),
         "report cannot be published",
         quiet=RETURNS,
@@ -244,9 +244,9 @@ ETCD = (
 REQUESTS = (
     Seam(
         "bodies of requests",
-        "vipd.api.bodies:read_raw",
+        "vipd.api.request_bodies:read_raw",
         (
-            "vipd.api.bodies",
+            "vipd.api.request_bodies",
             "vipd.api.dataplane_routes",
             "vipd.api.event_routes",
             "vipd.api.explain_routes",
@@ -254,7 +254,8 @@ REQUESTS = (
             "vipd.api.messages",
             "vipd.api.override_routes",
             "vipd.api.server",
-            "vipd.api.serving",
+            "vipd.api.service_routes",
+            "vipd.api.socket_server",
             "vipd.api.stats_routes",
         ),
         "answering POST",
@@ -301,7 +302,7 @@ ELSEWHERE = {
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
     "tests/sources/test_state_files.py": ("vipd.host.changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
-    "tests/api/test_turns.py": ("vipd.api.turns",),
+    "tests/api/test_user_quota.py": ("vipd.api.user_quota",),
     "tests/host/connections/test_limits.py": (
         "vipd.host.connections.connection",
         "vipd.host.connections.connections",
@@ -309,7 +310,11 @@ ELSEWHERE = {
         "vipd.host.connections.limits",
     ),
     "tests/host/test_preflight.py": ("vipd.host.preflight",),
-    "tests/host/test_settings.py": ("vipd.host.settings.settings", "vipd.host.settings.etcd_options"),
+    "tests/host/test_settings.py": (
+        "vipd.host.settings.settings",
+        "vipd.host.settings.settings_file",
+        "vipd.host.settings.etcd",
+    ),
     "tests/observe/metrics/test_scrape.py": ("vipd.observe.browsers",),
     "tests/api/test_healthz.py": ("vipd.api.healthz",),
     "tests/observe/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
@@ -323,6 +328,7 @@ NO_SEAM = {
     "vipd.host.gc_control": "guards a counter against threads",
     "vipd.daemon.daemon": "starts what is listed here",
     "vipd.daemon.wiring": "wires what is listed here; its clock is `CLOCKS`",
+    "vipd.host.bounded_threads": "runs the calls of what is listed here",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
     "vipd.health.probes.program_runner": "its failures are those of the check's program",

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from vipd.cli.main import cli
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.host.settings.settings import Settings, SettingsError, load_settings
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import SettingsError
 
 URL = "http://10.0.0.1:2379"
 
@@ -22,7 +23,7 @@ def problems(**etcd: object) -> list[str]:
 
 def options(settings: Settings) -> EtcdSettings:
     assert settings.etcd is not None
-    return settings.etcd.settings()
+    return settings.etcd
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
@@ -43,10 +44,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         Path("/pw"),
         0.5,
         30,
+        5,
     )
     assert (options(settings), settings.store) == (wanted, "etcd")
-    assert settings.etcd
-    assert settings.etcd.report_interval == 5
 
 
 def test_little_need_be_said() -> None:

@@ -28,7 +28,8 @@ from tests.fleet.network import HUB, FleetLab, entered
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
 from vipd.api.peers import Permission
-from vipd.api.server import Served, application
+from vipd.api.served import Served
+from vipd.api.server import application
 from vipd.sources.store import StoreSource
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -13,7 +13,6 @@ import pytest
 from tests.health.servers import answer, ask_once, run, target, tcp_server, udp_server, until
 from tests.health.test_checker import FAST, Backend, backend, becomes, running
 from vipd.health import checker as door
-from vipd.health import faults
 from vipd.health.checker import Health
 from vipd.health.probes import dns, http, tcp, udp
 from vipd.health.probes.base import Asking, Attempt, Done, Prober
@@ -21,6 +20,7 @@ from vipd.health.probes.exec import ExecProber
 from vipd.health.result import Result
 from vipd.health.state import Record, State, observe
 from vipd.health.verdict_log import VerdictLog
+from vipd.host import containment
 from vipd.host.accounts import CheckUsers
 from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
 from vipd.model.check_target import Target
@@ -35,7 +35,7 @@ ALL: tuple[Probe, ...] = (TcpProbe(), HttpProbe(), UdpProbe(send=b"x"), DnsProbe
 
 @pytest.fixture(autouse=True)
 def _nothing_logged_yet() -> None:
-    faults._logged.clear()
+    containment._logged.clear()
 
 
 class AtStart:
@@ -210,7 +210,7 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing(
         health = Health()
         health.listeners += [fails, told.append] if where == "listener" else [told.append]
         if where == "log":
-            monkeypatch.setattr(VerdictLog, "tell", fails)
+            monkeypatch.setattr(VerdictLog, "write", fails)
         good = backend.target()
         async with running(health):
             health.follow("good", [good])

@@ -22,9 +22,9 @@ def target(number: int) -> Target:
 def test_a_verdict_is_a_line_but_for_the_first_good_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     log = VerdictLog()
-    log.tell([(target(1), DEAD)], 5.0)
-    log.tell([(target(1), Record(0.0, State.HEALTHY, last="answered in 1 ms"))], 5.0)
-    log.tell([(target(1), Record(0.0, State.HEALTHY, last="answered in 2 ms", changes=1))], 5.0)
+    log.write([(target(1), DEAD)], 5.0)
+    log.write([(target(1), Record(0.0, State.HEALTHY, last="answered in 1 ms"))], 5.0)
+    log.write([(target(1), Record(0.0, State.HEALTHY, last="answered in 2 ms", changes=1))], 5.0)
     assert caplog.messages == [
         "tcp 10.0.0.1:80 is unhealthy: connection refused, 3 of 3",
         "tcp 10.0.0.1:80 is healthy: answered in 2 ms",
@@ -35,15 +35,15 @@ def test_a_verdict_is_a_line_but_for_the_first_good_one(caplog: pytest.LogCaptur
 def test_thousands_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     log = VerdictLog()
     for number in range(5000):
-        log.tell([(target(number), DEAD)], 100.0 + number / 1000)
+        log.write([(target(number), DEAD)], 100.0 + number / 1000)
     assert len(caplog.messages) == LINES
-    log.tell((), 101.0)
+    log.write((), 101.0)
     assert len(caplog.messages) == LINES
-    log.tell((), 100.0 + PERIOD_SECONDS)
+    log.write((), 100.0 + PERIOD_SECONDS)
     assert caplog.messages[LINES:] == [
         f"of other backends, {5000 - LINES} became unhealthy; hint: vipctl list -o wide"
     ]
-    log.tell([(target(1), DEAD)], 111.0)
+    log.write([(target(1), DEAD)], 111.0)
     assert len(caplog.messages) == LINES + 2
 
 

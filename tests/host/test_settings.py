@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vipd.host.settings.settings import (
-    Settings,
-    SettingsError,
-    load_settings,
-    parse_assignments,
-    unknown_environment,
-)
+from vipd.host.settings.settings import Settings, load_settings, unknown_environment
+from vipd.host.settings.settings_file import SettingsError, parse_assignments
 from vipd.model.service import Family, Masquerade
 
 

@@ -16,8 +16,8 @@ from vipd.declaration.problems import Declaration, Problem, listed
 from vipd.declaration.unit import NOTHING, Unit
 from vipd.model import limits
 from vipd.model.service import Backend, Protocol, Registered, Service, ServicePort
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
-from vipd.sources.etcd.values import Layout, read_registration, read_service_value
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written
+from vipd.sources.etcd.values import Layout, read_registration, read_service_value, read_value
 from vipd.sources.removal_guard import RemovalGuard
 from vipd.sources.store import StoreError, StoreSource
 

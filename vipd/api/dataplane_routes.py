@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.bodies import body_of
 from vipd.api.messages import answer
 from vipd.api.peers import Permission
+from vipd.api.request_bodies import body_of
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import DATAPLANES, Dataplane
 from vipd.dataplane.switching import SwitchableDataplane
@@ -30,7 +30,7 @@ class DataplaneRoutes:
     dataplane: Dataplane
     choose: Callable[[str], None]
     permission: Permission
-    numbers: Callable[[], FlowStats | None] = lambda: None
+    numbers: FlowStats | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -54,8 +54,8 @@ class DataplaneRoutes:
         before = dataplane.name
 
         async def count() -> None:
-            if numbers := self.numbers():
-                await numbers.counting.take_now()
+            if self.numbers:
+                await self.numbers.counting.take_now()
 
         changed = await self.reconciler.exclusive(lambda: dataplane.switch(wanted, count))
         self.choose(wanted)

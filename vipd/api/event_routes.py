@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from vipd.api.messages import answer, flag_of
-from vipd.api.turns import Turns
+from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
@@ -75,11 +75,11 @@ class Wanted:
 
 
 class EventRoutes:
-    """Answers `/v1/events`. `recorder` and `services` are asked at each request."""
+    """Answers `/v1/events`. `services` gives those of now."""
 
-    def __init__(self, recorder: Callable[[], Recorder | None], services: Callable[[], Services]) -> None:
+    def __init__(self, recorder: Recorder | None, services: Callable[[], Services]) -> None:
         self._recorder, self._services = recorder, services
-        self._turns = Turns(MOST_FOLLOWERS)
+        self._quota = UserQuota(MOST_FOLLOWERS)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -87,13 +87,12 @@ class EventRoutes:
 
     async def end(self, _: web.Application) -> None:
         """Streams end when vipd stops: it does not wait for them."""
-        recorder = self._recorder()
-        if recorder is not None:
-            recorder.end_followers()
+        if self._recorder is not None:
+            self._recorder.end_followers()
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The events kept, the oldest first; with `follow=1` a stream of lines that goes on."""
-        wanted, recorder = self._wanted(request), self._recorder()
+        wanted, recorder = self._wanted(request), self._recorder
         if recorder is None:
             raise RefusedError("internal", "no events are kept")
         if flag_of(request, "follow"):
@@ -104,7 +103,7 @@ class EventRoutes:
     async def _stream(self, request: web.Request, wanted: Wanted, recorder: Recorder) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         too_many = "too many others follow already", "end some of them"
-        with self._turns.taken(request, *too_many), recorder.following() as follower:
+        with self._quota.taken(request, *too_many), recorder.following() as follower:
             await response.prepare(request)
             line = _Line(response)
             try:

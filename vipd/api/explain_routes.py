@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from vipd.api.messages import encoded_answer
-from vipd.api.turns import Turns
+from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
@@ -43,7 +43,7 @@ class ExplainRoutes:
     def __init__(self, reconciler: Reconciler, dataplane: Dataplane) -> None:
         self._reconciler, self._dataplane = reconciler, dataplane
         self._threads = ThreadPoolExecutor(AT_ONCE, "vipd explain")
-        self._turns = Turns(AT_ONCE + MOST_WAITING)
+        self._quota = UserQuota(AT_ONCE + MOST_WAITING)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -66,7 +66,7 @@ class ExplainRoutes:
         )
         loop = asyncio.get_running_loop()
         try:
-            with self._turns.taken(request, "too many questions at once", "ask again later"):
+            with self._quota.taken(request, "too many questions at once", "ask again later"):
                 body = await loop.run_in_executor(self._threads, _answer, source, target, seen)
         except QueryError as error:
             kind: Kind = "not-found" if error.unknown else "malformed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 class FleetRoutes:
     """Answers `/v1/fleet` and `/v1/accept-removal`."""
 
-    fleet: Callable[[], Fleet | None]
+    fleet: Fleet | None
     permission: Permission
-    settle: Callable[[], Awaitable[tuple[bool, str]]]
-    """Waits until the kernel has all there is; whether it has, and else why not."""
+    wait_applied: Callable[[Collection[str], bool], Awaitable[tuple[bool, str]]]
+    """As `Served.wait_applied`."""
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -49,11 +49,10 @@ class FleetRoutes:
                 peer = self.permission.peer(request.transport)
                 extra = fields(Event.CHANGE_STORED, unit="etcd", cause=f"user {peer}")
                 log.warning("%d held removals accepted by %s", len(held), peer, extra=extra)
-            applied, message = await self.settle()
+            applied, message = await self.wait_applied((), True)
         return answer({"changed": bool(held), "applied": applied, "message": message, "keys": held})
 
     def _fleet(self) -> Fleet:
-        fleet = self.fleet()
-        if fleet is None:
+        if self.fleet is None:
             raise without_etcd()
-        return fleet
+        return self.fleet

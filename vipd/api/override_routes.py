@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.bodies import body_of
 from vipd.api.messages import answer, flag_of
-from vipd.api.order_books import Book, FleetBook, HostBook
+from vipd.api.override_scopes import FleetScope, HostScope, OverrideScope
 from vipd.api.peers import Peer, Permission
+from vipd.api.request_bodies import body_of
 from vipd.api.stores import without_etcd
 from vipd.control.override_requests import Ordered, cleared, order, subject_of
 from vipd.control.reconciler import Reconciler
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 NAMES_LOGGED = 100
 """An event about more services names no more of them."""
 
-Settle = Callable[[Collection[str]], Awaitable[tuple[bool, str]]]
-"""Waits until the kernel has what changed of these services; whether it has, and else why not."""
+WaitApplied = Callable[[Collection[str], bool], Awaitable[tuple[bool, str]]]
+"""As `Served.wait_applied`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class OverrideRoutes:
     reconciler: Reconciler
     store: OverrideStore
     permission: Permission
-    settle: Settle
-    fleet: Callable[[], Fleet | None] = lambda: None
+    wait_applied: WaitApplied
+    fleet: Fleet | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -58,34 +58,35 @@ class OverrideRoutes:
 
     async def listed(self, _: web.Request) -> web.Response:
         """Every order in force, for this host and for the fleet."""
-        return answer({"overrides": [_shown(o, book) for book in self._books() for o in _of(book.overrides)]})
+        found = [_shown(o, scope) for scope in self._scopes() for o in _of(scope.overrides)]
+        return answer({"overrides": found})
 
     async def ordered(self, request: web.Request) -> web.Response:
         """An order: stored, in the kernel, answered."""
-        return answer(await self._order(request, await body_of(request), self._book(request)))
+        return answer(await self._order(request, await body_of(request), self._scope(request)))
 
     async def order_weight(
         self, request: web.Request, service: str, backend: str, weight: object
     ) -> web.Response:
         """A weight for a backend that another owner declares, answered as a change of its service."""
         wanted: Json = {"service": service, "backend": backend, "weight": weight}
-        told = await self._order(request, wanted, HostBook(self.store))
+        told = await self._order(request, wanted, HostScope(self.store))
         action = "changed" if told["changed"] else "unchanged"
         told |= {"results": [{"name": service, "action": action}], "stored": self.store.location}
         return answer(told)
 
-    async def _order(self, request: web.Request, wanted: Json, book: Book) -> Json:
+    async def _order(self, request: web.Request, wanted: Json, scope: OverrideScope) -> Json:
         peer = self.permission.peer(request.transport)
-        by = str(peer) if book.scope == "host" else f"{peer} on {self._host()}"
+        by = str(peer) if scope.name == "host" else f"{peer} on {self._host()}"
         found = order(self.reconciler.services, wanted, by, self.reconciler.clock())
-        known = book.overrides
+        known = scope.overrides
         changed = any(
             key not in known or not _same(known[key], part) for key, part in found.override.parts().items()
         )
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if changed:
-                message = await book.put(found.override)
+                message = await scope.put(found.override)
                 _report_given(found, peer)
             applied, message = await self._settled(changed and message, found.backends)
         return {
@@ -93,31 +94,31 @@ class OverrideRoutes:
             "applied": applied,
             "message": message,
             "stopping": self.reconciler.progress.stopping,
-            "override": _shown(found.override, book),
+            "override": _shown(found.override, scope),
             "backends": _listed(found.backends),
         }
 
     async def taken_back(self, request: web.Request) -> web.Response:
         """Orders about a backend, an address, or (`all`) about anything are taken back."""
-        book, body = self._book(request), await body_of(request)
-        known, books = book.overrides, self._books()
-        # One order may be in either book, so that its words mean something in both.
-        everywhere = {key.subject for each in books for key in each.overrides}
+        scope, body = self._scope(request), await body_of(request)
+        known, scopes = scope.overrides, self._scopes()
+        # One order may be in either scope, so that its names mean something in both.
+        everywhere = {key.subject for each in scopes for key in each.overrides}
         meant, backends = cleared(self.reconciler.services, body, everywhere)
         gone = _of(known, meant)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if gone:
-                message = await book.take_back({override.subject for override in gone})
+                message = await scope.take_back({override.subject for override in gone})
                 _log_cleared(gone, backends, self.permission.peer(request.transport))
             applied, message = await self._settled(gone and message, backends)
-        others = [each for each in books if each.scope != book.scope]
+        others = [each for each in scopes if each.name != scope.name]
         return answer(
             {
                 "changed": bool(gone),
                 "applied": applied,
                 "message": message,
-                "overrides": [_shown(override, book) for override in gone],
+                "overrides": [_shown(override, scope) for override in gone],
                 "elsewhere": [_shown(o, other) for other in others for o in _of(other.overrides, meant)],
                 "backends": _listed(backends),
             }
@@ -125,25 +126,23 @@ class OverrideRoutes:
 
     async def _settled(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
         """Whether the kernel has it, and why not; `fault`: why this host does not even know of it."""
-        return (False, str(fault)) if fault else await self.settle(_names(backends))
+        names = _names(backends)
+        return (False, str(fault)) if fault else await self.wait_applied(names, bool(names))
 
-    def _book(self, request: web.Request) -> Book:
+    def _scope(self, request: web.Request) -> OverrideScope:
         """Where the orders of a request stand. Raises RefusedError."""
         if not flag_of(request, "fleet"):
-            return HostBook(self.store)
-        fleet = self.fleet()
-        if fleet is None:
+            return HostScope(self.store)
+        if self.fleet is None:
             raise without_etcd()
-        return FleetBook(fleet)
+        return FleetScope(self.fleet)
 
-    def _books(self) -> list[Book]:
+    def _scopes(self) -> list[OverrideScope]:
         """All that hold orders."""
-        fleet = self.fleet()
-        return [HostBook(self.store), *([FleetBook(fleet)] if fleet else [])]
+        return [HostScope(self.store), *([FleetScope(self.fleet)] if self.fleet else [])]
 
     def _host(self) -> str:
-        fleet = self.fleet()
-        return fleet.name if fleet else ""
+        return self.fleet.name if self.fleet else ""
 
     async def flows(self, request: web.Request) -> web.Response:
         """How many flows one backend, or one address in every service, still has. Refused while the kernel is
@@ -199,8 +198,8 @@ def _of(known: Overrides, subjects: Collection[Subject] | None = None) -> list[O
     return joined({key: o for key, o in known.items() if subjects is None or key.subject in subjects})
 
 
-def _shown(override: Override, book: Book) -> Json:
-    return {**to_json(override), "scope": book.scope}
+def _shown(override: Override, scope: OverrideScope) -> Json:
+    return {**to_json(override), "scope": scope.name}
 
 
 def _same(one: Override, other: Override) -> bool:

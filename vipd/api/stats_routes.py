@@ -12,7 +12,7 @@ from aiohttp import web
 
 from vipd.api.messages import answer, flag_of
 from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
-from vipd.api.turns import Turns
+from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
@@ -35,11 +35,11 @@ Test = Callable[[Flow], bool]
 
 
 class StatsRoutes:
-    """Answers `/v1/stats` and `/v1/conntrack`. `numbers` is asked at each request."""
+    """Answers `/v1/stats` and `/v1/conntrack`."""
 
-    def __init__(self, reconciler: Reconciler, numbers: Callable[[], FlowStats | None]) -> None:
+    def __init__(self, reconciler: Reconciler, numbers: FlowStats | None) -> None:
         self._reconciler, self._numbers = reconciler, numbers
-        self._turns = Turns(MOST_LISTINGS)
+        self._quota = UserQuota(MOST_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
         """For the application."""
@@ -99,7 +99,7 @@ class StatsRoutes:
         limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
         forwardings = self._reconciler.forwardings.get(service.name, ())
         try:
-            with self._turns.taken(request, "too many requests for tracked flows at once", "ask again later"):
+            with self._quota.taken(request, "too many requests for tracked flows at once", "ask again later"):
                 total, flows = await self._flows(forwardings, tests, limit)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
@@ -117,10 +117,9 @@ class StatsRoutes:
         return len(found), await asyncio.to_thread(told)
 
     def _counted(self) -> FlowStats:
-        numbers = self._numbers()
-        if numbers is None:
+        if self._numbers is None:
             raise RefusedError("internal", "nothing is counted")
-        return numbers
+        return self._numbers
 
 
 async def _sums(table: FlowTable) -> tuple[Sums | None, str]:

@@ -1,4 +1,4 @@
-"""Numbers and tracked flows as JSON values. Pure."""
+"""FlowStats and tracked flows as JSON values. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Counted:
         return found
 
     def row(self, new_flows: int, places: Iterable[Place], traffic: Traffic) -> Json:
-        """Numbers; those that are not known are null."""
+        """FlowStats; those that are not known are null."""
         tracked = self.tracked
         return {
             "new_flows": new_flows,

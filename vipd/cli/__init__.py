@@ -1,4 +1,5 @@
-"""The command line `vipctl`: one module per family of verbs, imported when one of them is used.
+"""The command line `vipctl`: one module for each verb or family of verbs, imported when one of them is used.
 
-A verb that talks to the daemon imports nothing of it: a start-up is felt at every call.
+A verb that talks to the daemon imports none of its parts, so that it starts fast; `manual` holds man pages
+and completion. Nothing else imports this package.
 """

@@ -6,7 +6,8 @@ small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -43,3 +44,16 @@ BACKEND = Word("backends")
 
 ASKED = tuple(kind.source for kind in (TARGET, OWN_TARGET, PLACE, OWN_PLACE, BACKEND))
 """Sources for which a shell asks `vipctl complete`, which asks the daemon."""
+
+Command = Callable[..., Any]
+
+
+def settings_options(
+    file_help: str, one_help: str = "One setting; repeatable."
+) -> Callable[[Command], Command]:
+    """Give a command `--settings FILE` as `settings_file`, and `--set KEY=VALUE` as `assignments`."""
+    file = click.option("--settings", "settings_file", metavar="FILE", type=FILE, help=file_help)
+    one = click.option(
+        "--set", "assignments", metavar="KEY=VALUE", type=SETTING, multiple=True, help=one_help
+    )
+    return lambda command: file(one(command))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vipd.cli.argument_types import BACKEND, OWN_TARGET
-from vipd.cli.changes import service_change_options, tell
+from vipd.cli.changes import print_change, service_change_options
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.words import backend_names, backend_specs
@@ -20,7 +20,7 @@ from vipd.observe.api_client import Json
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
 @click.argument("backends", metavar="ADDR[:PORT][@WEIGHT]...", nargs=-1, required=True)
 @service_change_options
-def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
+def add_backend(target: str, backends: tuple[str, ...], **display: Any) -> int:
     """Add backends to a service. One that is there already stays as it is.
 
     Without :PORT a backend gets the port that all others of the service have, if they have one of their own.
@@ -31,10 +31,10 @@ def add_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
     specs, daemon = backend_specs(backends), connect()
     ported, port = _with_port_of_others(daemon, target, specs)
     answer = daemon.change(
-        "POST", "services", target, "backends", body={"backends": ported}, dry_run=telling["dry_run"]
+        "POST", "services", target, "backends", body={"backends": ported}, dry_run=display["dry_run"]
     )
     shared = f" on port {port}, as all its others" if port else ""
-    return tell(answer, f"with {', '.join(backends)}{shared}", **telling)
+    return print_change(answer, f"with {', '.join(backends)}{shared}", **display)
 
 
 def _with_port_of_others(
@@ -80,7 +80,7 @@ def _number(port: int | None) -> int:
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
 @click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, required=True, type=BACKEND)
 @service_change_options
-def remove_backend(target: str, backends: tuple[str, ...], **telling: Any) -> int:
+def remove_backend(target: str, backends: tuple[str, ...], **display: Any) -> int:
     """Remove backends from a service. Established UDP flows to them end.
 
     \b
@@ -88,6 +88,6 @@ def remove_backend(target: str, backends: tuple[str, ...], **telling: Any) -> in
     """
     names = backend_names(backends)
     answer = connect().change(
-        "DELETE", "services", target, "backends", body={"backends": names}, dry_run=telling["dry_run"]
+        "DELETE", "services", target, "backends", body={"backends": names}, dry_run=display["dry_run"]
     )
-    return tell(answer, f"without {', '.join(names)}", **telling)
+    return print_change(answer, f"without {', '.join(names)}", **display)

@@ -53,8 +53,8 @@ def bench(services: int, dataplane: str, form: str) -> int:
     measured: dict[str, Measured] = {}
     for number, each in measure_host(subjects, services):
         measured[each.subject] = each
-        _tell(f"round {number}: {each.subject.removeprefix('vipd ')}")
-    _tell("")
+        _show_progress(f"round {number}: {each.subject.removeprefix('vipd ')}")
+    _show_progress("")
     found = tuple(measured.values())
     if form == "table":
         print("\n".join(_lines(found, services, machine)))
@@ -64,8 +64,8 @@ def bench(services: int, dataplane: str, form: str) -> int:
     return FAILED if all(each.problem for each in found) else OK
 
 
-def _tell(what: str) -> None:
-    """Say on a terminal what goes on, in place of what was said before."""
+def _show_progress(what: str) -> None:
+    """Show on a terminal what is measured now, in place of the last such line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"{CLEAR_LINE}{what}")
         sys.stderr.flush()

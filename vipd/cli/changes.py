@@ -27,7 +27,7 @@ def service_change_options(command: Callable[..., int]) -> Callable[..., int]:
     return store_option(change_options(command))
 
 
-def tell(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
+def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
     """Print one sentence on the change of one service; `details` in brackets say more on it.
 
     Raises CliError when the change is stored but not in the kernel.

@@ -7,12 +7,11 @@ from dataclasses import asdict
 
 import click
 
-from vipd.cli.argument_types import DIRECTORY, FILE
+from vipd.cli.argument_types import DIRECTORY, FILE, settings_options
 from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import document, output_option, prose, screen
-from vipd.cli.settings_options import settings_options
 from vipd.declaration.problems import Problem
 from vipd.model.formatting import counted
 

@@ -22,7 +22,8 @@ from vipd.host.changes import HostRecord
 from vipd.host.durable import open_own, read_own
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
-from vipd.host.settings.settings import DEFAULT_CONFIG, Settings, SettingsError, read_settings_file
+from vipd.host.settings.settings import Settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 from vipd.host.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
@@ -76,7 +77,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
         told = f"vipd's accept in {accept.place}"
         print(f"would remove {told}" if dry_run else f"removing {told}")
     if dry_run:
-        return await _foretell(prefixes, record)
+        return await _preview(prefixes, record)
     await remove(leftovers, run)
     await nftables.remove(tables, run)
     await forward_accept.remove(accepts, run)
@@ -104,7 +105,7 @@ async def _undo(record: HostRecord) -> AsyncIterator[str]:
         yield f"set {setting}"
 
 
-async def _foretell(prefixes: list[str], record: HostRecord) -> int:
+async def _preview(prefixes: list[str], record: HostRecord) -> int:
     """Say what would be done besides the removal of rules."""
     for table in await remove_empty_tables(record.read().tables, run, foretold=prefixes):
         print(f"would remove the empty table {table}")
@@ -127,7 +128,7 @@ def _configured_state_dir() -> Path:
     """The state directory of vipd.yaml; the usual one when that file is missing or broken."""
     default = Path(str(Settings.model_fields["state_dir"].default))
     try:
-        return Path(str(read_settings_file(DEFAULT_CONFIG).get("state_dir", default)))
+        return Path(str(SettingsFile.read(DEFAULT_CONFIG).values.get("state_dir", default)))
     except SettingsError:
         return default
 

@@ -43,6 +43,11 @@ def choose_socket(ctx: click.Context, path: str | None) -> None:
         ctx.meta[_SOCKET] = path
 
 
+def chosen_socket() -> str:
+    """The socket that this command line or its environment names; empty when neither does."""
+    return str(click.get_current_context().meta.get(_SOCKET, ""))
+
+
 def choose_store(ctx: click.Context, store: str | None) -> None:
     """Remember which store changes of services are for; None changes nothing."""
     if store:
@@ -58,11 +63,11 @@ class Daemon:
 
     def get(self, *segments: str) -> Json:
         """The answer to a GET of `/v1/SEGMENTS`."""
-        return self._ask("GET", url_path(*segments), None)
+        return self.request("GET", url_path(*segments))
 
     def get_query(self, segment: str, query: str) -> Json:
         """The answer to a GET of `/v1/SEGMENT?QUERY`."""
-        return self._ask("GET", f"{url_path(segment)}?{query}", None)
+        return self.request("GET", f"{url_path(segment)}?{query}")
 
     def stream(self, segment: str, query: str) -> Iterator[Json]:
         """The lines answered to a GET of `/v1/SEGMENT?QUERY`, as they come, until the answer ends."""
@@ -89,9 +94,10 @@ class Daemon:
         query = f"?{'&'.join(flags)}" if flags else ""
         if segments[0] in _STORED:
             self._client.session = session_address()
-        return self._ask(method, url_path(*segments) + query, body)
+        return self.request(method, url_path(*segments) + query, body)
 
-    def _ask(self, method: str, path: str, body: Json | None) -> Json:
+    def request(self, method: str, path: str, body: Json | None = None) -> Json:
+        """The answer to any request; `path` is what follows `/v1/`."""
         try:
             return self._client.request(method, path, body)
         except ClientError as err:
@@ -105,7 +111,7 @@ def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
     output.
     """
     chosen = click.get_current_context().meta
-    client = Client(chosen.get(_SOCKET, DEFAULT_SOCKET), timeout, exact=exact or chosen.get(EXACT, False))
+    client = Client(chosen_socket() or DEFAULT_SOCKET, timeout, exact=exact or chosen.get(EXACT, False))
     return Daemon(client, chosen.get(_STORE, ""))
 
 

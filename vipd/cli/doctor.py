@@ -6,17 +6,12 @@ from pathlib import Path
 
 import click
 
-from vipd.cli.argument_types import TARGET
+from vipd.cli.argument_types import TARGET, settings_options
+from vipd.cli.connection import chosen_socket
 from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
-from vipd.cli.settings_options import settings_options
-from vipd.host.settings.settings import (
-    DEFAULT_CONFIG,
-    Settings,
-    SettingsError,
-    load_settings,
-    parse_assignments,
-)
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
 from vipd.observe.doctor.collect.host import Question, UnknownTargetError, is_root, look
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.text import WIDEST, lines_of
@@ -46,7 +41,7 @@ def doctor(
     checks are left out. Exit code 0 when there is no problem, though warnings, else 1.
     """
     settings, faults = _settings(settings_file, assignments)
-    socket = _socket_given()
+    socket = chosen_socket()
     try:
         facts = look(Question(settings, faults, socket, target, as_root=is_root()))
     except UnknownTargetError:
@@ -69,10 +64,3 @@ def _settings(file: str | None, assignments: tuple[str, ...]) -> tuple[Settings,
         return load_settings(Path(file) if file else default, parse_assignments(assignments)), ()
     except SettingsError as error:
         return Settings(), tuple(error.problems)
-
-
-def _socket_given() -> str:
-    """The daemon's socket, if the command line or the environment names one."""
-    context = click.get_current_context()
-    here = context.meta.get("vipd.socket")
-    return str(here or context.find_root().params.get("socket") or "")

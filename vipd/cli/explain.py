@@ -23,7 +23,7 @@ from vipd.cli.output import (
     socket_option,
     table,
 )
-from vipd.observe.api_client import Json, RefusedError, url_path
+from vipd.observe.api_client import Json, RefusedError
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))
@@ -117,8 +117,7 @@ def explain(
 def _asked(source: str, target: str) -> Json:
     query = urlencode({"from": source, "target": target})
     try:
-        # `Daemon.get` takes segments of a path only.
-        answer: Json = connect()._ask("GET", f"{url_path('explain')}?{query}", None)["explanation"]
+        answer: Json = connect().get_query("explain", query)["explanation"]
     except CliError as err:
         if isinstance(err.__cause__, RefusedError) and err.__cause__.status == MALFORMED:
             # What the daemon cannot read was written on this command line.

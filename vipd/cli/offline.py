@@ -17,14 +17,8 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.switching import ChosenDataplane
 from vipd.host.facts import NO_FACTS, HostFacts
-from vipd.host.settings.settings import (
-    DEFAULT_CONFIG,
-    Settings,
-    SettingsError,
-    balances_of,
-    load_settings,
-    parse_assignments,
-)
+from vipd.host.settings.settings import Settings, balances_of, load_settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Service
 from vipd.observe.api_client import Json

@@ -16,7 +16,8 @@ from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.words import seconds
 from vipd.declaration.syntax import InvalidTextError, parse_backend
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, load_settings, read_settings_file
+from vipd.host.settings.settings import load_settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 from vipd.host.systemd.notify import Notifier, one_line
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.fleet_keys import UnwritableError, registration
@@ -79,24 +80,24 @@ def _settings(config: str | None, options: dict[str, object]) -> EtcdSettings:
     given |= {name: str(Path(str(given[name])).absolute()) for name in FILES if name in given}
     wanted = file is not None and (config or not given.get("endpoints"))
     try:
-        written = read_settings_file(file).get("etcd") if file and wanted else None
+        written = SettingsFile.read(file).values.get("etcd") if file and wanted else None
         settings = load_settings(flags={"etcd": {**(written if isinstance(written, dict) else {}), **given}})
     except SettingsError as error:
         raise CliError("unusable settings", code=USAGE, details=tuple(error.problems)) from None
     assert settings.etcd is not None  # noqa: S101 (given right here)
-    return settings.etcd.settings()
+    return settings.etcd
 
 
 async def _keep(settings: EtcdSettings, key: str, value: str, ttl: int, quiet: bool) -> None:
     notifier = Notifier.from_environment(os.environ)
 
-    def tell(standing: bool, what: str) -> None:
+    def report(standing: bool, what: str) -> None:
         notifier.send(*(["READY=1"] if standing else []), f"STATUS={one_line(f'{key}: {what}')}")
         if not (quiet and standing):
             print(f"vipctl: {key}: {what}", file=sys.stderr, flush=True)
 
     client = EtcdClient(settings, Random())  # noqa: S311 (spreads members; nothing secret)
-    work = asyncio.create_task(Registration(client, key, value, ttl, tell).run())
+    work = asyncio.create_task(Registration(client, key, value, ttl, report).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     try:

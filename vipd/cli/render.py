@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from vipd.cli.argument_types import FILE
+from vipd.cli.argument_types import FILE, settings_options
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.offline import Compilation, admitted, host_addresses, read_settings
-from vipd.cli.settings_options import settings_options
 from vipd.dataplane.iptables.render import TABLES
 from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.host.settings.settings import DEFAULT_CONFIG, Settings
+from vipd.host.settings.settings import Settings
+from vipd.host.settings.settings_file import DEFAULT_CONFIG
 from vipd.model.service import Family, Policy, Service, family_of
 
 FAMILIES = {str(family): family for family in Family}

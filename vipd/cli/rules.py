@@ -11,6 +11,7 @@ from functools import partial
 import click
 
 from vipd.cli.argument_types import TARGET
+from vipd.cli.connection import chosen_socket
 from vipd.cli.errors import NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.dataplane.base import ApplyError
@@ -104,10 +105,9 @@ def _may_read() -> bool:
 
 
 def _look(target: str) -> Answer:
-    context = click.get_current_context()
-    client = Client(context.meta.get("vipd.socket", DEFAULT_SOCKET))
+    client = Client(chosen_socket() or DEFAULT_SOCKET)
     try:
-        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _tell)))
+        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _print_note)))
     except UnknownTargetError as error:
         raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
     except ApplyError as error:
@@ -119,10 +119,10 @@ def _look(target: str) -> Answer:
 def file_chain_prefix() -> str:
     """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
     # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
-    from vipd.host.settings.settings import DEFAULT_CONFIG, SettingsError, read_settings_file
+    from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 
     try:
-        return str(read_settings_file(DEFAULT_CONFIG).get("chain_prefix", "VIPD"))
+        return str(SettingsFile.read(DEFAULT_CONFIG).values.get("chain_prefix", "VIPD"))
     except SettingsError:
         return "VIPD"
 
@@ -194,8 +194,8 @@ def _counts(count: Count | None) -> list[str | Cell]:
     return ["", ""] if count is None else [thousands(count.packets), size(count.bytes)]
 
 
-def _tell(text: str) -> None:
-    """Say something to whoever waits."""
+def _print_note(text: str) -> None:
+    """Print a note to stderr."""
     print("\n".join(prose(f"note: {text}", screen(sys.stderr))), file=sys.stderr, flush=True)
 
 
@@ -214,4 +214,4 @@ def _note(answer: Answer) -> None:
     if not (answer.services or answer.shared):
         notes.append("the kernel has no rule of vipd")
     for note in notes:
-        _tell(note)
+        _print_note(note)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vipd.cli.argument_types import OWN_PLACE, OWN_TARGET, WORDS, Word
-from vipd.cli.changes import merged, service_change_options, tell
+from vipd.cli.changes import merged, print_change, service_change_options
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError, together
 from vipd.cli.words import (
@@ -84,7 +84,7 @@ def add(
     balance: str | None,
     fallback: tuple[str, ...],
     registrations: str | None,
-    **telling: Any,
+    **display: Any,
 ) -> int:
     """Add a service. It is stored, and survives a reboot. The same again changes nothing.
 
@@ -99,11 +99,11 @@ def add(
     # A new service starts from the defaults: what only clears a field has nothing to clear.
     policy = _policy(affinity, masquerade, balance, fallback, registrations)
     spec |= {key: value for key, value in policy.items() if value is not None}
-    answer = connect().change("POST", "services", body={"service": spec}, dry_run=telling["dry_run"])
+    answer = connect().change("POST", "services", body={"service": spec}, dry_run=display["dry_run"])
     details = counted(len(backends), "backend")
     if not backends:
         details = "no backends: new flows " + ("meet the fallback" if fallback else "are refused")
-    return tell(answer, f"{vip}, {details}" if name else details, **telling)
+    return print_change(answer, f"{vip}, {details}" if name else details, **display)
 
 
 @click.command("set")
@@ -122,7 +122,7 @@ def set_fields(
     balance: str | None,
     fallback: tuple[str, ...],
     registrations: str | None,
-    **telling: Any,
+    **display: Any,
 ) -> int:
     """Change a service that vipctl added, or the weight of one of its backends. What is not named stays.
 
@@ -145,14 +145,14 @@ def set_fields(
             "registrations": registrations,
         }
         details = ", ".join(f"{name} {word}" for name, word in told.items() if word)
-        return _patch((target,), {"service": policy}, details, telling)
+        return _patch((target,), {"service": policy}, details, display)
     service, backend = split_backend(target, f"vipctl set {{}} --weight {weight}")
-    return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", telling)
+    return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", display)
 
 
-def _patch(path: tuple[str, ...], body: Json, details: str, telling: Json) -> int:
-    answer = connect().change("PATCH", "services", *path, body=body, dry_run=telling["dry_run"])
-    return tell(answer, details, **telling)
+def _patch(path: tuple[str, ...], body: Json, details: str, display: Json) -> int:
+    answer = connect().change("PATCH", "services", *path, body=body, dry_run=display["dry_run"])
+    return print_change(answer, details, **display)
 
 
 def _policy(
@@ -180,7 +180,7 @@ def _policy(
 @click.command()
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True, type=OWN_TARGET)
 @service_change_options
-def remove(targets: tuple[str, ...], **telling: Any) -> int:
+def remove(targets: tuple[str, ...], **display: Any) -> int:
     """Remove services that vipctl added. One that cannot be removed does not keep the others.
 
     \b
@@ -191,11 +191,11 @@ def remove(targets: tuple[str, ...], **telling: Any) -> int:
     failures: list[CliError] = []
     for target in targets:
         try:
-            answers.append(daemon.change("DELETE", "services", target, dry_run=telling["dry_run"]))
+            answers.append(daemon.change("DELETE", "services", target, dry_run=display["dry_run"]))
         except CliError as err:
             failures.append(err)
     if answers:
-        tell(merged(answers), "", **telling)
+        print_change(merged(answers), "", **display)
     if failures:
         raise together(failures)
     return OK

@@ -249,7 +249,7 @@ class _Shown:
 
     def show(self, trace: PacketTrace, answer: str = "") -> None:
         """One packet, with its prediction."""
-        listed = asyncio.run(read_rules(chains_of(trace), run, self._tell))
+        listed = asyncio.run(read_rules(chains_of(trace), run, self._print_once))
         explanation, silent = self._prediction(trace)
         hits = matched_rules(trace, listed, self._prefix, (explanation or {}).get("service_port") or "")
         outcome = outcome_of(trace, hits)
@@ -265,8 +265,8 @@ class _Shown:
             self._views.append(view)
         self.number += 1
 
-    def _tell(self, text: str) -> None:
-        """Once each, however many packets come."""
+    def _print_once(self, text: str) -> None:
+        """Print a note once, however many packets come."""
         if text not in self._told and len(self._told) < MOST:
             self._told.add(text)
             print(f"vipctl: {text}", file=sys.stderr)

@@ -13,7 +13,7 @@ from vipd import __version__
 from vipd.control.reconciler import Reconciler
 from vipd.control.registrations import Registrations
 from vipd.declaration.problems import Declaration, printable
-from vipd.host.settings.etcd_options import EtcdOptions
+from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Work
 from vipd.sources.etcd.client import EtcdClient
@@ -38,10 +38,9 @@ Json = dict[str, object]
 class Fleet:
     """This host as one of a fleet. `load` first, then `run` beside the reconciler."""
 
-    def __init__(self, settings: Settings, etcd: EtcdOptions, clock: Callable[[], datetime]) -> None:
+    def __init__(self, settings: Settings, etcd: EtcdSettings, clock: Callable[[], datetime]) -> None:
         self._settings, self._clock = settings, clock
-        self._report_interval = etcd.report_interval
-        self._options = options = etcd.settings()
+        self._options = options = etcd
         random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
@@ -75,7 +74,7 @@ class Fleet:
             self._options.prefix,
             lambda: self._report(reconciler),
             self._clock,
-            gather=self._report_interval,
+            gather=self._options.report_interval,
         )
         loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
         if report:

@@ -15,8 +15,9 @@ from typing import NoReturn
 from vipd import __version__
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.server import Served, application
-from vipd.api.serving import serving
+from vipd.api.served import Served
+from vipd.api.server import application
+from vipd.api.socket_server import serving
 from vipd.control.admission import admit_unit
 from vipd.control.catalog import merge
 from vipd.control.host import HostNet
@@ -58,7 +59,7 @@ def check(settings: Settings) -> int:
     merged = merge(units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
-    warnings = settings.etcd.settings().warnings() if settings.etcd else []
+    warnings = settings.etcd.warnings() if settings.etcd else []
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:

@@ -1,1 +1,4 @@
-"""Reading declarations: text in, a `Declaration` of services and every problem at once out. Pure."""
+"""Text to a `Declaration`: services and every problem at once, from vipd/v1 and Kubernetes objects; and back.
+
+Pure. Imports `model`; every other package may import it. `native.parse_declaration` is the way in.
+"""

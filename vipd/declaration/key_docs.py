@@ -55,7 +55,7 @@ DOCUMENT = {
     "defaults": Key(
         "a mapping of `affinity`, `masquerade`, `fallback`, `balance`, `check`, `slow_start`, `weight_from`",
         "",
-        "What the services of this document have that say nothing else.",
+        "Defaults for all services in this document.",
     ),
     "services": Key("a list", "", "May be missing or empty."),
 }
@@ -121,7 +121,7 @@ SERVICE = {
         "second to make, beside all other work, and 30 MB meanwhile.",
     ),
     "check": Key(
-        "a type of check, or a mapping", "`none`", "How backends are checked that say nothing else."
+        "a type of check, or a mapping", "`none`", "Health check for backends that define none of their own."
     ),
     "slow_start": Key(
         "a duration, up to 1h",
@@ -256,7 +256,7 @@ CHECK = {
     "user": Key(
         "a user's name",
         "`vipd-check`, or `nobody` where there is no such user",
-        "exec: who runs it. Never root, nor who may change what vipd does.",
+        "exec: the user that runs it. Never root, nor a user that may change what vipd does.",
     ),
 }
 

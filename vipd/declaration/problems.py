@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vipd.model.limits import ALL_PROBLEMS, PROBLEMS
@@ -183,11 +183,3 @@ class Declaration:
     def ok(self) -> bool:
         """No problem was found."""
         return not self.problems
-
-
-class DeclarationError(ValueError):
-    """A declaration that cannot be accepted, with every problem found."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)

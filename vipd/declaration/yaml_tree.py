@@ -1,9 +1,10 @@
 """YAML text in, a light tree out whose nodes know their line, and a `Problem` for whatever is not plain YAML.
 
-The tree is built from the parser's events: composing nodes with PyYAML takes ten times as long, and its
-constructors forget lines and guess types.
+The tree is built from the parser's events and not by PyYAML's `compose`: that recurses in C, so that 100,000
+brackets crash the process, and no limit can be checked before all nodes exist. Nor is it faster: of 10,000
+services (1.6 MB) events take 0.47 s, `compose` with the C loader 0.57 s, and 0.62 s with these nodes.
 Refused: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases, and what is
-beyond `vipd.model.limits`. The parser gets the text in pieces, so that other threads have their turn. Pure.
+beyond `vipd.model.limits`. The parser reads the text in pieces, so that other threads run in between. Pure.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""Who is fit to serve: backends are asked, their answers are made into verdicts. The door is `door.py`."""
+"""Health checks: probes, their schedule, the state of each backend, weights by answers and slow start.
+
+`checker` is what the rest of vipd uses. Imports `model`, `declaration` and `host`; `control` and packages
+below it may import it.
+"""

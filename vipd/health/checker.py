@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
 
-from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.memory import Known, SavedVerdicts
 from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
@@ -27,6 +26,7 @@ from vipd.health.slots import Slots
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.health.verdict_log import VerdictLog
 from vipd.host.accounts import CheckUsers
+from vipd.host.containment import log_once
 from vipd.host.descriptors import make_room
 from vipd.model.check_target import Target
 from vipd.model.durations import CHECK_BOUNDS, Durations
@@ -164,7 +164,7 @@ class Health:
                 while True:
                     await asyncio.sleep(SAVE_SECONDS)
                     self._memory.tidy(self.clock())
-                    self._log.tell((), self.clock())
+                    self._log.write((), self.clock())
                     self._log.log_late(self._scheduler.troubles(), self.clock())
 
     def _stop(self) -> None:
@@ -229,16 +229,16 @@ class Health:
         if self._scheduler is None:
             return
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._notify)
         self._changed.add(target)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = frozenset(self._changed), set()
         if not changed:
             return
         now = self.clock()
         try:
-            self._log.tell(((target, self._records[target]) for target in changed), now)
+            self._log.write(((target, self._records[target]) for target in changed), now)
         except Exception as error:
             log_once(error, "logging verdicts")
         for listener in self.listeners:

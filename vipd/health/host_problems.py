@@ -11,10 +11,10 @@ import stat
 from pathlib import Path
 
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.health.faults import log_once
 from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import one_line
 from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
+from vipd.host.containment import log_once
 from vipd.model.check import Check, ExecProbe, HttpProbe
 
 

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vipd.health.faults import log_once
 from vipd.health.flapping import Flapping
 from vipd.health.remembered import TRUSTED_SECONDS, Remembered
 from vipd.health.result import one_line, parse_weight
 from vipd.health.state import Record, State
+from vipd.host.containment import log_once
 from vipd.host.durable import keep_aside, read_own, why, write_aside
 
 log = logging.getLogger(__name__)

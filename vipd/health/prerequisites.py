@@ -1,18 +1,19 @@
-"""What this host lacks for checks, asked in threads: whatever hangs there holds up only those who need the
+"""What this host lacks for checks, asked in threads: a question that hangs delays only those that need its
 answer.
 
 Users come from the name service, which may ask the network; programs and certificates may lie on a file
-system that does not answer. None of these calls can be ended, so the number of threads is limited."""
+system that does not answer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.host.bounded_threads import BoundedThreads
 from vipd.model.check import Check
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,7 @@ class Prerequisites:
     def __init__(self, question: Callable[[Check], Problems], patience: float = PATIENCE_SECONDS) -> None:
         self._question, self._patience = question, patience
         self._open: dict[Check, Answer] = {}
-        self._queue: deque[tuple[Check, Answer]] = deque()
-        self._threads = 0
-        self._guard = threading.Lock()
+        self._threads = BoundedThreads("ask this host", MOST_THREADS)
 
     @property
     def answered_late(self) -> bool:
@@ -60,12 +59,7 @@ class Prerequisites:
 
     def _ask(self, check: Check) -> Answer:
         answer = self._open[check] = asyncio.get_running_loop().create_future()
-        with self._guard:
-            self._queue.append((check, answer))
-            if self._threads < MOST_THREADS:
-                self._threads += 1
-                # A daemon thread: one that hangs must not hold up the end of the process.
-                threading.Thread(target=self._work, name="ask this host", daemon=True).start()
+        self._threads.submit(partial(self._work, check, answer))
         return answer
 
     def _answer(self, check: Check) -> Problems:
@@ -75,23 +69,15 @@ class Prerequisites:
         del self._open[check]
         return answer.result()
 
-    def _work(self) -> None:
-        """Answer questions until there are none left; in a thread."""
-        while True:
-            with self._guard:
-                if not self._queue:
-                    self._threads -= 1
-                    return
-                check, answer = self._queue.popleft()
-            try:
-                found = self._question(check)
-            except Exception as error:
-                log.exception("this host cannot be asked about a check")
-                found = (f"{internal_error(error, 'asking this host about it')}; hint: {PLEASE_REPORT}",)
-            try:
-                answer.get_loop().call_soon_threadsafe(_settle, answer, found)
-            except RuntimeError:  # the loop has been closed meanwhile: vipd stops
-                return
+    def _work(self, check: Check, answer: Answer) -> None:
+        """Answer one question; in a thread."""
+        try:
+            found = self._question(check)
+        except Exception as error:
+            log.exception("this host cannot be asked about a check")
+            found = (f"{internal_error(error, 'asking this host about it')}; hint: {PLEASE_REPORT}",)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile: vipd stops
+            answer.get_loop().call_soon_threadsafe(_settle, answer, found)
 
 
 def _settle(answer: Answer, found: Problems) -> None:

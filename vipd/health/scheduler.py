@@ -15,10 +15,10 @@ from functools import partial
 from itertools import count
 from typing import cast
 
-from vipd.health.faults import log_once
 from vipd.health.probes.base import Attempt, Done, unexpected
 from vipd.health.result import Result
 from vipd.health.slots import Slots
+from vipd.host.containment import log_once
 from vipd.model.check_target import Target
 
 TOGETHER_SECONDS = 0.005

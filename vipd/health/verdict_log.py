@@ -34,7 +34,7 @@ class VerdictLog:
         self._more: Counter[State] = Counter()
         self._late, self._late_at = False, 0.0
 
-    def tell(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
+    def write(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
         """These changed, at `now` of the records' clock. With none, what was counted is told if it is due."""
         if now - self._began >= PERIOD_SECONDS:
             self._summarise()

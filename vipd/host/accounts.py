@@ -13,10 +13,11 @@ import pwd
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from vipd.host.bounded_threads import BoundedThreads, BusyError
 
 PATIENCE_SECONDS = 3.0
 """Longest wait for one answer."""
@@ -41,7 +42,7 @@ class Lookup(Generic[K, V]):
         self._lock = threading.Lock()
         self._kept: dict[K, tuple[float, V | Exception]] = {}
         self._last: dict[K, V] = {}
-        self._places = threading.BoundedSemaphore(MOST_ASKING)
+        self._threads = BoundedThreads("vipd account", MOST_ASKING)
 
     def known(self, key: K) -> V | None:
         """What was answered last, however long ago; never waits."""
@@ -70,23 +71,11 @@ class Lookup(Generic[K, V]):
             self._last.pop(key, None)
 
     def _asked(self, key: K) -> V | Exception:
-        if not self._places.acquire(blocking=False):
-            return TimeoutError("the account database does not answer")
-        answer: Future[V] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._ask(key))
-            except Exception as error:
-                answer.set_exception(error)
-            finally:
-                self._places.release()
-
         try:
-            # A daemon: one that hangs for ever must not keep vipd from ending.
-            threading.Thread(target=ask, name="vipd account", daemon=True).start()
+            answer = self._threads.submit(lambda: self._ask(key), queue=False)
+        except BusyError:
+            return TimeoutError("the account database does not answer")
         except RuntimeError as error:
-            self._places.release()
             return OSError(str(error))
         try:
             return answer.result(PATIENCE_SECONDS)

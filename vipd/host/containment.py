@@ -8,6 +8,7 @@ belongs to a service is a quarantine of it (`reconciler`), and a loop that fails
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.host.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
+
+_MOST_PLACES = 256
+_logged: set[tuple[type[BaseException], str, int]] = set()
 
 
 class Containment:
@@ -53,3 +57,16 @@ class Containment:
             extra = fields(Event.TASK_FAILED, cause=part, reason=reason)
             log.error("%s", fault, extra=extra, exc_info=error)
         self._faults[place] = fault
+
+
+def log_once(error: Exception, doing: str) -> str:
+    """What `internal_error` says of it. Its traceback is logged, but once for each place in the program."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    place = (type(error), frames[0].filename, frames[0].lineno or 0) if frames else (type(error), "", 0)
+    found = internal_error(error, doing)
+    if place not in _logged:
+        if len(_logged) >= _MOST_PLACES:
+            _logged.clear()
+        _logged.add(place)
+        log.error("%s; %s", found, PLEASE_REPORT, exc_info=error)
+    return found

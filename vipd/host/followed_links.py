@@ -4,6 +4,10 @@ vipd reads what its own user may, and problems quote what they find. A user othe
 in the directory of declarations can show only files of that user that way: every link on the path must belong
 to root, or to the owner of the file that is read. The path is walked from one open directory to the next, so
 that nothing can be exchanged in between.
+
+`durable.open_directory` walks by another rule, so the walks are two: from `/` on, it judges each link by its
+owner and that of its directory, before it follows it. Here the owner of the file decides, which only the end
+of the path shows, and any link may lead to the directory that the file is named in.
 """
 
 from __future__ import annotations

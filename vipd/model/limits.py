@@ -1,5 +1,5 @@
 """What vipd reads at most of declarations, etcd and JSON that others wrote, each number with its reason.
-docs/declaration.md lists them; those of requests stand in vipd/api/bodies.py and docs/api.md.
+docs/declaration.md lists them; those of requests stand in vipd/api/request_bodies.py and docs/api.md.
 
 Each is far above what a site has: docs/performance.md measures 100,000 services of five backends, and one
 service of 5,000 backends. What is above one is a problem of its author; everything else goes on.

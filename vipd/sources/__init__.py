@@ -1,1 +1,5 @@
-"""Where declarations come from. Each offers units (`vipd.declaration.unit`) and says when they change."""
+"""Where declarations come from: files, the store of vipctl, etcd, and the overrides of operators.
+
+Each source offers units (`vipd.declaration.unit`) and reports when they change. Imports `model`,
+`declaration` and `host`; `control` and packages below it may import it.
+"""

@@ -27,7 +27,9 @@ from vipd.declaration.key_docs import GROUPS
 from vipd.declaration.native import parse_declaration
 from vipd.host import preflight as start
 from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
-from vipd.host.settings.settings import ENVIRONMENT_PREFIX, Settings, load_settings, read_settings_text
+from vipd.host.settings.layers import ENVIRONMENT_PREFIX
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import read_settings_text
 
 PAGES = {page.file: page for page in pages()}
 EXAMPLES = [(page.file, example) for page in PAGES.values() for example in page.examples()]

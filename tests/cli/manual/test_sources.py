@@ -13,6 +13,8 @@ from tests.docs.markdown import ROOT, rows
 from vipd.cli.manual import settings_reference
 from vipd.cli.manual.settings_reference import docstrings, settings
 from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, Group, Key
+from vipd.host.settings.settings import Settings
+from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
@@ -69,9 +71,21 @@ def test_masquerade_modes_are_told_in_the_same_words() -> None:
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_the_documentation_of_settings_has_the_same_words(setting: settings_reference.Setting) -> None:
     told = {named(first): rest for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
-    assert plain(told[setting.name][3]) == setting.meaning, (
+    _, environment, *rest = setting
+    assert [plain(cell) for cell in told[setting.name]] == [f"`{environment}`", *rest], (
         "docs/settings.md and vipd/host/settings/settings.py differ"
     )
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    told = [named(first) for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4]
+    assert sorted(told) == sorted(setting.name for setting in settings())
+
+
+def test_the_packaged_file_shows_the_defaults() -> None:
+    shown = re.findall(r"(?m)^#([a-z_]+: .*)$", (ROOT / "debian" / "vipd.yaml").read_text())
+    assert len(shown) > 10
+    assert Settings(**read_settings_text("\n".join(shown), "vipd.yaml")) == Settings()  # type: ignore[arg-type]
 
 
 def test_a_key_without_a_meaning_is_told() -> None:

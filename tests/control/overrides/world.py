@@ -175,7 +175,7 @@ class World:
             services=self.services, clock=lambda: self.now, progress=Progress(applied=1)
         )
         self._routes = OverrideRoutes(
-            cast(Reconciler, reconciler), self.store, Anybody("nobody"), _settled, lambda: fleet
+            cast(Reconciler, reconciler), self.store, Anybody("nobody"), _settled, fleet
         )
         self.declare(self.services.values())
 
@@ -237,7 +237,7 @@ def _ignore(*_: object) -> None:
     """There are no checks."""
 
 
-async def _settled(_: object) -> tuple[bool, str]:
+async def _settled(_: object, changed: bool) -> tuple[bool, str]:
     return True, ""
 
 

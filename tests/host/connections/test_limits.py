@@ -21,7 +21,7 @@ from tests.host.connections.clients import (
     status,
 )
 from tests.observe.health_ports.asking import free_port, until
-from vipd.api.serving import LIMITS as API
+from vipd.api.socket_server import LIMITS as API
 from vipd.host.connections.limits import TOGETHER, Limits, Source, tcp_source
 from vipd.host.descriptors import WANTED, shares
 from vipd.observe.listeners import HEALTH_LIMITS, Listeners, Place

@@ -51,7 +51,7 @@ def lived(story: Story, directory: Path) -> None:
 
     async def run() -> None:
         made = recorder(directory, Clock())
-        routes = EventRoutes(lambda: made, lambda: {"web": WEB})
+        routes = EventRoutes(made, lambda: {"web": WEB})
         app = web.Application(middlewares=[_errors(Containment())])
         app.add_routes(routes.routes())
         app.on_shutdown.append(routes.end)

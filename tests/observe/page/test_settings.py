@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.host.settings.settings import Settings, SettingsError, load_settings
+from vipd.host.settings.settings import Settings, load_settings
+from vipd.host.settings.settings_file import SettingsError
 
 NAMES = ("metrics_address", "status_page")
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from random import Random
+from typing import TypeVar
 
 import pytest
 
 from tests.lab.held_ports import held_ports
 from tests.sources.etcd.members import Cluster, cluster
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.sources.etcd.client import EtcdClient, Status
+from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import CompactedError, EndpointError, UnreachableError
+from vipd.sources.etcd.fields import Message, text
 from vipd.sources.etcd.messages import Delete, Event, KeyRange, Put, Unchanged
 from vipd.sources.etcd.watch import Changes, Watch
 
@@ -47,18 +49,30 @@ async def client_at(*urls: str, timeout: float) -> AsyncIterator[EtcdClient]:
         await client.close()
 
 
-async def status_with_leader(client: EtcdClient) -> Status:
-    """What the member in use says once it knows of a leader."""
+T = TypeVar("T")
+
+
+async def ask(client: EtcdClient, path: str, read: Callable[[Message], T]) -> T:
+    """What vipd itself never asks."""
+    return await client.connection.call(path, {}, path, read)
+
+
+async def leader_of(client: EtcdClient) -> str:
+    """The leader's id, once the member in use knows of one."""
     async with asyncio.timeout(90):
-        while not (status := await client.status()).leader:  # noqa: ASYNC110 (there is no event)
+        while True:
+            leader = await ask(client, "/v3/maintenance/status", lambda answer: text(answer, "leader"))
+            if leader:
+                return leader
             await asyncio.sleep(0.05)
-    return status
 
 
 async def beside_the_leader(client: EtcdClient) -> str:
     """The endpoint in use, after another one than the leader has been chosen: its loss means no election."""
-    leader = (await status_with_leader(client)).leader
-    urls = [url for member in await client.members() if member.id == leader for url in member.client_urls]
+    leader = await leader_of(client)
+    members: object = await ask(client, "/v3/cluster/member/list", lambda answer: answer["members"])
+    assert isinstance(members, list)
+    urls = [url for member in members if member["ID"] == leader for url in member["clientURLs"]]
     if client.connection.endpoint in urls:
         client.connection.failed(client.connection.endpoint)
     await client.put(b"/t/first", b"")
@@ -98,7 +112,7 @@ def test_a_key_is_written_read_and_removed(etcd: Cluster) -> None:
             found = await client.get(b"/t/a\x00\xff")
             assert found is not None
             assert (found.value, found.mod_revision) == (b"\x00value", header.revision)
-            assert await client.delete(ALL) == 1
+            assert await client.txn((), [Delete(ALL)])
             assert await client.get(b"/t/a\x00\xff") is None
 
     asyncio.run(scene())
@@ -156,18 +170,6 @@ def test_a_lease_takes_its_keys_with_it(etcd: Cluster) -> None:
     asyncio.run(scene())
 
 
-def test_status_and_members(etcd: Cluster) -> None:
-    async def scene() -> None:
-        async with client_of(etcd) as client:
-            status = await status_with_leader(client)
-            assert status.version.startswith("3.")
-            members = await client.members()
-            assert {url for member in members for url in member.client_urls} == set(etcd.urls)
-            assert status.leader in {member.id for member in members}
-
-    asyncio.run(scene())
-
-
 def test_a_watch_tells_what_happens_in_its_range(etcd: Cluster) -> None:
     start = etcd.put("/t/a/1", "before")
 
@@ -209,7 +211,7 @@ def test_a_revision_that_comes_in_fragments_is_told_at_once(etcd: Cluster) -> No
         async with client_of(etcd) as client:
             here = (await client.range(ALL, limit=1)).header.revision
             async with client.watch(ALL, here + 1) as watch:
-                await client.delete(ALL)
+                await client.txn((), [Delete(ALL)])
                 (changes,) = await take(watch, 1)
                 assert sum(event.deleted for event in changes.events) == 8000
 

@@ -19,7 +19,7 @@ from vipd.sources.etcd import heartbeat as beacon
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
-from vipd.sources.etcd.messages import KeyRange, KeyValue
+from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue
 
 KEY = b"/vipd/v1/hosts/n1"
 REPORT = HostReport("n1", 7, 0, "0.1.0")
@@ -121,7 +121,7 @@ def test_a_lost_lease_is_replaced_and_a_held_one_kept(etcd: Cluster) -> None:
             again = await host.until(bool)
             assert again is not None
             assert again.lease != first.lease
-            await host.client.delete(KeyRange(KEY))
+            await host.client.txn((), [Delete(KeyRange(KEY))])
             await host.until(bool)
 
     asyncio.run(scene())

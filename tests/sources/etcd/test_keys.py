@@ -12,10 +12,10 @@ from tests.sources.etcd.following import PREFIX, key, value
 from vipd.control.catalog import merge
 from vipd.declaration.unit import NOTHING
 from vipd.model.service import Backend, Registered
-from vipd.sources.etcd import keys as etcd_keys
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd import values
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written
 from vipd.sources.etcd.snapshot_file import Record, State, _replay
-from vipd.sources.etcd.values import Layout
+from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.removal_guard import RemovalGuard
 
 LAYOUT = Layout(PREFIX)
@@ -168,7 +168,7 @@ def test_what_ended_in_an_internal_error_is_read_again(name: str, monkeypatch: p
     text = value(1) if name in SERVICES else ""
     with monkeypatch.context() as broken:
         for reading in ("read_service_value", "read_registration"):
-            broken.setattr(etcd_keys, reading, lambda *_: [][1])
+            broken.setattr(values, reading, lambda *_: [][1])
         keys.apply(Change("c", 1, (Written(name, text, 1, read_value(LAYOUT, name, text)),)), 0.0)
         assert not keys.reread(), "it is broken still"
     assert not keys.units[f"etcd:{name}"].candidate.ok

@@ -56,14 +56,11 @@ QUESTIONS: dict[str, tuple[str, Ask]] = {
     "probe": ("/v3/kv/txn", lambda c, _: c.changed_since([ALL, KeyRange.prefix(b"/u/")], 1)),
     "put": ("/v3/kv/put", lambda c, _: c.put(b"/t/c", b"")),
     "transaction": ("/v3/kv/txn", lambda c, _: c.txn([Unchanged(b"/t/d", 0)], [Put(b"/t/d", b"1")])),
-    "delete": ("/v3/kv/deleterange", lambda c, _: c.delete(KeyRange(b"/t/c"))),
-    "deletes": ("/v3/kv/txn", lambda c, _: c.txn([], [Delete(KeyRange(b"/t/d"))])),
+    "delete": ("/v3/kv/txn", lambda c, _: c.txn([], [Delete(KeyRange(b"/t/d"))])),
     "lease": ("/v3/lease/grant", lambda c, _: c.grant_lease(60)),
     "renewal": ("/v3/lease/keepalive", lambda c, lease: c.keep_lease(lease)),
     "times": ("/v3/lease/timetolive", lambda c, lease: c.lease_times(lease)),
     "revocation": ("/v3/lease/revoke", lambda c, lease: c.revoke_lease(lease)),
-    "status": ("/v3/maintenance/status", lambda c, _: c.status()),
-    "members": ("/v3/cluster/member/list", lambda c, _: c.members()),
 }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, entry
-from vipd.cli.manual.settings_reference import etcd_options, settings
-from vipd.host.settings.settings import DEFAULT_CONFIG, ENVIRONMENT_PREFIX
+from vipd.cli.manual.settings_reference import etcd_settings, settings
+from vipd.host.settings.layers import ENVIRONMENT_PREFIX
+from vipd.host.settings.settings_file import DEFAULT_CONFIG
 
 
 def settings_page() -> Page:
@@ -59,7 +60,7 @@ def _settings() -> Iterator[Block]:
 
 def _etcd() -> Iterator[Block]:
     yield Paragraph("The keys of `etcd`:")
-    for name, _, values, default, meaning in etcd_options():
+    for name, _, values, default, meaning in etcd_settings():
         yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
 
 

@@ -1,29 +1,31 @@
-"""The daemon's settings in the manual: what `vipd.host.settings.settings` says of its own fields."""
+"""The table of settings, with values, default and meaning of each, from the fields of `Settings`."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from vipd.host.settings.etcd_options import ENDPOINTS, PERCENT, PERIOD, EtcdOptions
-from vipd.host.settings.settings import (
-    ENVIRONMENT_PREFIX,
+from vipd.declaration.syntax import period_text
+from vipd.host.settings.etcd import PERCENT, PERIOD, EtcdSettings, Url
+from vipd.host.settings.field_types import (
     Address,
     ListenAddress,
     LocalListenAddress,
     Network,
     NetworksBySource,
     PortRangesBySource,
-    Settings,
 )
+from vipd.host.settings.layers import ENVIRONMENT_PREFIX
+from vipd.host.settings.settings import Settings
 
 TYPES: Mapping[object, str] = {
     bool: "`true` or `false`",
@@ -35,13 +37,12 @@ TYPES: Mapping[object, str] = {
     Address: "an address",
     ListenAddress: "`ADDR:PORT` or `[IPV6]:PORT`",
     LocalListenAddress: "`PORT`, `ADDR:PORT` or `[IPV6]:PORT`",
-    tuple[str, ...]: "a list of texts",
+    tuple[Url, ...]: "a list of URLs",
     tuple[Network, ...]: "a list of networks",
     tuple[Address, ...]: "a list of addresses",
     get_args(NetworksBySource)[0]: "a list of networks, or a mapping by source",
     get_args(PortRangesBySource)[0]: "a range, a list of ranges, `any`, or a mapping by source",
-    EtcdOptions: "a mapping",
-    ENDPOINTS: "a list of URLs",
+    EtcdSettings: "a mapping",
     PERIOD: "a duration",
     PERCENT: "a share of 100%",
 }
@@ -63,15 +64,15 @@ def settings() -> tuple[Setting, ...]:
     return _described(Settings)
 
 
-def etcd_options() -> tuple[Setting, ...]:
+def etcd_settings() -> tuple[Setting, ...]:
     """Every key of the setting `etcd`. Raises LookupError as `settings` does."""
-    return _described(EtcdOptions)
+    return _described(EtcdSettings)
 
 
-def _described(model: type[BaseModel]) -> tuple[Setting, ...]:
+def _described(model: type) -> tuple[Setting, ...]:
     below = docstrings(model)
     found = []
-    for name, field in model.model_fields.items():
+    for name, field in fields_of(model).items():
         meaning = field.description or below.get(name)
         if not meaning:
             raise LookupError(
@@ -80,6 +81,17 @@ def _described(model: type[BaseModel]) -> tuple[Setting, ...]:
         environment = f"{ENVIRONMENT_PREFIX}{name.upper()}" if model is Settings else ""
         found.append(Setting(name, environment, _values(name, field), _default(field), meaning))
     return tuple(found)
+
+
+def fields_of(model: type) -> dict[str, FieldInfo]:
+    """The fields of a model, or of a dataclass, as pydantic reads it."""
+    if issubclass(model, BaseModel):
+        return model.model_fields
+    hints = get_type_hints(model, include_extras=True)
+    return {
+        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field.default)
+        for field in dataclasses.fields(model)  # type: ignore[arg-type]  # no model: a dataclass
+    }
 
 
 def docstrings(model: type) -> dict[str, str]:
@@ -106,6 +118,8 @@ def _is_string(node: ast.stmt) -> bool:
 def _values(name: str, field: FieldInfo) -> str:
     wanted = _required(field.annotation)
     for each in field.metadata:
+        if isinstance(each, str):
+            return each
         if isinstance(each, BeforeValidator) and each in TYPES:
             return TYPES[each]
     limits = [getattr(each, end) for each in field.metadata for end in ("ge", "le") if hasattr(each, end)]
@@ -142,5 +156,9 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
+    if PERIOD in field.metadata:
+        return f"`{period_text(field.default)}`"
+    if PERCENT in field.metadata:
+        return f"`{field.default}%`"
     default = field.examples[0] if field.examples else field.default
     return f"`{default}`" if str(default) else "empty"

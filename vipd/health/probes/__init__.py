@@ -1,1 +1,1 @@
-"""How a backend is asked: one file per kind of probe, after `base.py`."""
+"""One module for each type of probe, after `base.py`; `checker` chooses one by the check's type."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.health.faults import log_once
 from vipd.health.lag import LoopLag
 from vipd.health.result import Result
+from vipd.host.containment import log_once
 from vipd.model.check_target import Target
 
 Done = Callable[[Result], None]

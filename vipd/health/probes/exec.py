@@ -170,9 +170,9 @@ class _Run:
     def cancel(self) -> None:
         """End it if it runs; never let it start if it does not."""
         self.cancelled.set()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock, contextlib.suppress(OSError):
             if self._connection is not None:
                 self._connection.shutdown(socket.SHUT_WR)
@@ -212,7 +212,7 @@ class _Run:
         with self._lock:
             self._connection = connection
         if self.cancelled.is_set():
-            self._tell()
+            self._notify()
         left = False
         try:
             connection.settimeout(request["timeout"] + PATIENCE_SECONDS)

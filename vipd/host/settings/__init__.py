@@ -1,1 +1,5 @@
-"""The daemon's settings: what they are, where they come from, and their problems."""
+"""The daemon's settings: their definition, the layers they are read from, and the texts of their problems.
+
+Imports `vipd.model`, `vipd.declaration` and `vipd.host`; whatever takes part in the daemon may import it.
+`settings_file` alone needs no pydantic, for verbs of vipctl that must start fast.
+"""

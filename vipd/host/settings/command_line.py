@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from vipd import __version__
-from vipd.host.settings.settings import DEFAULT_CONFIG
+from vipd.host.settings.settings_file import DEFAULT_CONFIG
 
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: a restart would not help."""

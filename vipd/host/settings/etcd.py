@@ -1,35 +1,88 @@
-"""Where etcd is and how to talk to it, as a value."""
+"""The setting `etcd`: where etcd is, how to log in, and how far it is trusted."""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from vipd.declaration.syntax import InvalidTextError, parse_period
 
 DEFAULT_PREFIX = "/vipd/v1/"
 
 
+def comma_list(value: object) -> object:
+    """The items of a text with commas; anything else as it is."""
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _period(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be a duration; hint: 5s or 500ms")
+    try:
+        return parse_period(str(value))
+    except InvalidTextError as error:
+        raise ValueError(f"{error.what}; hint: {error.hint}") from None
+
+
+def _percent(value: object) -> int:
+    text = str(value).removesuffix("%").strip()
+    if isinstance(value, bool) or not text.isdecimal():
+        raise ValueError(f"{value!r} is no share; hint: 50%")
+    return int(text)
+
+
+def _absolute(value: Path | None) -> Path | None:
+    if value is not None and not value.is_absolute():
+        raise ValueError("must be an absolute path")
+    return value
+
+
+PERIOD, PERCENT = BeforeValidator(_period), BeforeValidator(_percent)
+Url = Annotated[str, "a URL"]
+AbsoluteFile = Annotated[Path | None, AfterValidator(_absolute)]
+
+
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """How to reach etcd. `problems` says what cannot be used; nothing else checks."""
+    """How to reach etcd. As a setting its values are read as the annotations say; `problems` checks the rest,
+    and all of one that is made directly.
+    """
 
-    endpoints: tuple[str, ...]
-    """URLs of the members' client ports, `https://10.0.0.1:2379`."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    endpoints: Annotated[tuple[Url, ...], BeforeValidator(comma_list)] = ()
+    """Client ports of the members, each as `https://10.0.0.1:2379`. One that fails is passed over for
+    another. Required.
+    """
     prefix: str = DEFAULT_PREFIX
-    """Start of every key; ends in a slash."""
-    ca: Path | None = None
-    """CA that signed the servers' certificates; None: the system's."""
-    cert: Path | None = None
-    """Client certificate, with `key`. Without a common name if etcd's authentication is on."""
-    key: Path | None = None
+    """How every key begins."""
+    ca: AbsoluteFile = None
+    """File of the CA that signed the members' certificates; unset: those of the system."""
+    cert: AbsoluteFile = None
+    """Client certificate; needs `key`. Without a common name where etcd has users."""
+    key: AbsoluteFile = None
+    """Private key of `cert`."""
     user: str = ""
-    password_file: Path | None = None
-    """File of which the first line is the user's password; read anew for each log-in."""
-    timeout: float = 5.0
-    """Seconds for one answer of one endpoint."""
-    max_removal: int = 50
-    """Percent of the services that may go at once; 100: any number."""
+    """User of etcd; needs `password_file`. Over `http://` the password goes unencrypted: vipd warns of that,
+    unless the endpoint is on this host.
+    """
+    password_file: AbsoluteFile = None
+    """File whose first line is the user's password."""
+    timeout: Annotated[float, PERIOD] = 5.0
+    """How long one member may take for an answer, up to `60s`."""
+    max_removal: Annotated[int, PERCENT] = 50
+    """The most of all services that may go from etcd at once. What is more goes on serving until
+    `vipctl accept-removal`.
+    """
+    report_interval: Annotated[float, PERIOD, Field(ge=1, le=10)] = 2.0
+    """How often at most this host tells the others what it has applied, `1s` to `10s`: the longer, the fewer
+    writes in a large fleet.
+    """
 
     def problems(self) -> list[str]:
         """Everything that is wrong, each as `setting: what; hint: way out`."""

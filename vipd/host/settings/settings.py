@@ -1,146 +1,39 @@
-"""The daemon's settings: `/etc/vipd/vipd.yaml`, then `VIPD_*` environment, then flags; the later wins.
+"""The daemon's settings: each one's name, type, default and meaning stand here and nowhere else.
 
-Every fault is reported at once (`SettingsError.problems`). Lists may be given as `a, b` in the environment.
+The manual is generated from this module; docs/settings.md and the packaged vipd.yaml are checked against it.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import yaml
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from vipd.declaration.nodes import Node
-from vipd.declaration.syntax import MAX_PORT, parse_frontend
-from vipd.declaration.yaml_tree import read_tree
+from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CheckUsers
-from vipd.host.settings.etcd_options import EtcdOptions
-from vipd.host.settings.faults import fault_text, line_of, syntax_faults
-from vipd.model.claim_limits import ANY_PORT, ETCD, KUBERNETES_PORTS, BySource, SourceName
-from vipd.model.service import Balance, Family, Masquerade, family_of, socket_text
+from vipd.host.settings.field_types import (
+    Addresses,
+    Etcd,
+    Group,
+    ListenAddress,
+    LocalListenAddress,
+    Networks,
+    NetworksBySource,
+    PortRangesBySource,
+)
+from vipd.host.settings.layers import ENVIRONMENT_PREFIX, Layers
+from vipd.host.settings.settings_file import SettingsError
+from vipd.model.claim_limits import ETCD, KUBERNETES_PORTS, BySource, SourceName
+from vipd.model.service import Balance, Family, Masquerade, family_of
 
-DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
-ENVIRONMENT_PREFIX = "VIPD_"
-
-
-class SettingsError(ValueError):
-    """Settings that cannot be used, with every problem as one line of text."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-def _listed(value: object) -> object:
-    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
-
-
-def _network(value: object) -> str:
-    try:
-        return str(ipaddress.ip_network(str(value)))
-    except ValueError as error:
-        raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
-
-
-def _port_range(value: object) -> str:
-    """`LOW-HIGH`."""
-    text = ANY_PORT if value == "any" else str(value)
-    low, dash, high = (part.strip() for part in text.partition("-"))
-    ends = [int(end) for end in ((low, high) if dash else (low, low)) if end.isascii() and end.isdecimal()]
-    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_PORT:
-        raise ValueError(f"{text!r} is no range of ports; hint: 30000-32767, a port, or any")
-    return f"{ends[0]}-{ends[1]}" if ends[0] < ends[1] else f"{ends[0]}"
-
-
-def _listed_ports(value: object) -> object:
-    listed = [value] if isinstance(value, int) and not isinstance(value, bool) else _listed(value)
-    if listed == []:
-        raise ValueError("names no port; hint: 30000-32767, or any")
-    return listed
-
-
-def _read_mapping(value: object) -> object:
-    """A mapping by source that stands in the environment is text there."""
-    braced = isinstance(value, str) and value.startswith("{")
-    return read_settings_text(str(value), "the text") if braced else value
-
-
-def _form_of(value: object) -> str:
-    """How a setting by source is written."""
-    return ":source" if isinstance(value, Mapping) else ":all"
-
-
-def _address(value: object) -> str:
-    try:
-        return str(ipaddress.ip_address(str(value)))
-    except ValueError as error:
-        raise ValueError(f"{error}; hint: an address such as 192.0.2.1") from None
-
-
-def _listen_address(value: object) -> str:
-    text = str(value)
-    if "/" in text:
-        raise ValueError(f"{text} has a protocol; hint: write it like 127.0.0.1:10256")
-    frontend = parse_frontend(text)
-    return socket_text(frontend.address, frontend.port)
-
-
-def _local_listen_address(value: object) -> str:
-    """A port alone is one of this host's loopback address: what is not said to be open is not."""
-    text = str(value)
-    return _listen_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
-
-
-def _mapping(value: object) -> object:
-    """A mapping that stands in the environment is text there."""
-    found = read_settings_text(value, "the text") if isinstance(value, str) else value
-    if found is not None and not isinstance(found, Mapping | EtcdOptions):
-        raise ValueError("must be a mapping; hint: {endpoints: [https://10.0.0.1:2379]}")
-    return found
-
-
-Etcd = Annotated[EtcdOptions | None, NoDecode, BeforeValidator(_mapping)]
-
-Network = Annotated[str, BeforeValidator(_network)]
-Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)]
-
-PortRange = Annotated[str, BeforeValidator(_port_range)]
-PortRanges = Annotated[tuple[PortRange, ...], NoDecode, BeforeValidator(_listed_ports)]
-
-BY_SOURCE = (NoDecode, Discriminator(_form_of), BeforeValidator(_read_mapping))
-NetworksBySource = Annotated[
-    Annotated[Networks, Tag(":all")] | Annotated[dict[SourceName, Networks], Tag(":source")], *BY_SOURCE
-]
-"""Networks for all sources, or by source."""
+_LAYERS = "_layers"
+"""Argument of `Settings` that holds its Layers."""
 _HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
-PortRangesBySource = Annotated[
-    Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
-]
-
-Address = Annotated[str, BeforeValidator(_address)]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_listed)]
-
-ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
-LocalListenAddress = Annotated[str, BeforeValidator(_local_listen_address)]
 
 
 class Settings(BaseSettings):
@@ -157,9 +50,9 @@ class Settings(BaseSettings):
     """
     socket: Path = Path("/run/vipd/vipd.sock")
     """UNIX socket of the API. `vipctl` needs `--socket` or `VIPD_SOCKET` for another one."""
-    socket_group: str = "vipd"
+    socket_group: Group = "vipd"
     """Group that may connect, and so read. Ignored while there is no such group."""
-    admin_group: str = "vipd-admin"
+    admin_group: Group = "vipd-admin"
     """Group that may change services, besides root. Its members must be able to connect, too. Ignored while
     there is no such group.
     """
@@ -267,8 +160,9 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """`load_settings` layers file, environment and flags itself, to name each in an error."""
-        return (init_settings,)
+        """The layers of `load_settings`; of `Settings(...)` with plain values nothing else is read."""
+        layers = getattr(init_settings, "init_kwargs", {}).get(_LAYERS)
+        return layers.sources(settings_cls) if isinstance(layers, Layers) else (init_settings,)
 
     @field_validator("services_dir", "state_dir", "socket")
     @classmethod
@@ -360,85 +254,20 @@ def load_settings(
 ) -> Settings:
     """Settings from a file, `VIPD_*` of `environment` and flags, in rising order of precedence.
 
-    A missing default file is no fault; a missing file that was named is. `environment` None means: none.
+    None of them is read unless it is given; a file that is given must exist.
     Raises SettingsError with all problems.
     """
-    layers: dict[str, Mapping[str, object]] = {
-        str(config): read_settings_file(config) if config else {},
-        "the environment": _from_environment(environment or {}),
-        "": flags or {},
-    }
-    values = {name: value for layer in layers.values() for name, value in layer.items()}
-    # The layer that had the last word on a value is the one to blame for it.
-    blame = {name: place for place, layer in layers.items() for name in layer}
+    layers = Layers(config, flags or {}, environment or {})
     try:
-        return Settings(**values)  # type: ignore[arg-type]  # validated by pydantic right here
+        return Settings(**{_LAYERS: layers})  # type: ignore[arg-type]  # no setting
     except ValidationError as error:
-        place = str(config) if config else ""
-        lines = _lines_of(config) if config else None
-        found = sorted(error.errors(), key=lambda item: line_of(lines, _location(item)))
-        problems = [problem for item in found for problem in _say(item, blame, place, lines)]
-        raise SettingsError(problems) from None
-
-
-def read_settings_file(path: Path) -> dict[str, object]:
-    """The mapping in a settings file (YAML or JSON); raises SettingsError when it cannot be one."""
-    try:
-        return read_settings_text(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from None
-    except UnicodeDecodeError as error:
-        raise SettingsError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
-
-
-def read_settings_text(text: str, place: str) -> dict[str, object]:
-    """The mapping that a settings text is; `place` names it in errors. Raises SettingsError."""
-    try:
-        loaded = _UniqueKeyLoader(text).get_single_data()
-    except (yaml.YAMLError, ValueError) as error:
-        raise SettingsError(syntax_faults(text, place, error)) from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise SettingsError([f"{place}: must be a mapping of settings, not {type(loaded).__name__}"])
-    return {str(key): value for key, value in loaded.items()}
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
-    """`KEY=VALUE` flags as settings, the value read as in the settings file. Raises SettingsError."""
-    values: dict[str, object] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise SettingsError([f"--set {assignment}: must be KEY=VALUE"])
-        values.update(read_settings_text(f"{key.strip()}: {value}", f"--set {assignment}"))
-    return values
+        raise SettingsError(layers.problems(error, tuple(Settings.model_fields))) from None
 
 
 def unknown_environment(environment: Mapping[str, str]) -> list[str]:
     """Names under VIPD_ that are no setting, so that a typing slip is not silent."""
     known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
     return sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    source = EnvSettingsSource(Settings, env_prefix=ENVIRONMENT_PREFIX)
-    source.env_vars = {name.lower(): value for name, value in environment.items() if value}
-    return dict(source())
 
 
 def _place(listen_address: str | None) -> tuple[str, int] | None:
@@ -450,31 +279,3 @@ def _place(listen_address: str | None) -> tuple[str, int] | None:
 
 def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int, int]:
     return address.version, int(address)
-
-
-def _lines_of(config: Path) -> Node | None:
-    """The tree of a file that was read already, for the lines of its values."""
-    try:
-        documents = read_tree(config.read_text(encoding="utf-8"), str(config)).documents
-    except (OSError, UnicodeDecodeError):
-        return None
-    return documents[0] if documents else None
-
-
-def _location(error: Any) -> list[str]:
-    """Where an error is, as keys and numbers of items."""
-    # Tags of unions begin with a colon; "[key]" means the key that stands before it.
-    return [str(part) for part in error["loc"] if not str(part).startswith((":", "[key]"))]
-
-
-def _say(error: Any, blame: Mapping[str, str], whole: str, lines: Node | None) -> list[str]:
-    """One line for each problem, of which a mapping may tell several."""
-    loc = _location(error)
-    name = ".".join(loc) if loc[:1] == ["etcd"] else (loc or [""])[0]
-    message = fault_text(
-        error, tuple(EtcdOptions.model_fields if loc[:1] == ["etcd"] else Settings.model_fields)
-    )
-    place = blame.get(loc[0], "") if loc else whole
-    if loc and place == whole and (line := line_of(lines, loc)):
-        place = f"{place}:{line}"
-    return [": ".join(part for part in (place, name, line) if part) for line in message.split("\n")]

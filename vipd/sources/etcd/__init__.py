@@ -1,4 +1,5 @@
-"""An etcd v3 client over the JSON gateway. Knows keys, values and revisions, and nothing of services.
+"""etcd as a source: its client over the JSON gateway, the meaning of its keys, and what vipd writes there.
 
-`client` is what others use. `messages` and `replies` are pure: JSON in, values or typed errors out.
+`client` and `source` are what others use; README.md lists the modules and says which are pure. `control`,
+`api` and `vipctl register` may import it.
 """

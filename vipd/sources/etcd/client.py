@@ -11,7 +11,7 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.model import limits
 from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import RejectedError, TooLargeError, UnreachableError
-from vipd.sources.etcd.fields import Message, inner, items, number, objects, text
+from vipd.sources.etcd.fields import Message, inner, number
 from vipd.sources.etcd.messages import (
     Delete,
     Found,
@@ -47,27 +47,6 @@ class Listing:
 
     header: Header
     kvs: tuple[KeyValue, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """One member about itself."""
-
-    header: Header
-    version: str
-    leader: str
-    """Member id of the leader; empty without one."""
-    size: int
-    """Of its database file, in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of the cluster."""
-
-    id: str
-    name: str
-    client_urls: tuple[str, ...]
 
 
 class EtcdClient:
@@ -130,12 +109,6 @@ class EtcdClient:
         body = Put(key, value, lease).fields()
         return await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}", read_header)
 
-    async def delete(self, keys: KeyRange) -> int:
-        """Remove the keys of a range; how many there were."""
-        body = Delete(keys).fields()
-        what = f"write of {keys}"
-        return await self.connection.call("/v3/kv/deleterange", body, what, lambda a: number(a, "deleted"))
-
     async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
         """Do all of `then` if every condition holds; the revision of that, 0: they did not hold. Compare and
         swap is one of each.
@@ -176,20 +149,6 @@ class EtcdClient:
         async with open_watch(self.connection, keys, revision) as watch:
             yield watch
 
-    async def status(self) -> Status:
-        """The member in use about itself."""
-        return await self.connection.call("/v3/maintenance/status", {}, "status", _read_status)
-
-    async def members(self) -> tuple[Member, ...]:
-        """The members of the cluster."""
-        what = "the members"
-        return await self.connection.call("/v3/cluster/member/list", {}, what, _read_members)
-
-    async def compact(self, revision: int) -> None:
-        """Give up the history before a revision."""
-        body = {"revision": str(revision)}
-        await self.connection.call("/v3/kv/compaction", body, "compaction", lambda a: None)
-
     async def close(self) -> None:
         """Give up every connection."""
         await self.connection.close()
@@ -216,15 +175,3 @@ def _read_renewal(answer: Message) -> int:
 
 def _read_times(answer: Message) -> tuple[int, int]:
     return number(answer, "grantedTTL"), max(0, number(answer, "TTL", least=-1))
-
-
-def _read_status(answer: Message) -> Status:
-    header = read_header(answer)
-    return Status(header, text(answer, "version"), text(answer, "leader"), number(answer, "dbSize"))
-
-
-def _read_members(answer: Message) -> tuple[Member, ...]:
-    return tuple(
-        Member(text(member, "ID"), text(member, "name"), tuple(map(str, items(member, "clientURLs"))))
-        for member in objects(answer, "members")
-    )

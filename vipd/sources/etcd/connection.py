@@ -1,4 +1,8 @@
-"""One logical connection to etcd: endpoints in turn, TLS, the user's token, timeouts."""
+"""One logical connection to etcd: endpoints in turn, TLS, the user's token, timeouts.
+
+It asks etcd's JSON gateway by aiohttp, which vipd needs anyway. The libraries for etcd need grpcio:
+24 MB of memory, 19 MB on disk, 0.12 s more to start, and a compiled wheel for each version of Python.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -50,6 +54,9 @@ _LONGEST_TOKEN = 8000
 T = TypeVar("T")
 Read = Callable[[Message], T]
 """What an answer says. Raises EndpointError when it is none."""
+Headers = dict[str, str]
+Attempt = Callable[[str, Headers], Awaitable[T]]
+"""A request to an endpoint, with the headers that carry the token."""
 
 
 class Connection:
@@ -73,14 +80,14 @@ class Connection:
         return self._endpoints.current
 
     @property
-    def endpoints(self) -> int:
-        """How many there are."""
-        return len(self._settings.endpoints)
-
-    @property
     def timeout(self) -> float:
         """Seconds for one answer of one endpoint."""
         return self._settings.timeout
+
+    @property
+    def token(self) -> str | None:
+        """The token in use; None: never logged in; empty: etcd's authentication is off."""
+        return self._token
 
     def failed(self, endpoint: str) -> None:
         """The caller found an endpoint to be of no use: ask others first."""
@@ -92,10 +99,22 @@ class Connection:
         What is not `repeatable` is sent to another endpoint only when the first one cannot have got it.
         Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
         """
+
+        async def ask(endpoint: str, headers: Headers) -> T:
+            answer = await self._post(endpoint, path, body, what, headers)
+            return await beside(answer.size, lambda: _read(read, answer.message, what))
+
+        return await self.at_an_endpoint(ask, repeatable)
+
+    async def at_an_endpoint(self, attempt: Attempt[T], repeatable: bool = True) -> T:
+        """The result at the endpoint that worked last, or at the next one in turn where it succeeds.
+
+        Raises the same as `call`.
+        """
         reasons: dict[str, EndpointError] = {}
         for endpoint in self._endpoints.round():
             try:
-                return await self._call_at(endpoint, path, body, what, read)
+                return await self._with_token(endpoint, attempt)
             except EndpointError as error:
                 reasons[endpoint] = error
                 self._endpoints.failed(endpoint)
@@ -104,10 +123,11 @@ class Connection:
         raise unreachable(reasons)
 
     @contextlib.asynccontextmanager
-    async def stream(self, endpoint: str, path: str, body: Message, what: str) -> AsyncIterator[Lines]:
+    async def stream(
+        self, endpoint: str, headers: Headers, path: str, body: Message, what: str
+    ) -> AsyncIterator[Lines]:
         """POST to one endpoint, and read its answer by lines as it comes. Raises EtcdError, lines do too."""
-        headers = {**await self._authorization(endpoint), "Grpc-Metadata-hasleader": "true"}
-        response = await self._begin(endpoint, path, body, headers)
+        response = await self._begin(endpoint, path, body, {**headers, "Grpc-Metadata-hasleader": "true"})
         async with response:
             if response.status != 200:
                 said = await self._body(endpoint, response, what)
@@ -115,13 +135,45 @@ class Connection:
             _end_when_half_open(response)
             yield Lines(response.content, partial(self._diagnosed, endpoint))
 
-    async def renew_token(self, endpoint: str, stale: str | None) -> None:
-        """Log in again, unless somebody has done so since `stale` was in use. Never two log-ins at once."""
+    async def close(self) -> None:
+        """Give up every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _with_token(self, endpoint: str, attempt: Attempt[T]) -> T:
+        """Try one endpoint; a token that is not good any more is renewed once."""
+        headers = await self._authorization(endpoint)
+        used = self._token
+        try:
+            return await attempt(endpoint, headers)
+        except TokenRejectedError as error:
+            if not self._settings.user:
+                raise needs_user(error) from None
+        except EndpointError as error:
+            if error.sent:
+                self._discard_token(used)
+            raise
+        await self._renew_token(endpoint, used)
+        try:
+            return await attempt(endpoint, await self._authorization(endpoint))
+        except TokenRejectedError as error:
+            raise EndpointError(f"refuses a token that it has just given: {error}", sent=False) from None
+
+    async def _authorization(self, endpoint: str) -> Headers:
+        if not self._settings.user:
+            return {}
+        if self._token is None:
+            await self._renew_token(endpoint, None)
+        return {"Authorization": self._token} if self._token else {}
+
+    async def _renew_token(self, endpoint: str, stale: str | None) -> None:
+        """Log in again, unless another task has since `stale` was in use. Never two log-ins at once."""
         async with self._refreshing:
             if self._token == stale:
                 self._token = await self._log_in(endpoint)
 
-    def discard_token(self, stale: str | None) -> None:
+    def _discard_token(self, stale: str | None) -> None:
         """Log in before the next request, because one that carried `stale` had no answer.
 
         etcd does not reject a simple token whose index is above its own, as after a wipe or a restore: the
@@ -130,46 +182,8 @@ class Connection:
         if stale is not None and self._token == stale:
             self._token = None
 
-    @property
-    def token(self) -> str | None:
-        """The token in use; None: never logged in; empty: etcd's authentication is off."""
-        return self._token
-
-    async def close(self) -> None:
-        """Give up every connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _call_at(self, endpoint: str, path: str, body: Message, what: str, read: Read[T]) -> T:
-        """Ask one endpoint; a token that is not good any more is renewed once."""
-        headers = await self._authorization(endpoint)
-        used = self._token
-        try:
-            return await _read_beside(read, await self._post(endpoint, path, body, what, headers), what)
-        except TokenRejectedError as error:
-            if not self._settings.user:
-                raise needs_user(error) from None
-        except EndpointError as error:
-            if error.sent:
-                self.discard_token(used)
-            raise
-        await self.renew_token(endpoint, used)
-        try:
-            headers = await self._authorization(endpoint)
-            return await _read_beside(read, await self._post(endpoint, path, body, what, headers), what)
-        except TokenRejectedError as error:
-            raise EndpointError(f"refuses a token that it has just given: {error}", sent=False) from None
-
-    async def _authorization(self, endpoint: str) -> dict[str, str]:
-        if not self._settings.user:
-            return {}
-        if self._token is None:
-            await self.renew_token(endpoint, None)
-        return {"Authorization": self._token} if self._token else {}
-
     async def _begin(
-        self, endpoint: str, path: str, body: Message, headers: dict[str, str]
+        self, endpoint: str, path: str, body: Message, headers: Headers
     ) -> aiohttp.ClientResponse:
         """The head of an answer whose body has no end in time."""
         session = await self._open()
@@ -193,9 +207,7 @@ class Connection:
             raise
         return _read(_token, answer.message, "log-in")
 
-    async def _post(
-        self, endpoint: str, path: str, body: Message, what: str, headers: dict[str, str]
-    ) -> _Answer:
+    async def _post(self, endpoint: str, path: str, body: Message, what: str, headers: Headers) -> _Answer:
         session = await self._open()
         timeout = aiohttp.ClientTimeout(total=self.timeout)
         try:
@@ -313,10 +325,6 @@ class _Answer:
 
     message: Message
     size: int
-
-
-async def _read_beside(read: Read[T], answer: _Answer, what: str) -> T:
-    return await beside(answer.size, lambda: _read(read, answer.message, what))
 
 
 def _read(read: Read[T], answer: Message, what: str) -> T:

@@ -19,10 +19,10 @@ from vipd.host.supervisor import Pace, Task
 from vipd.model import limits
 from vipd.sources.etcd.client import EtcdClient, Listing
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written, read_value
+from vipd.sources.etcd.keys import Change, EtcdKeys, Written
 from vipd.sources.etcd.messages import Found, Header, KeyRange, KeyValue
 from vipd.sources.etcd.snapshot_file import Kept
-from vipd.sources.etcd.values import Layout
+from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.etcd.watch import Changes, Watch
 
 log = logging.getLogger(__name__)

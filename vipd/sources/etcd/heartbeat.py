@@ -94,7 +94,7 @@ class HostHeartbeat:
             if not self._lease or clock() - renewed >= self._ttl / 3:
                 renewed = clock()
                 await self._renew()
-            await self._tell()
+            await self._publish()
             self.task.works()
             await asyncio.sleep(min(self._gather, self._ttl / 3))
 
@@ -107,7 +107,7 @@ class HostHeartbeat:
         self._told, self._lease = None, 0
         self._lease = await self._client.grant_lease(self._ttl)
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         report = self._report()
         if report == self._told:
             return

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from vipd.declaration.problems import Declaration, internal_problem, more_problems
+from vipd.declaration.problems import Declaration, more_problems
 from vipd.declaration.unit import NOTHING, Unit
 from vipd.model import limits
-from vipd.model.service import Backend, Registered
+from vipd.model.service import Registered
+from vipd.sources.etcd.registered_backends import RegisteredBackends
 from vipd.sources.etcd.snapshot_file import Kept, Record, State, accepted_record, change_record
-from vipd.sources.etcd.values import Layout, place_of, read_registration, read_service_value
+from vipd.sources.etcd.values import Layout, Meaning, place_of, read_value
 from vipd.sources.removal_guard import RemovalGuard
-
-Meaning = Declaration | tuple[str, Backend] | None
-"""What a value says: a declaration, a backend registered for a service, or something not read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +39,6 @@ class Change:
     """The store is not the one it was: another cluster, or set back."""
 
 
-def read_value(layout: Layout, key: str, value: str) -> Meaning:
-    """What a key says. An exception that nobody expected is a problem of this key alone."""
-    try:
-        if key.startswith(layout.services):
-            return read_service_value(key, key.removeprefix(layout.services), value)
-        if key.startswith(layout.backends):
-            return read_registration(key, key.removeprefix(layout.backends), value)
-    except Exception as error:
-        return Declaration(problems=(internal_problem(error, "reading this key", place_of(key)),))
-    return None
-
-
 def _internal(declaration: Declaration) -> bool:
     return any(problem.trace for problem in declaration.problems)
 
@@ -67,13 +53,9 @@ class EtcdKeys:
         self._layout, self._guard, self._note = layout, guard, note
         self._kept: dict[str, Kept] = {}
         self._units: dict[str, Unit] = {}
-        self._problems: dict[str, int] = {}
-        """How many problems of each key are kept."""
-        self._problems_in_all = 0
-        self._registered: dict[str, dict[str, Backend]] = {}
-        self._regather: set[str] = set()
-        """Services whose registrations are others than before."""
-        self._registrations: dict[str, tuple[Registered, ...]] = {}
+        self._problems = 0
+        """Of all candidates."""
+        self._backends = RegisteredBackends()
         self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
         self._unjudged: set[str] = set()
         self.rejected: frozenset[str] = frozenset()
@@ -101,9 +83,8 @@ class EtcdKeys:
 
     @property
     def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
-        """Registered backends by service, in order of their keys; of more than a service can have those that
-        were written first. What has not changed is the same object."""
-        return MappingProxyType(self._registrations)
+        """As `RegisteredBackends.lists`."""
+        return self._backends.lists
 
     def overrides(self) -> dict[str, str]:
         """Values below `overrides/` by the rest of their key, unread."""
@@ -129,7 +110,7 @@ class EtcdKeys:
             elif kept.accepted is not None:
                 earlier = read_value(self._layout, key, kept.accepted)
                 accepted = earlier if isinstance(earlier, Declaration) else NOTHING
-                self._register(key, earlier)
+                self._backends.set(key, earlier)
             self._kept[key] = kept
             self._take(key, meaning, accepted)
             self.last_change = max(self.last_change, kept.mod_revision)
@@ -238,7 +219,7 @@ class EtcdKeys:
         self._kept[key] = replace(kept, held=True)
         self._unjudged.discard(key)
         if key.startswith(self._layout.services):
-            self._units[place_of(key)] = replace(unit, candidate=unit.accepted)
+            self._set_unit(place_of(key), replace(unit, candidate=unit.accepted))
 
     def _remember(self, gone: Iterable[str]) -> None:
         """Keep what a later verdict may want back, and no more."""
@@ -270,59 +251,45 @@ class EtcdKeys:
     def _take(self, key: str, meaning: Meaning, accepted: Declaration) -> None:
         place = place_of(key)
         self._unjudged.discard(key)
-        meaning = self._with_fewer_problems(key, meaning)
+        meaning = self._with_fewer_problems(place, meaning)
         if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
-            self._units[place] = Unit(meaning, accepted, self._kept[key].create_revision)
+            self._set_unit(place, Unit(meaning, accepted, self._kept[key].create_revision))
             if meaning is not accepted:
                 self._unjudged.add(key)
         elif isinstance(meaning, Declaration):
-            self._units[place] = Unit(meaning)
+            self._set_unit(place, Unit(meaning))
         else:
+            self._set_unit(place, None)
+            self._backends.set(key, meaning)
+
+    def _set_unit(self, place: str, unit: Unit | None) -> None:
+        """Replace the unit of a key, or remove it."""
+        if before := self._units.get(place):
+            self._problems -= len(before.candidate.problems)
+        if unit is None:
             self._units.pop(place, None)
-            self._register(key, meaning)
+        else:
+            self._units[place] = unit
+            self._problems += len(unit.candidate.problems)
 
-    def _with_fewer_problems(self, key: str, meaning: Meaning) -> Meaning:
+    def _with_fewer_problems(self, place: str, meaning: Meaning) -> Meaning:
         """Of a key that is one of very many faulty ones, the first problem alone."""
-        self._problems_in_all -= self._problems.pop(key, 0)
-        if not isinstance(meaning, Declaration) or meaning.ok:
+        if not isinstance(meaning, Declaration) or len(meaning.problems) < 2:
             return meaning
+        before = self._units.get(place)
+        others = self._problems - (len(before.candidate.problems) if before else 0)
         number = len(meaning.problems)
-        if number > 1 and self._problems_in_all + number > limits.ALL_PROBLEMS:
-            first = meaning.problems[0]
-            more = more_problems(first.file, first.line, number - 1)
-            meaning, number = replace(meaning, problems=(first, more)), 2
-        self._problems[key] = number
-        self._problems_in_all += number
-        return meaning
-
-    def _register(self, key: str, meaning: Meaning) -> None:
-        if isinstance(meaning, tuple):
-            service, backend = meaning
-            self._registered.setdefault(service, {})[key] = backend
-            self._regather.add(service)
+        if others + number <= limits.ALL_PROBLEMS:
+            return meaning
+        first = meaning.problems[0]
+        return replace(meaning, problems=(first, more_problems(first.file, first.line, number - 1)))
 
     def _drop(self, key: str) -> None:
-        """Forget a key."""
+        """Remove a key and all that it meant."""
         del self._kept[key]
-        self._units.pop(place_of(key), None)
+        self._set_unit(place_of(key), None)
         self._unjudged.discard(key)
-        self._problems_in_all -= self._problems.pop(key, 0)
-        service = key.removeprefix(self._layout.backends).rpartition("/")[0]
-        if self._registered.get(service, {}).pop(key, None):
-            self._regather.add(service)
+        self._backends.remove(key)
 
     def _gather(self) -> None:
-        """Make the lists of registered backends anew that are others than before, each once for all keys."""
-        for service in self._regather:
-            keys: Iterable[str] = self._registered[service]
-            if len(self._registered[service]) > limits.BACKENDS:
-                keys = sorted(keys, key=lambda key: self._kept[key].mod_revision)[: limits.BACKENDS]
-            if self._registered[service]:
-                backends = self._registered[service]
-                self._registrations[service] = tuple(
-                    Registered(place_of(key), backends[key]) for key in sorted(keys)
-                )
-            else:
-                del self._registered[service]
-                self._registrations.pop(service, None)
-        self._regather.clear()
+        self._backends.gather(self._kept)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.host.supervisor import Pace
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, RejectedError
 
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 5.0
+PACE = Pace(first=0.2, longest=5.0)
 LAST_WORD_SECONDS = 3.0
 """How long the end waits for etcd to take the registration back."""
 
 
 class Registration:
-    """Keeps one key. `tell` hears when it stands otherwise: whether it is there, and what happened."""
+    """Keeps one key. `report` is called on each change: whether the key is there, and what happened."""
 
     def __init__(
-        self, client: EtcdClient, key: str, value: str, ttl: int, tell: Callable[[bool, str], None]
+        self, client: EtcdClient, key: str, value: str, ttl: int, report: Callable[[bool, str], None]
     ) -> None:
         """`ttl`: seconds after which the key goes when nobody keeps it."""
         self._client, self._key, self._value, self._ttl = client, key.encode(), value.encode(), ttl
-        self._tell = tell
+        self._report = report
+        self._random = Random()  # noqa: S311 (spreads tries; nothing secret)
         self._lease = 0
         self._told: tuple[bool, str] | None = None
 
@@ -39,9 +41,8 @@ class Registration:
                 except Exception as error:
                     # Whatever it is: a backend must not leave its service for a fault of vipd's.
                     self._say(False, _reason(error))
-                    longest = min(LONGEST_PAUSE_SECONDS, self._ttl / 3)
-                    pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 10), longest)
                     failures += 1
+                    pause = min(PACE.pause(failures, self._random), self._ttl / 3)
                 await asyncio.sleep(pause)
         finally:
             await self._take_back()
@@ -86,7 +87,7 @@ class Registration:
     def _say(self, standing: bool, what: str) -> None:
         if (standing, what) != self._told:
             self._told = (standing, what)
-            self._tell(standing, what)
+            self._report(standing, what)
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from vipd.declaration.fields import Report
 from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
 from vipd.declaration.nodes import Mapping, Node, Scalar, null
 from vipd.declaration.policy_reader import Policy
-from vipd.declaration.problems import Declaration, Problem, printable
+from vipd.declaration.problems import Declaration, Problem, internal_problem, printable
 from vipd.declaration.service_reader import read_service
 from vipd.declaration.syntax import InvalidTextError, parse_backend, shown
 from vipd.declaration.yaml_tree import read_tree
@@ -27,6 +27,10 @@ from vipd.model.service import Backend, Origin, Service
 from vipd.sources.etcd.messages import KeyRange
 
 SOURCE = "etcd"
+
+
+Meaning = Declaration | tuple[str, Backend] | None
+"""What a value says: a declaration, a backend registered for a service, or something not read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,18 @@ class Layout:
 def place_of(key: str) -> str:
     """How problems name a key, and the name of its unit: one line, whatever the key holds."""
     return f"{SOURCE}:{printable(key)}"
+
+
+def read_value(layout: Layout, key: str, value: str) -> Meaning:
+    """What a key says. An exception that nobody expected is a problem of this key alone."""
+    try:
+        if key.startswith(layout.services):
+            return read_service_value(key, key.removeprefix(layout.services), value)
+        if key.startswith(layout.backends):
+            return read_registration(key, key.removeprefix(layout.backends), value)
+    except Exception as error:
+        return Declaration(problems=(internal_problem(error, "reading this key", place_of(key)),))
+    return None
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from vipd.sources.etcd.connection import Connection, in_answer, needs_user, unreachable
-from vipd.sources.etcd.errors import AuthFailedError, EndpointError, MalformedAnswerError, TokenRejectedError
+from vipd.sources.etcd.connection import Connection, Headers, in_answer
+from vipd.sources.etcd.errors import EndpointError, MalformedAnswerError
 from vipd.sources.etcd.fields import MOST_BYTES
 from vipd.sources.etcd.lines import beside, too_large
 from vipd.sources.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
@@ -82,63 +82,24 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def open_watch(connection: Connection, keys: KeyRange, revision: int) -> AsyncIterator[Watch]:
-    """Open the stream at the first endpoint that takes it, the token renewed once where it must be."""
+    """Open the stream at the first endpoint that takes it."""
+    what = f"watch of {keys}"
     async with contextlib.AsyncExitStack() as stack:
-        yield await _opened(connection, keys, revision, stack)
 
+        async def begin(endpoint: str, headers: Headers) -> Watch:
+            """Raises EtcdError; then nothing stays open."""
+            async with contextlib.AsyncExitStack() as trying:
+                request = watch_request(keys, revision)
+                lines = await trying.enter_async_context(
+                    connection.stream(endpoint, headers, "/v3/watch", request, what)
+                )
+                watch = Watch(endpoint, keys, lines)
+                try:
+                    async with asyncio.timeout(connection.timeout):
+                        await watch.begin()
+                except TimeoutError:
+                    raise EndpointError(f"no watch within {connection.timeout:g} s") from None
+                stack.push_async_exit(trying.pop_all().__aexit__)
+            return watch
 
-async def _opened(
-    connection: Connection, keys: KeyRange, revision: int, stack: contextlib.AsyncExitStack
-) -> Watch:
-    reasons: dict[str, EndpointError] = {}
-    for _ in range(connection.endpoints):
-        endpoint = connection.endpoint
-        try:
-            return await _open_at(connection, endpoint, (keys, revision), stack)
-        except EndpointError as error:
-            reasons[endpoint] = error
-            connection.failed(endpoint)
-    raise unreachable(reasons)
-
-
-async def _open_at(
-    connection: Connection,
-    endpoint: str,
-    start: tuple[KeyRange, int],
-    stack: contextlib.AsyncExitStack,
-) -> Watch:
-    used = connection.token
-    try:
-        return await _begin(connection, endpoint, start, stack)
-    except TokenRejectedError as error:
-        if connection.token is None:
-            raise needs_user(error) from None
-    except EndpointError as error:
-        if error.sent:
-            connection.discard_token(used)
-        raise
-    await connection.renew_token(endpoint, connection.token)
-    try:
-        return await _begin(connection, endpoint, start, stack)
-    except TokenRejectedError as error:
-        raise AuthFailedError(f"etcd refuses a token that it has just given: {error}") from None
-
-
-async def _begin(
-    connection: Connection,
-    endpoint: str,
-    start: tuple[KeyRange, int],
-    stack: contextlib.AsyncExitStack,
-) -> Watch:
-    """Raises EtcdError; then nothing stays open."""
-    async with contextlib.AsyncExitStack() as trying:
-        request, what = watch_request(*start), f"watch of {start[0]}"
-        lines = await trying.enter_async_context(connection.stream(endpoint, "/v3/watch", request, what))
-        watch = Watch(endpoint, start[0], lines)
-        try:
-            async with asyncio.timeout(connection.timeout):
-                await watch.begin()
-        except TimeoutError:
-            raise EndpointError(f"no watch within {connection.timeout:g} s") from None
-        stack.push_async_exit(trying.pop_all().__aexit__)
-    return watch
+        yield await connection.at_an_endpoint(begin)

@@ -32,7 +32,7 @@ def judge_settings(facts: Facts) -> Iterator[Judgement]:
             "the settings cannot be used", f"{cause}; the defaults are assumed here", "vipd --check"
         )
     if facts.settings.etcd and not facts.daemon.status:  # else the daemon warns of it
-        for text in facts.settings.etcd.settings().warnings():
+        for text in facts.settings.etcd.warnings():
             yield warning("a setting is unsafe", text)
 
 

@@ -1,4 +1,4 @@
-"""Where an operator's order is kept: with this host, or in etcd for the whole fleet."""
+"""Where operators' overrides are kept: with this host, or in etcd for the whole fleet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from vipd.sources.etcd.store import Written
 
 
-class Book(Protocol):
-    """Keeps orders."""
+class OverrideScope(Protocol):
+    """The overrides of this host, or those of the fleet."""
 
     @property
-    def scope(self) -> Literal["host", "fleet"]:
+    def name(self) -> Literal["host", "fleet"]:
         """For whom they hold."""
 
     @property
@@ -33,11 +33,11 @@ class Book(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HostBook:
-    """Orders for this host alone."""
+class HostScope:
+    """Overrides for this host alone."""
 
     store: OverrideStore
-    scope: Literal["host", "fleet"] = "host"
+    name: Literal["host", "fleet"] = "host"
 
     @property
     def overrides(self) -> Overrides:
@@ -56,11 +56,11 @@ class HostBook:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetBook:
-    """Orders for every host."""
+class FleetScope:
+    """Overrides for every host."""
 
     fleet: Fleet
-    scope: Literal["host", "fleet"] = "fleet"
+    name: Literal["host", "fleet"] = "fleet"
 
     @property
     def overrides(self) -> Overrides:

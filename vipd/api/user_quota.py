@@ -1,4 +1,4 @@
-"""What only so many requests may do at a time, shared fairly among users."""
+"""A limit of requests that are served at a time, shared fairly among users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vipd.api.peers import credentials_of
 from vipd.declaration.operations import RefusedError
 
 
-class Turns:
+class UserQuota:
     """At most `most` at a time, half of them of one user. Root and vipd's own user may have as many beside
     those of others, so that these do not keep them out."""
 

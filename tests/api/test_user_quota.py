@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 
 from tests.model.samples import service
-from vipd.api import turns
+from vipd.api import user_quota
 from vipd.api.stats_routes import MOST_LISTINGS, StatsRoutes
-from vipd.api.turns import Turns
+from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError
 
 
-def take(found: Turns, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, uid: int) -> bool:
+def take(found: UserQuota, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, uid: int) -> bool:
     """Whether a request of a user gets a turn."""
-    monkeypatch.setattr(turns, "_uid_of", lambda _: uid)
+    monkeypatch.setattr(user_quota, "_uid_of", lambda _: uid)
     try:
         stack.enter_context(found.taken(None, "too many", "wait"))  # type: ignore[arg-type]  # not looked at
     except RefusedError:
@@ -25,7 +25,7 @@ def take(found: Turns, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, uid: i
 
 
 def test_no_user_has_all_turns_and_root_is_never_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Turns(4)
+    found = UserQuota(4)
     with ExitStack() as stack:
         assert [take(found, stack, monkeypatch, 1001) for _ in range(3)] == [True, True, False]
         assert [take(found, stack, monkeypatch, 1002) for _ in range(3)] == [True, True, False]
@@ -47,8 +47,8 @@ def test_no_user_has_all_readings_of_connection_tracking(monkeypatch: pytest.Mon
 
         reconciler = SimpleNamespace(services={"dns": service("dns", "10.96.0.10")}, forwardings={})
         numbers = SimpleNamespace(table=SimpleNamespace(flows=flows))
-        routes = StatsRoutes(cast("Any", reconciler), lambda: cast("Any", numbers))
-        monkeypatch.setattr(turns, "_uid_of", lambda request: request.uid)
+        routes = StatsRoutes(cast("Any", reconciler), cast("Any", numbers))
+        monkeypatch.setattr(user_quota, "_uid_of", lambda request: request.uid)
 
         def asked(uid: int) -> asyncio.Task[object]:
             request = SimpleNamespace(query={"target": "dns"}, uid=uid)

@@ -1,0 +1,194 @@
+"""The API's requests about services: shown, declared, changed and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aiohttp import web
+
+from vipd.api.messages import answer, flag_of, long_answer, session_of
+from vipd.api.override_routes import OverrideRoutes
+from vipd.api.peers import Permission
+from vipd.api.request_bodies import LARGEST_BODY, Bodies, body_of
+from vipd.api.served import Served
+from vipd.api.service_changes import Asked, Change, decide
+from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
+from vipd.declaration import operations
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import Outcome, RefusedError, declared
+from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import Service
+from vipd.observe.views import service_view
+
+log = logging.getLogger(__name__)
+
+NAMES_LOGGED = 100
+"""A change of more services names no more of them in the log."""
+
+
+class ServiceRoutes:
+    """Answers `/v1/services`, `/v1/export` and `/v1/apply`."""
+
+    def __init__(self, served: Served, permission: Permission, overrides: OverrideRoutes) -> None:
+        self._served, self._permission, self._overrides = served, permission, overrides
+        self._bodies = Bodies()
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the application."""
+        target = "/v1/services/{target}"
+        return [
+            web.get("/v1/services", self.services),
+            web.get(target, self.service),
+            web.get("/v1/export", self.export),
+            web.post("/v1/services", self.add),
+            web.patch(target, self.change),
+            web.delete(target, self.remove),
+            web.post(target + "/backends", self.add_backends),
+            web.delete(target + "/backends", self.remove_backends),
+            web.patch(target + "/backends/{backend}", self.set_weight),
+            web.post("/v1/apply", self.apply),
+        ]
+
+    async def services(self, _: web.Request) -> web.Response:
+        """Every service as it runs."""
+        reconciler, dataplane = self._served.reconciler, self._served.dataplane
+        ordered = dict(sorted(reconciler.services.items()))
+        return await long_answer("services", ordered, lambda s: service_view(s, reconciler, dataplane))
+
+    async def service(self, request: web.Request) -> web.Response:
+        """One service, by name or frontend."""
+        reconciler = self._served.reconciler
+        found = operations.find(reconciler.services, request.match_info["target"])
+        return answer({"service": service_view(found, reconciler, self._served.dataplane)})
+
+    async def export(self, _: web.Request) -> web.Response:
+        """Every service as it is declared."""
+        ordered = dict(sorted(self._served.reconciler.services.items()))
+        return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
+
+    async def add(self, request: web.Request) -> web.Response:
+        """Declare a new service."""
+        spec = (await body_of(request)).get("service")
+        return await self._change(request, partial(operations.add, spec=spec))
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Change fields of a service."""
+        target, fields = request.match_info["target"], (await body_of(request)).get("service")
+        return await self._change(request, partial(operations.change, target=target, fields=fields))
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """Remove a service."""
+        target = request.match_info["target"]
+        return await self._change(request, partial(operations.remove, target=target))
+
+    async def add_backends(self, request: web.Request) -> web.Response:
+        """Add backends to a service."""
+        target, specs = request.match_info["target"], (await body_of(request)).get("backends")
+        return await self._change(request, partial(operations.add_backends, target=target, specs=specs))
+
+    async def remove_backends(self, request: web.Request) -> web.Response:
+        """Remove backends from a service."""
+        target, names = request.match_info["target"], (await body_of(request)).get("backends")
+        return await self._change(request, partial(operations.remove_backends, target=target, names=names))
+
+    async def set_weight(self, request: web.Request) -> web.Response:
+        """Change the weight of one backend."""
+        target, backend = request.match_info["target"], request.match_info["backend"]
+        weight = (await body_of(request)).get("weight")
+        service = operations.find(self._served.known().services(), target)
+        # What another owner declares is not the store's to write: the weight is an order.
+        if service.origin.source != self._store_of(request).source:
+            return await self._overrides.order_weight(request, service.name, backend, weight)
+        change = partial(operations.set_weight, target=target, backend=backend, weight=weight)
+        return await self._change(request, change)
+
+    async def apply(self, request: web.Request) -> web.Response:
+        """Declare many services at once, and with `prune` remove the others."""
+        source = self._store_of(request).source
+
+        def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
+            given = members.get("services") if services is None else services
+            return operations.parse_services(given, source=source), members.get("prune", False)
+
+        wanted, prune = await self._bodies.read(request, LARGEST_BODY, read)
+        if not isinstance(prune, bool):
+            raise RefusedError("malformed", "prune must be true or false")
+        change = partial(operations.apply, wanted=wanted, prune=prune)
+        return await self._change(request, change, len(wanted))
+
+    async def _change(self, request: web.Request, change: Change, size: int = 1) -> web.Response:
+        """Decide, store, wait for the kernel, answer. Nobody else changes the store, or has changed etcd,
+        between deciding and storing. `size`: how many services the change names."""
+        served, store = self._served, self._store_of(request)
+        await served.look_at_claims()
+        dry_run = flag_of(request, "dry_run")
+        policy = served.claims()
+        if session := session_of(request):
+            policy = replace(policy, host=policy.host.asked_over(*session))
+        applied, message, place = False, "dry run: nothing was changed", store.place
+        async with contextlib.nullcontext() if dry_run else store.turn:
+            asked = Asked(change, store.source, policy, size)
+            outcome = await decide(asked, served.known, served.check_problems)
+            store.check(outcome)
+            if not dry_run:
+                if outcome.changed:
+                    served.reconciler.causes.note(outcome.results, self._cause(request))
+                saved = await store.save(outcome)
+        if not dry_run:
+            if outcome.changed:
+                self._log_stored(outcome, store, request)
+            place, message = saved.place, saved.fault
+            if not message:
+                applied, message = await served.wait_applied(outcome.results, outcome.changed, saved.units)
+        return answer(
+            {
+                "changed": outcome.changed,
+                "applied": applied,
+                "message": message,
+                "stored": place,
+                "results": results_view(outcome.results),
+                "warnings": await self._warnings(outcome),
+            }
+        )
+
+    async def _warnings(self, outcome: Outcome) -> Sequence[str]:
+        """What is to be told of the services that a change names, and leaves."""
+        named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
+        return await asyncio.to_thread(self._served.warnings_of, named)
+
+    def _store_of(self, request: web.Request) -> Store:
+        """The store that a request is for. Raises RefusedError."""
+        served = self._served
+        wanted = request.query.get("store", served.default_store)
+        if wanted not in STORES:
+            raise RefusedError("malformed", f"store={wanted}", "", f"store is {' or '.join(STORES)}")
+        if wanted == "file":
+            return HostStore(served.store)
+        if served.fleet is None:
+            raise without_etcd()
+        return FleetStore(served.fleet.store)
+
+    def _cause(self, request: web.Request) -> str:
+        return f"user {self._permission.peer(request.transport)}"
+
+    def _log_stored(self, outcome: Outcome, store: Store, request: web.Request) -> None:
+        names = tuple(name for name, action in outcome.results.items() if action != "unchanged")
+        cause = self._cause(request)
+        extra = fields(Event.CHANGE_STORED, service=names[:NAMES_LOGGED], unit=store.source, cause=cause)
+        log.info("%s by %s", _actions_text(outcome), self._permission.peer(request.transport), extra=extra)
+
+
+def results_view(actions: Mapping[str, str]) -> list[Json]:
+    """What happened to each service."""
+    return [{"name": name, "action": action} for name, action in actions.items()]
+
+
+def _actions_text(outcome: Outcome) -> str:
+    told = [f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged"]
+    more = len(told) - NAMES_LOGGED
+    return ", ".join(told[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,66 @@
+"""Calls in a bounded number of threads, for what may hang and cannot be ended: a file system, a name service.
+
+A call that hangs keeps its thread. Threads are daemons, so that one that hangs does not hold up the end of
+the process, and a thread ends when no call is left for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BusyError(RuntimeError):
+    """Every thread is busy."""
+
+
+class BoundedThreads:
+    """Runs calls in at most `most` threads. May be used from any thread."""
+
+    def __init__(self, name: str, most: int) -> None:
+        """`name` is that of each thread."""
+        self._name, self._most, self._threads = name, most, 0
+        self._guard = threading.Lock()
+        self._queue: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+
+    def submit(self, call: Callable[[], T], queue: bool = True) -> Future[T]:
+        """What a call will return or raise. When every thread is busy it waits in a queue, or without
+        `queue` BusyError is raised. Raises RuntimeError when there is no thread and none can be started.
+        """
+        entry = call, Future[T]()
+        with self._guard:
+            full = self._threads >= self._most
+            if full and not queue:
+                raise BusyError(f"{self._most} calls do not return")
+            self._queue.append(entry)
+            self._threads += not full
+        if not full:
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            except RuntimeError:
+                with self._guard:
+                    self._threads -= 1
+                    if entry in self._queue and not (queue and self._threads):
+                        self._queue.remove(entry)
+                        raise
+        return entry[1]
+
+    def _work(self) -> None:
+        while True:
+            with self._guard:
+                if not self._queue:
+                    self._threads -= 1
+                    return
+                call, answer = self._queue.popleft()
+            try:
+                found = call()
+            except BaseException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(found)
+            del call, answer

@@ -1,0 +1,112 @@
+"""Types of settings: how the text of a value is read, each with the hint of its error. Pure but for names."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
+from pydantic_settings import NoDecode
+
+from vipd.declaration.syntax import MAX_PORT, parse_frontend
+from vipd.host.settings.etcd import EtcdSettings, comma_list
+from vipd.host.settings.settings_file import read_settings_text
+from vipd.model.claim_limits import ANY_PORT, SourceName
+from vipd.model.service import socket_text
+
+
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: a network such as 10.244.0.0/16 or fd00:244::/56") from None
+
+
+def _port_range(value: object) -> str:
+    """`LOW-HIGH`."""
+    text = ANY_PORT if value == "any" else str(value)
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    ends = [int(end) for end in ((low, high) if dash else (low, low)) if end.isascii() and end.isdecimal()]
+    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_PORT:
+        raise ValueError(f"{text!r} is no range of ports; hint: 30000-32767, a port, or any")
+    return f"{ends[0]}-{ends[1]}" if ends[0] < ends[1] else f"{ends[0]}"
+
+
+def _listed_ports(value: object) -> object:
+    listed = [value] if isinstance(value, int) and not isinstance(value, bool) else comma_list(value)
+    if listed == []:
+        raise ValueError("names no port; hint: 30000-32767, or any")
+    return listed
+
+
+def _read_mapping(value: object) -> object:
+    """The environment holds a mapping by source as text."""
+    braced = isinstance(value, str) and value.startswith("{")
+    return read_settings_text(str(value), "the text") if braced else value
+
+
+def _form_of(value: object) -> str:
+    """How a setting by source is written."""
+    return ":source" if isinstance(value, Mapping) else ":all"
+
+
+def _address(value: object) -> str:
+    try:
+        return str(ipaddress.ip_address(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{error}; hint: an address such as 192.0.2.1") from None
+
+
+def _listen_address(value: object) -> str:
+    text = str(value)
+    if "/" in text:
+        raise ValueError(f"{text} has a protocol; hint: write it like 127.0.0.1:10256")
+    frontend = parse_frontend(text)
+    return socket_text(frontend.address, frontend.port)
+
+
+def _local_listen_address(value: object) -> str:
+    """A port alone is a port of the loopback address: nothing is open to others unless an address says so."""
+    text = str(value)
+    return _listen_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
+
+
+def _etcd_mapping(value: object) -> object:
+    """The environment holds a mapping as text."""
+    found = read_settings_text(value, "the text") if isinstance(value, str) else value
+    if found is not None and not isinstance(found, Mapping | EtcdSettings):
+        raise ValueError("must be a mapping; hint: {endpoints: [https://10.0.0.1:2379]}")
+    return found
+
+
+def _usable_etcd(value: EtcdSettings | None) -> EtcdSettings | None:
+    """Raises ValueError with one problem a line."""
+    if value is not None and (problems := value.problems()):
+        raise ValueError("\n".join(problems))
+    return value
+
+
+Etcd = Annotated[EtcdSettings | None, NoDecode, BeforeValidator(_etcd_mapping), AfterValidator(_usable_etcd)]
+
+Network = Annotated[str, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(comma_list)]
+
+PortRange = Annotated[str, BeforeValidator(_port_range)]
+PortRanges = Annotated[tuple[PortRange, ...], NoDecode, BeforeValidator(_listed_ports)]
+
+BY_SOURCE = (NoDecode, Discriminator(_form_of), BeforeValidator(_read_mapping))
+NetworksBySource = Annotated[
+    Annotated[Networks, Tag(":all")] | Annotated[dict[SourceName, Networks], Tag(":source")], *BY_SOURCE
+]
+"""Networks for all sources, or by source."""
+PortRangesBySource = Annotated[
+    Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
+]
+
+Group = Annotated[str, "a group"]
+Address = Annotated[str, BeforeValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(comma_list)]
+
+ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
+LocalListenAddress = Annotated[str, BeforeValidator(_local_listen_address)]

@@ -1,0 +1,57 @@
+"""The backends that registered themselves in etcd, by service. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from vipd.model import limits
+from vipd.model.service import Backend, Registered
+from vipd.sources.etcd.snapshot_file import Kept
+from vipd.sources.etcd.values import Meaning, place_of
+
+
+class RegisteredBackends:
+    """The backends that registered themselves, by their keys; and by service, as `gather` makes it."""
+
+    def __init__(self) -> None:
+        self._meanings: dict[str, tuple[str, Backend]] = {}
+        self._keys: dict[str, set[str]] = {}
+        """By service."""
+        self._changed: set[str] = set()
+        """Services whose backends are others than when their list was made."""
+        self._lists: dict[str, tuple[Registered, ...]] = {}
+
+    @property
+    def lists(self) -> Mapping[str, tuple[Registered, ...]]:
+        """Registered backends by service, in order of their keys; of more than a service can have those that
+        were written first. What has not changed is the same object."""
+        return MappingProxyType(self._lists)
+
+    def set(self, key: str, meaning: Meaning) -> None:
+        """The backend of a key is this from now on; a meaning that is no backend changes nothing."""
+        if isinstance(meaning, tuple):
+            self._meanings[key] = meaning
+            self._keys.setdefault(meaning[0], set()).add(key)
+            self._changed.add(meaning[0])
+
+    def remove(self, key: str) -> None:
+        """The key is no more, if it was one of a backend."""
+        if meaning := self._meanings.pop(key, None):
+            self._keys[meaning[0]].discard(key)
+            self._changed.add(meaning[0])
+
+    def gather(self, kept: Mapping[str, Kept]) -> None:
+        """Make the lists anew that are others than before, each once for all keys."""
+        for service in self._changed:
+            keys: Iterable[str] = self._keys[service]
+            if not self._keys[service]:
+                del self._keys[service]
+                self._lists.pop(service, None)
+                continue
+            if len(self._keys[service]) > limits.BACKENDS:
+                keys = sorted(sorted(keys), key=lambda key: kept[key].mod_revision)[: limits.BACKENDS]
+            self._lists[service] = tuple(
+                Registered(place_of(key), self._meanings[key][1]) for key in sorted(keys)
+            )
+        self._changed.clear()
