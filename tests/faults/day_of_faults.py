@@ -91,6 +91,7 @@ class Kernel(FakeDataplane):
         super().__init__()
         self.run: Any = None
 
+    @property
     def counter(self) -> Any:
         """Counts nothing."""
         return Counters()
