@@ -112,6 +112,18 @@ def broken_links() -> list[str]:
     return broken
 
 
+def test_modules_that_the_architecture_names_exist() -> None:
+    """By their path in the project or in vipd/, or by a file name that some module has."""
+    files = [path.relative_to(ROOT) for top in ("vipd", "tests") for path in (ROOT / top).rglob("*.py")]
+    known = {str(path) for path in files} | {str(path).partition("/")[2] for path in files}
+    known |= {path.name for path in files} | {str(Path(*path.parts[-2:])) for path in files}
+    text = (ROOT / "docs/architecture.md").read_text()
+    pattern = r"(?:^|`)([a-z_/]+\.py)[` ]"
+    named = set(re.findall(pattern, text, re.MULTILINE))
+    assert len(named) > 60
+    assert sorted(named - known) == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     assert broken_links() == []
 
