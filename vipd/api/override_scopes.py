@@ -69,13 +69,13 @@ class FleetScope:
 
     async def put(self, order: Override) -> str:
         """In etcd when this returns."""
-        return await self._heard(await self.fleet.store.give(order))
+        return await self._wait_followed(await self.fleet.store.give(order))
 
     async def take_back(self, subjects: Collection[Subject]) -> str:
         """As `put`."""
-        return await self._heard(await self.fleet.store.take_back(subjects))
+        return await self._wait_followed(await self.fleet.store.take_back(subjects))
 
-    async def _heard(self, written: Written) -> str:
-        fault = await self.fleet.store.heard(written)
+    async def _wait_followed(self, written: Written) -> str:
+        fault = await self.fleet.store.wait_followed(written)
         self.fleet.orders.refresh()
         return fault

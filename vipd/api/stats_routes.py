@@ -54,16 +54,16 @@ class StatsRoutes:
             wanted = [find(services, target)]
         backends = "backends" not in request.query or flag_of(request, "backends")
         await numbers.refresh()
-        told, fault = await _sums(numbers.table)
+        views, fault = await _sums(numbers.table)
         table, totals = numbers.table.table(), numbers.counting.totals
         uncounted = numbers.traffic.uncounted(table)
-        counted = Counted(totals, told.backends if told else None, traffic=uncounted is None)
+        counted = Counted(totals, views.backends if views else None, traffic=uncounted is None)
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return answer(
             {
                 "at": time_text(numbers.counting.at, milliseconds=True),
                 "conntrack": {
-                    "at": time_text(told.at, milliseconds=True) if told else None,
+                    "at": time_text(views.at, milliseconds=True) if views else None,
                     "entries": table.entries,
                     "max": table.limit,
                     "accounting": table.accounting,
@@ -110,11 +110,11 @@ class StatsRoutes:
     ) -> tuple[int, list[Json]]:
         found = await self._counted().table.flows(forwardings, lambda flow: all(t(flow) for t in tests))
 
-        def told() -> list[Json]:
+        def views() -> list[Json]:
             now = time.time()
             return [flow_view(flow, now) for flow in nsmallest(limit, found, order_of)]
 
-        return len(found), await asyncio.to_thread(told)
+        return len(found), await asyncio.to_thread(views)
 
     def _counted(self) -> FlowStats:
         if self._numbers is None:

@@ -115,7 +115,7 @@ class FleetStore:
     async def save(self, outcome: Outcome) -> Saved:
         """In etcd when this returns, or refused, as when somebody else was faster."""
         written = await self.store.save(outcome)
-        fault = await self.store.heard(written) if written.revision else ""
+        fault = await self.store.wait_followed(written) if written.revision else ""
         return Saved(written.place, fault, self.store.units(written))
 
 

@@ -70,7 +70,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     tables = await nftables.find_leftovers(prefixes)
     accepts = await forward_accept.find_leftovers(prefixes, record.read().accepts, run)
     for leftover in leftovers:
-        print(_told(leftover, dry_run))
+        print(_leftover_text(leftover, dry_run))
     for table in tables:
         print(f"would remove {table}" if dry_run else f"removing {table}")
     for accept in accepts:
@@ -116,7 +116,7 @@ async def _preview(prefixes: list[str], record: HostRecord) -> int:
     return OK
 
 
-def _told(leftover: Leftover, dry_run: bool) -> str:
+def _leftover_text(leftover: Leftover, dry_run: bool) -> str:
     chains = sum(not change.builtin for change in leftover.plan.changes)
     jumps = sum(len(c.before or ()) - len(c.after or ()) for c in leftover.plan.changes if c.builtin)
     if dry_run:

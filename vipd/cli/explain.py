@@ -151,10 +151,10 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
     likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
     path = likeliest["rules"]
     fork = _fork(outcomes) if len(outcomes) > 1 else len(path)
-    rows = [(rule["table"], _rule_row(rule)) for rule in _telling(path[:fork], path)]
+    rows = [(rule["table"], _rule_row(rule)) for rule in _informative(path[:fork], path)]
     if fork < len(path):
         rows += [(path[fork]["table"], row) for row in _branch_rows(outcomes, fork)]
-        rows += [(rule["table"], _rule_row(rule)) for rule in _telling(path[fork + 1 :], path)]
+        rows += [(rule["table"], _rule_row(rule)) for rule in _informative(path[fork + 1 :], path)]
     if rows and fork + 1 < len(path):
         yield ""
         yield f"Rules, after the fork those on the way to {likeliest['backend'] or likeliest['verdict']}:"
@@ -172,7 +172,7 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
         yield from table(RULE_COLUMNS, cells, on, headers=False, indent="    ")
 
 
-def _telling(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
+def _informative(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
     """Rules without jumps to chains of which no rule matched. `rules` are a part of the path."""
     following = {id(rule): after for rule, after in pairwise(path)}
     for rule in rules:

@@ -236,7 +236,7 @@ class _Shown:
         self._wanted = wanted
         self._prefix = _chain_prefix()
         self._views: list[Json] = []
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self.number = 0
         self.code = OK
 
@@ -267,8 +267,8 @@ class _Shown:
 
     def _print_once(self, text: str) -> None:
         """Print a note once, however many packets come."""
-        if text not in self._told and len(self._told) < MOST:
-            self._told.add(text)
+        if text not in self._printed and len(self._printed) < MOST:
+            self._printed.add(text)
             print(f"vipctl: {text}", file=sys.stderr)
 
     def end(self, notes: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from vipd.cli.terminal import CLEAR_LINE
 from vipd.model.formatting import counted, duration
 
 POLL_SECONDS = 0.5
-TELL_SECONDS = 10.0
+PRINT_SECONDS = 10.0
 """How often a wait that is not on a terminal says how it goes."""
 RESTART_SECONDS = 120.0
 """How long vipd may be away, as while it is restarted or upgraded: the drain outlives that."""
@@ -78,15 +78,15 @@ class _Line:
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._terminal = quiet, sys.stderr.isatty()
-        self._told = float("-inf")
+        self._printed_at = float("-inf")
         self._open = False
 
     def show(self, text: str, *, last: bool = False) -> None:
         """Say how it goes."""
         now = time.monotonic()
-        if self._quiet or not (self._terminal or last or now - self._told >= TELL_SECONDS):
+        if self._quiet or not (self._terminal or last or now - self._printed_at >= PRINT_SECONDS):
             return
-        self._told, self._open = now, self._terminal
+        self._printed_at, self._open = now, self._terminal
         line, end = (f"{CLEAR_LINE}{text}", "") if self._terminal else (text, "\n")
         print(line, end=end, file=sys.stderr)
         sys.stderr.flush()

@@ -227,7 +227,7 @@ class BackendStatusTracker:
         orders = self._index.about(service, backend)
         verdict = self._checking.verdict(target) if target else None
         healthy = verdict is None or verdict.fit
-        reasons = [_told(override) for override in orders.sources]
+        reasons = [_override_text(override) for override in orders.sources]
         if verdict is not None and not verdict.fit:
             reasons.append(f"unhealthy: {verdict.reason}")
         standing = BackendStatus(
@@ -302,7 +302,7 @@ def _says(standing: BackendStatus) -> bool:
     return bool(standing.reason or standing.health)
 
 
-def _told(override: Override) -> str:
+def _override_text(override: Override) -> str:
     """An order as the reason of a backend's standing: `draining by uid 0: kernel update`."""
     words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
     words += [] if override.weight is None else [f"weight {override.weight}"]

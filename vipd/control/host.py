@@ -94,7 +94,7 @@ class HostNet:
         """What was known of this host at the last step, or first of all."""
         self._claim_warnings: tuple[str, ...] | None = ()
         """None: claims have changed."""
-        self._told: dict[str, None] = {}
+        self._logged: dict[str, None] = {}
         """Warnings of claims that were logged, or are given now."""
         self._conntrack_absent = False
         """Connection tracking was not there yet when it was to be set."""
@@ -192,10 +192,10 @@ class HostNet:
         if self._claim_warnings is None:
             self._claim_warnings = self._claims.warnings(self._facts, monotonic())
             for warning in self._claim_warnings:
-                if warning not in self._told:
+                if warning not in self._logged:
                     log.warning("%s", warning)
-            known = (*self._claim_warnings, *self._told)
-            self._told = dict.fromkeys(known[:MOST_REMEMBERED])
+            known = (*self._claim_warnings, *self._logged)
+            self._logged = dict.fromkeys(known[:MOST_REMEMBERED])
         return self._claim_warnings
 
     def _switched(self) -> bool:

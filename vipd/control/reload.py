@@ -72,11 +72,11 @@ async def reload(
         known = before.get(name)
         if known != service:
             reloaded.actions[name] = "changed" if known else "created"
-    _tell(reloaded, cause)
+    _log(reloaded, cause)
     return reloaded
 
 
-def _tell(reloaded: Reloaded, cause: str) -> None:
+def _log(reloaded: Reloaded, cause: str) -> None:
     more = f"; problems: {len(reloaded.problems)}" if reloaded.problems else ""
     more += f"; not all of it is in the kernel: {reloaded.fault}" if reloaded.fault else ""
     extra = fields(Event.RELOADED, cause=cause, reason=f"{reloaded}{more}")

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class HostDataplanes:
-    """Implements `Opening` on this host, in the network namespace in which `run` runs programs."""
+    """Implements `DataplaneRegistry` on this host, in the network namespace in which `run` runs programs."""
 
     def __init__(self, settings: Settings, record: HostRecord, run: Runner) -> None:
         self._settings, self._record, self._run = settings, record, run

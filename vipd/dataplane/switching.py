@@ -72,7 +72,7 @@ class ChosenDataplane:
             remove_own(self._path)
 
 
-class Opening(Protocol):
+class DataplaneRegistry(Protocol):
     """Makes dataplanes, and removes what one of them has in the kernel."""
 
     prefix: str
@@ -110,13 +110,13 @@ class SwitchableDataplane:
         self,
         name: DataplaneName,
         current: Dataplane,
-        opening: Opening,
+        registry: DataplaneRegistry,
         switched: Callable[[], None] = lambda: None,
     ) -> None:
         """`switched` is called after another dataplane has taken over, before the old one is removed; and
         when the one in use has found other tools, before it writes with them."""
-        self._name, self.current, self._opening = name, current, opening
-        self.accepts = opening.accepts
+        self._name, self.current, self._registry = name, current, registry
+        self.accepts = registry.accepts
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self._families: Counter[Family] = Counter()
         self._host_addresses: frozenset[str] = frozenset()
@@ -132,10 +132,10 @@ class SwitchableDataplane:
 
     @classmethod
     async def start(
-        cls, name: DataplaneName, opening: Opening, switched: Callable[[], None] = lambda: None
+        cls, name: DataplaneName, registry: DataplaneRegistry, switched: Callable[[], None] = lambda: None
     ) -> SwitchableDataplane:
         """Begin with one. Raises ApplyError."""
-        return cls(name, await opening.open(name), opening, switched)
+        return cls(name, await registry.open(name), registry, switched)
 
     async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
         """Put another dataplane in place of the one in use; whether it is another one.
@@ -146,7 +146,7 @@ class SwitchableDataplane:
         """
         if name == self.name:
             return False
-        new = await self._opening.open(name)
+        new = await self._registry.open(name)
         new.host_changed(self._host_addresses)
         async for part in in_batches(dict(self._forwardings)):
             await new.prepare(part)
@@ -282,7 +282,7 @@ class SwitchableDataplane:
 
     def watch(self, own: OwnProcesses) -> Disturbances:
         """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
-        watch, accepts, names = self.current.watch(own), self.accepts, Names(self._opening.prefix)
+        watch, accepts, names = self.current.watch(own), self.accepts, Names(self._registry.prefix)
         watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
         watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)
         return watch
@@ -294,7 +294,7 @@ class SwitchableDataplane:
     @property
     def _tables(self) -> tuple[str, ...]:
         """Those that the dataplane in use writes to."""
-        return TABLES if self.name == "iptables" else (table_name(self._opening.prefix),)
+        return TABLES if self.name == "iptables" else (table_name(self._registry.prefix),)
 
     async def _settle_accepts(self) -> None:
         """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
@@ -315,7 +315,7 @@ class SwitchableDataplane:
             if name == kept:
                 continue
             try:
-                if await self._opening.remove(name, ready):
+                if await self._registry.remove(name, ready):
                     log.info("the rules of the %s dataplane are removed; %s has taken over", name, kept)
             except ApplyError as error:
                 left.append(f"rules of the {name} dataplane are still there: {error}")

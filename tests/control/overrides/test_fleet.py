@@ -72,7 +72,7 @@ def test_nobody_waits_for_etcd_while_vipd_stops(world: World) -> None:
     store = EtcdStore(cast(EtcdClient, etcd), cast(EtcdSource, etcd), PREFIX, lambda: world.now)
 
     async def story() -> str:
-        waiting = asyncio.create_task(store.heard(Written(7, {f"{BELOW}x": True})))
+        waiting = asyncio.create_task(store.wait_followed(Written(7, {f"{BELOW}x": True})))
         await asyncio.sleep(0)
         assert not waiting.done()
         store.stopping = True

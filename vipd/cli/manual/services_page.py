@@ -162,12 +162,12 @@ def _keys() -> Iterator[Block]:
         if group.title in INTRODUCTIONS:
             yield Paragraph(INTRODUCTIONS[group.title])
         for name, key in group.described():
-            yield entry(f"`{name}:` {key.form}", _told(key))
+            yield entry(f"`{name}:` {key.form}", _key_text(key))
         if group.title == "A backend":
             yield Paragraph(f"Other words for states: {_other_words()}.")
 
 
-def _told(key: Key) -> str:
+def _key_text(key: Key) -> str:
     # What has no default by its nature says so by being required, or needs no word.
     return f"{key.meaning} Default: {key.default}." if key.default not in ("", "none") else key.meaning
 

@@ -60,7 +60,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
     def watch(self, own: OwnProcesses) -> Watch:
         """Sees that somebody else changes rules; the counter hears what deleted rules had counted."""
         watch = Watch(self.watched(), self._names, own)
-        watch.hear = self.counter.hear
+        watch.on_message = self.counter.on_message
         return watch
 
     def watched(self) -> tuple[WatchedFamily, ...]:

@@ -78,9 +78,9 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{command}\n" for command in self.structure]
         for step in (self.early, *self.steps, self.late):
-            lines += [f"-{_told(slot, value)}\n" for slot, value in step.deleted.items()]
-            lines += [f"+{_told(slot, value)}\n" for slot, value in step.added.items()]
-            lines += [f"-{_told(slot, value)}\n" for slot, value in step.parting.items()]
+            lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.deleted.items()]
+            lines += [f"+{_slot_text(slot, value)}\n" for slot, value in step.added.items()]
+            lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.parting.items()]
         return "".join(lines)
 
     def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
@@ -287,5 +287,5 @@ def _hooked(hook: Hook | None) -> tuple[int, int] | None:
     return (hook.number, hook.priority) if hook else None
 
 
-def _told(slot: Slot, value: str) -> str:
+def _slot_text(slot: Slot, value: str) -> str:
     return f"{slot.holder} {slot.key}" + (f" : {value}" if value else "")

@@ -65,7 +65,7 @@ async def ask_http(asking: Asking) -> Result:
         except ssl.SSLError as error:
             return Result.bad(tls_trouble(error), loop.time() - began)
         except (http.client.HTTPException, asyncio.LimitOverrunError, ValueError) as error:
-            return Result.bad(f"no HTTP: {_told(error)}", loop.time() - began)
+            return Result.bad(f"no HTTP: {_error_text(error)}", loop.time() - began)
     return await _judged(asking, answer, began)
 
 
@@ -227,7 +227,7 @@ def _said_weight(response: http.client.HTTPResponse) -> tuple[SaidWeight | None,
     return weight, "" if weight else f"{WEIGHT_HEADER} {one_line(text)[:20]!r} is no weight"
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, asyncio.LimitOverrunError):
         return f"the answer's head is longer than {MOST_HEAD // 1024} KiB"
     return f"{type(error).__name__}: {error}" if type(error) is not http.client.HTTPException else str(error)

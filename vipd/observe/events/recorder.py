@@ -37,7 +37,7 @@ class Follower:
         self.ended = False
         """Nothing more will come: vipd stops."""
 
-    def tell(self, occurrence: EventRecord) -> None:
+    def notify(self, occurrence: EventRecord) -> None:
         """Queue an event, unless the reader is behind."""
         self.behind = self.behind or len(self._waiting) >= self._limit
         if not self.behind:
@@ -82,9 +82,9 @@ class Recorder:
         self._ring, self._loop, self._clock = ring, loop, clock
         self._lock = threading.RLock()
         self._folds = Folds()
-        self._untold: dict[int, EventRecord] = {}
+        self._unpublished: dict[int, EventRecord] = {}
         """The latest of several told as one, by the first one's id, while they wait to be told."""
-        self._told_at: OrderedDict[int, float] = OrderedDict()
+        self._published_at: OrderedDict[int, float] = OrderedDict()
         self._followers: set[Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._unreadable = 0
@@ -101,9 +101,9 @@ class Recorder:
         with self._lock:
             found = self._folds.take_in(replace(occurrence, id=self._next_id()))
             if found.count == 1:
-                self._tell(found)
+                self._publish(found)
                 return
-            self._untold[found.place] = found
+            self._unpublished[found.place] = found
             if self._due(found):
                 self._publish_waiting(found.place)
             else:
@@ -127,7 +127,7 @@ class Recorder:
     def read(self) -> list[EventRecord]:
         """Every event kept, the oldest first; of those told as one the last alone."""
         with self._lock:
-            for place in list(self._untold):
+            for place in list(self._unpublished):
                 self._publish_waiting(place)
         return self._kept()
 
@@ -159,7 +159,7 @@ class Recorder:
     def close(self) -> None:
         """Write what waits, and let the ring go."""
         with self._lock:
-            for place in list(self._untold):
+            for place in list(self._unpublished):
                 self._publish_waiting(place)
             self._ring.close()
         if self._timer is not None:
@@ -173,18 +173,18 @@ class Recorder:
     def _due(self, found: EventRecord) -> bool:
         lasted = (found.at - (found.since or found.at)).total_seconds()
         pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
-        passed = self._clock() - self._told_at.get(found.place, 0.0)
+        passed = self._clock() - self._published_at.get(found.place, 0.0)
         return passed >= pause or passed < 0  # the clock was set back
 
     def _publish_waiting(self, place: int) -> None:
-        self._tell(replace(self._untold.pop(place), id=self._next_id()))
+        self._publish(replace(self._unpublished.pop(place), id=self._next_id()))
 
-    def _tell(self, occurrence: EventRecord) -> None:
+    def _publish(self, occurrence: EventRecord) -> None:
         if occurrence.count > 1:
-            self._told_at[occurrence.place] = self._clock()
-            self._told_at.move_to_end(occurrence.place)
-            if len(self._told_at) > MOST_PACED:
-                self._told_at.popitem(last=False)
+            self._published_at[occurrence.place] = self._clock()
+            self._published_at.move_to_end(occurrence.place)
+            if len(self._published_at) > MOST_PACED:
+                self._published_at.popitem(last=False)
         try:
             self._ring.append(encode(occurrence))
             self._fault = ""
@@ -194,7 +194,7 @@ class Recorder:
 
     def _pass_on(self, occurrence: EventRecord) -> None:
         for follower in self._followers:
-            follower.tell(occurrence)
+            follower.notify(occurrence)
 
     def _arm(self) -> None:
         if self._timer is None:
@@ -203,9 +203,9 @@ class Recorder:
     def _publish_due(self) -> None:
         self._timer = None
         with self._lock:
-            for place in [place for place, found in self._untold.items() if self._due(found)]:
+            for place in [place for place, found in self._unpublished.items() if self._due(found)]:
                 self._publish_waiting(place)
-            if self._untold:
+            if self._unpublished:
                 self._arm()
 
     def _kept(self) -> list[EventRecord]:

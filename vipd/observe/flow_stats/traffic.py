@@ -195,27 +195,27 @@ class FlowTable(Observer):
 
     def _add_up(self, listening: EndedFlows | None) -> Reading:
         began, at = time.thread_time(), datetime.now(UTC)
-        heard: list[Ended] = []
+        ended: list[Ended] = []
         found, seen = dict[Place, Sum](), set[bytes]()
 
-        def hear() -> None:
-            heard.extend(listening.read(MOST_ENDED_AT_ONCE) if listening else ())
+        def read_ended() -> None:
+            ended.extend(listening.read(MOST_ENDED_AT_ONCE) if listening else ())
 
         try:
-            hear()
-            earlier = len(heard)
+            read_ended()
+            earlier = len(ended)
             time.sleep(SETTLE_SECONDS if listening else 0)
             for part in self._parts(self._owners, seen):
                 for place, entry in part:
                     found.setdefault(place, Sum()).add(entry)
-                hear()
-            hear()
+                read_ended()
+            read_ended()
         except ConntrackError:
-            self._held = heard
+            self._held = ended
             raise
         # Of a flow that was read and has ended since, what it had is in what was read.
-        since = [each for each in heard[earlier:] if each.identity in seen]
-        before = [*heard[:earlier], *(each for each in heard[earlier:] if each.identity not in seen)]
+        since = [each for each in ended[earlier:] if each.identity in seen]
+        before = [*ended[:earlier], *(each for each in ended[earlier:] if each.identity not in seen)]
         late, early = self._by_place(since), self._by_place(before)
         return Reading(Sums(at, found), time.thread_time() - began, early, late)
 

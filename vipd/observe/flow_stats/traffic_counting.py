@@ -24,7 +24,7 @@ READ_EVERY_SECONDS = 60.0
 SHARE_OF_A_CPU = 0.01
 CLOSE_SECONDS = 2.0
 """When vipd stops, open flows are read once more unless that takes longer."""
-TELL_EVERY_SECONDS = 3600.0
+LOG_EVERY_SECONDS = 3600.0
 
 
 class Uncounted(NamedTuple):
@@ -53,7 +53,7 @@ class TrafficCounting:
     ) -> None:
         self._table, self._totals, self._wanted = table, totals, wanted
         self._lost = 0
-        self._read_at = self._told_at = float("-inf")
+        self._read_at = self._logged_at = float("-inf")
         self._fault = ""
 
     def uncounted(self, table: Table) -> Uncounted | None:
@@ -136,8 +136,8 @@ class TrafficCounting:
         lost, self._lost = listening.lost - self._lost, listening.lost
         self._totals.lose(lost)
         now = time.monotonic()
-        if now - self._told_at >= TELL_EVERY_SECONDS:
-            self._told_at = now
+        if now - self._logged_at >= LOG_EVERY_SECONDS:
+            self._logged_at = now
             log.warning("the kernel could not tell of the end of %d flows: traffic is a lower bound", lost)
 
 

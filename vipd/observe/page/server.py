@@ -93,7 +93,7 @@ class StatusPage:
         self.listener.connections.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
         try:
             await response.prepare(request)
-            await self._tell(request, response)
+            await self._send_changes(request, response)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -104,7 +104,7 @@ class StatusPage:
             self.listener.connections.prolong(request, STUCK_SECONDS)
         return response
 
-    async def _tell(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+    async def _send_changes(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         board, clock = self._board, asyncio.get_running_loop().time
         seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         await _send(response, "retry: 2000\n\n")

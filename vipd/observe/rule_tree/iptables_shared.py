@@ -43,7 +43,7 @@ def single_chain(rules: IptablesRules, name: str) -> SharedTree:
     for table in TABLES:
         chain = ChainId(table, name)
         if rules.tables.chains.get(chain) is not None and rules.names.owns(chain):
-            children = tuple(_told(rules, chain, rule) for rule in rules.tables.chains[chain])
+            children = tuple(_shared_rule(rules, chain, rule) for rule in rules.tables.chains[chain])
             nodes.append(Node(NodeKind.CHAIN, _purpose(rules, chain), name, children=children))
     return SharedTree(rules.family, rules.place, tuple(nodes))
 
@@ -90,13 +90,13 @@ def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Itera
         elif parsed is not None and rules.names.is_fixed(target):
             yield _chain(rules, target, rule, shown)
         else:
-            yield _told(rules, chain, rule)
+            yield _shared_rule(rules, chain, rule)
     for what, number in sorted(of_services.items()):
         text = f"{number} {what} for services" if number == 1 else f"{number} {what}s for services"
         yield Node(NodeKind.RULE, text, count=entered if len(of_services) == 1 else None)
 
 
-def _told(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
+def _shared_rule(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
     parsed = rules.parser.parse(chain, rule.text)
     if parsed is None:
         return foreign(rule)

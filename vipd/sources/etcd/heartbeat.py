@@ -77,7 +77,7 @@ class HostHeartbeat:
         self._client, self._prefix, self._report, self._now = client, prefix, report, now
         self._ttl, self._gather = ttl, gather
         self._lease = 0
-        self._told: HostReport | None = None
+        self._reported: HostReport | None = None
         self.task = Task(Pace(min(gather, ttl / 3), ttl / 3, spread=0.5), named_elsewhere=True)
         """How it is run, and how that goes."""
 
@@ -101,15 +101,15 @@ class HostHeartbeat:
     async def _renew(self) -> None:
         """Keep the lease; a new one when it is no more, as after a long absence or with another store."""
         if self._lease and await self._client.keep_lease(self._lease):
-            if self._told and await self._client.get(self._key(self._told)) is None:
-                self._told = None
+            if self._reported and await self._client.get(self._key(self._reported)) is None:
+                self._reported = None
             return
-        self._told, self._lease = None, 0
+        self._reported, self._lease = None, 0
         self._lease = await self._client.grant_lease(self._ttl)
 
     async def _publish(self) -> None:
         report = self._report()
-        if report == self._told:
+        if report == self._reported:
             return
         value = {**asdict(report), "time": self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}
         try:
@@ -117,7 +117,7 @@ class HostHeartbeat:
         except RejectedError:
             self._lease = 0  # most likely the lease is no more: have a new one next time
             raise
-        self._told = report
+        self._reported = report
 
     def _key(self, report: HostReport) -> bytes:
         return f"{self._prefix}hosts/{report.name}".encode()

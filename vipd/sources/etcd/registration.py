@@ -27,7 +27,7 @@ class Registration:
         self._report = report
         self._random = Random()  # noqa: S311 (spreads tries; nothing secret)
         self._lease = 0
-        self._told: tuple[bool, str] | None = None
+        self._reported: tuple[bool, str] | None = None
 
     async def run(self) -> None:
         """Register and keep that alive until cancelled, then take it back. Failures are got over."""
@@ -84,10 +84,10 @@ class Registration:
             why = "no answer of etcd" if isinstance(error, TimeoutError) else _reason(error)
             self._say(False, f"cannot be taken back, and ends by itself after {self._ttl} s: {why}")
 
-    def _say(self, standing: bool, what: str) -> None:
-        if (standing, what) != self._told:
-            self._told = (standing, what)
-            self._report(standing, what)
+    def _say(self, state: bool, what: str) -> None:
+        if (state, what) != self._reported:
+            self._reported = (state, what)
+            self._report(state, what)
 
 
 def _reason(error: Exception) -> str:

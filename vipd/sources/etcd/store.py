@@ -34,7 +34,7 @@ from vipd.sources.etcd.messages import Delete, KeyRange, Put, Unchanged
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.values import Layout, place_of
 
-HEARD_SECONDS = 10.0
+FOLLOWED_SECONDS = 10.0
 """How long an answer waits for this host to hear of its own write."""
 LOOK_SECONDS = 0.01
 DELETED_AT_ONCE = 100
@@ -154,15 +154,17 @@ class EtcdStore:
             revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
         return Written(revision, dict.fromkeys(keys, False))
 
-    async def heard(self, written: Written) -> str:
+    async def wait_followed(self, written: Written) -> str:
         """Wait until this host knows of a write; why it does not, or does not follow it, else empty."""
         clock = asyncio.get_running_loop().time
-        end = clock() + HEARD_SECONDS
+        end = clock() + FOLLOWED_SECONDS
         while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
             if self.stopping:
                 return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
-                late = f"this host has not heard of revision {written.revision} after {HEARD_SECONDS:.0f} s"
+                late = (
+                    f"this host has not heard of revision {written.revision} after {FOLLOWED_SECONDS:.0f} s"
+                )
                 return "; ".join((late, *self._source.faults()))
             await asyncio.sleep(LOOK_SECONDS)
         held = [key for key in self._source.state().held if written.keys.get(key) is False]

@@ -71,7 +71,7 @@ class RuleCounter:
             self._follow()  # what came and went between two takes had flows, too
         self._changes.update(changes)
 
-    def hear(self, datagram: bytes) -> None:
+    def on_message(self, datagram: bytes) -> None:
         """Take what the kernel notifies of nf_tables rules. Raises nothing for what is cut short."""
         try:
             for told in self._messages.ended(datagram):

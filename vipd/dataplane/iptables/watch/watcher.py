@@ -42,7 +42,7 @@ class Watch(Disturbances):
         super().__init__()
         self._families, self._names, self._own, self._interval = tuple(families), names, own, interval
         self._open_events, self._open_tables = open_events, open_tables
-        self.hear: Callable[[bytes], None] | None = None
+        self.on_message: Callable[[bytes], None] | None = None
         """Gets the kernel's notifications as they come, our own changes too. Set it before entry."""
         self.ways: dict[Family, str] = {}
         """How each family is watched, for status: `events`, `poll`, or `poll: ` and why not by events."""
@@ -67,7 +67,7 @@ class Watch(Disturbances):
         clock = asyncio.get_running_loop().time
         self.ways |= dict.fromkeys(told, "events")
         scope = self._widened(Scope(self._names, told))
-        self._start(RuleEvents(listening, scope, self._own, clock, self.hear), "rule events")
+        self._start(RuleEvents(listening, scope, self._own, clock, self.on_message), "rule events")
 
     def _poll(self, watched: WatchedFamily) -> RulePoll:
         tables = None

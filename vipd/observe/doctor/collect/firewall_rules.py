@@ -103,7 +103,7 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
         places = {(item["chain"]["family"], item["chain"]["table"]) for item in listed if "chain" in item}
         foreign = [item["chain"] for item in listed if "chain" in item and _matters(item["chain"], own_table)]
     except _UNREADABLE as error:
-        return (), frozenset(), _told(error)
+        return (), frozenset(), _error_text(error)
     own = frozenset(family for name, family in FAMILIES.items() if (name, own_table) in places)
     found, faults = [], []
     for chain in foreign:
@@ -112,7 +112,7 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
             policy = chain.get("policy", "accept")
             found.append(NftForward(chain["family"], chain["table"], chain["name"], policy, table))
         except _UNREADABLE as error:
-            faults.append(f"table {chain['family']} {chain['table']}: {_told(error)}")
+            faults.append(f"table {chain['family']} {chain['table']}: {_error_text(error)}")
     return tuple(found), own, "; ".join(dict.fromkeys(faults))
 
 
@@ -124,7 +124,7 @@ async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
     return read_objects(said.output)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "nft is needed to list them"
     if isinstance(error, OSError | ProgramTimeoutError):
