@@ -1,4 +1,4 @@
-"""The API's request to explain: it is worked on beside the event loop, for large tables take it long."""
+"""The API's request to explain. It runs beside the event loop, because large tables take long."""
 
 from __future__ import annotations
 

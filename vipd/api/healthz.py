@@ -1,4 +1,4 @@
-"""Whether vipd does its work, for probes: GET /healthz and /livez (contract 6).
+"""Answers GET /healthz and /livez, for probes of vipd itself (contract 6).
 
 Both are judged alike: vipd has no state in which it works but should get no traffic.
 """

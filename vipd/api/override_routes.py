@@ -1,4 +1,4 @@
-"""The API's requests about operators' orders, and about the flows that a backend still has."""
+"""The API's requests about overrides of operators, and about the flows that a backend still has."""
 
 from __future__ import annotations
 

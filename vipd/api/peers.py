@@ -1,4 +1,4 @@
-"""The UNIX socket of the API and who is at its other end."""
+"""The API's UNIX socket, and the user and process at its other end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON of any kind in, in bounded memory and time, and never with the event loop waiting.
+"""Reads the JSON of request bodies in bounded memory and time, without holding up the event loop.
 
 `json.loads` keeps all of Python waiting until a whole text is read, and makes thirty bytes and more of one.
 So a body is cut into parts at its brackets first, with a look at what a part may cost; each part is read

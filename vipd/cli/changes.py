@@ -1,4 +1,4 @@
-"""What the verbs that change something share: their options, and the telling of what was done."""
+"""What the verbs that change something share: their options, and how they print what was done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as a verb sees it: asked by URL segments, and failing with a message that tells the way out."""
+"""A verb's connection to the daemon. Errors say what, why and what helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vipctl doctor`: every prerequisite and trap, looked for on this host. Changes nothing, needs no daemon."""
+"""`vipctl doctor`: checks this host for every prerequisite and trap. Needs no daemon, changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vipctl drain`, `disable`, `resume` and `overrides`: orders about backends, apart from declarations."""
+"""`vipctl drain`, `disable`, `resume` and `overrides`: overrides of backends, apart from declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over which address and port of this host its user is logged in, so that no change cuts that off."""
+"""The address and port of this host through which the user is logged in, so that no change cuts that off."""
 
 from __future__ import annotations
 

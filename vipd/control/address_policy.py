@@ -1,4 +1,4 @@
-"""What declarations may claim at all: addresses, backends, ports of this host, and what checks do. Pure.
+"""What declarations may claim: addresses, backends, ports of this host, and what checks may do. Pure.
 
 An address that a service claims is taken from its real owner for every packet that passes this host
 (CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.

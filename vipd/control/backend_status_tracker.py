@@ -1,4 +1,4 @@
-"""Brings together what checks found and what operators ordered: how each backend of a service stands.
+"""The status of each backend of a service: results of checks, and overrides of operators.
 
 Told which services there are, it says which of them may stand otherwise since the reconciler looked last.
 """

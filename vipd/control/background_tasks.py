@@ -1,4 +1,4 @@
-"""What goes on beside the reconciler: looking for changes and cleaning after them.
+"""Background tasks beside the reconciler: they poll for changes, and clean up after steps.
 
 Each is one round of a loop, or a loop of its own; `vipd.host.supervisor` runs it again, and deals with what
 it raises."""

@@ -1,4 +1,4 @@
-"""What a step would write now, found beside the steps; and the lock of those who write."""
+"""What a step would write now, worked out beside the steps; and the lock that writers hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that a daemon has to do with etcd, made by `daemon.wire` when the setting `etcd` is there."""
+"""A host as a member of a fleet: all that a daemon does with etcd, where the setting `etcd` is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is amiss on this host and would make services behave oddly. It is looked at and told, never changed.
+"""Finds what on this host makes services misbehave. It warns, and never changes anything.
 
 Rules in the iptables variant that vipd does not use are applied beside its own (contract 7.2), and affinity
 lists have a limit (contract 1.7).

@@ -1,4 +1,4 @@
-"""What an operator's order in a request means: from JSON to overrides. Pure; raises `RefusedError`."""
+"""Reads overrides from the JSON of a request. Pure; raises `RefusedError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How reconciling goes, and whether that is healthy. Pure."""
+"""The state of reconciling, and whether it is healthy. Pure."""
 
 from __future__ import annotations
 

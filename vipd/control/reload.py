@@ -1,4 +1,4 @@
-"""Reading everything anew when asked to, by SIGHUP or `vipctl reload`: what it came to, and its log line."""
+"""Reads everything again on SIGHUP or `vipctl reload`: its result, and its log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets new flows, and with what share. Pure.
+"""Selects the backends that get new flows, and the share of each. Pure.
 
 The seam between what is declared and what a dataplane does: one `Forwarding` for each port of a service in
 each of its address families. It covers all of the service's addresses of that family, because kube-proxy's

@@ -1,4 +1,4 @@
-"""Something that takes long, done once for all who ask at the same time."""
+"""Runs something that takes long once for all callers that ask at the same time."""
 
 from __future__ import annotations
 

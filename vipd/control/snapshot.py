@@ -1,4 +1,4 @@
-"""What all sources declare now, and which services are other than at the last merge.
+"""What all sources declare now, and which services differ from the last merge.
 
 Only what has changed is read, admitted and merged. The memory that this takes is only a saving: `invalidate`
 drops it, and the next merge does everything anew.

@@ -1,4 +1,4 @@
-"""The programs that read and write rules: how long each may run, and what of it is a sign of life."""
+"""Runs the programs that read and write rules: how long each may run, and what counts as a heartbeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service manager is told of a reconciler: ready, status, signs of life, reloading, stopping.
+"""Reports a reconciler's state to the service manager: ready, status, heartbeats, reloading, stopping.
 
 Signs of life are sent when the reconciler's own loop beats and at no other time, so that whatever holds up
 that loop ends them. systemd then ends the daemon, whose rules stay, and starts it anew.

@@ -1,1 +1,1 @@
-"""Turning forwardings into kernel rules. One room per dataplane behind the protocol in `base`."""
+"""Turns forwardings into kernel rules. One package for each dataplane, behind the protocol in `base`."""

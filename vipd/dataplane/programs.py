@@ -1,4 +1,4 @@
-"""Running the programs that read and write rules, and finding them: the one place where what keeps such a
+"""Finds and runs the programs that read and write rules: the one place where what keeps such a
 program from its work becomes an `ApplyError` that names program, reason and remedy."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a service may not say though each word of it is right: useless addresses, twins, loops. Pure."""
+"""Rules across the keys of one service: useless addresses, duplicates, loops. Pure."""
 
 from __future__ import annotations
 

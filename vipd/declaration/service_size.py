@@ -1,4 +1,4 @@
-"""How large a service may be, and what is read together: asked before anything is multiplied out. Pure."""
+"""How large a service, and all read with it, may be: checked before anything is multiplied out. Pure."""
 
 from __future__ import annotations
 

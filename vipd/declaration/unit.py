@@ -1,4 +1,4 @@
-"""What is accepted or refused as a whole: a file, the store, or a key of etcd. Pure."""
+"""A unit: what is accepted or refused as a whole, such as a file, the store, or a key of etcd. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is fit to serve, for the rest of vipd: say what to follow, look up verdicts, hear when they change."""
+"""Health checks for the rest of vipd: follows targets, keeps verdicts, and calls back when one changes."""
 
 from __future__ import annotations
 

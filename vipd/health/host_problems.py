@@ -1,4 +1,4 @@
-"""What keeps a check from working that only the host can tell: programs, users, certificates.
+"""What on this host keeps a check from working: programs, users, certificates.
 
 It asks files and NSS, so it may wait: never call it on the event loop. Any thread may.
 """

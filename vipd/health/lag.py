@@ -1,4 +1,4 @@
-"""How long the event loop stood still: what came then was not heard, so it must not count as silence."""
+"""How long the event loop stood still: an answer that came then must not count as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts that outlive vipd: a restart must not put dead backends back to work.
+"""Verdicts on disk: a restart must not send flows to backends that are known to be dead.
 
 A small file, trusted for ten minutes only; losing it costs the time of some checks, so it is not synced.
 Older versions read it too: what they do not know stands beside what they do.

@@ -1,4 +1,4 @@
-"""What this host lacks for checks, asked in threads: a question that hangs delays only those that need its
+"""What this host lacks for checks, looked up in threads: a lookup that hangs delays only those that need its
 answer.
 
 Users come from the name service, which may ask the network; programs and certificates may lie on a file

@@ -1,4 +1,4 @@
-"""What is known of targets that nobody follows now: they were left, or an earlier vipd asked them. Pure.
+"""Verdicts on targets that are not followed now: they left, or an earlier vipd checked them. Pure.
 
 A verdict is of a whole check: what is asked, how, and how often. Another check of the same backend may well
 find something else, so it takes a verdict over only where it replaces that check in the same service.

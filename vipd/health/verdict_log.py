@@ -1,4 +1,4 @@
-"""Verdicts in the log: each by itself, unless so many change at once that nobody could read them."""
+"""Logs verdicts: each by itself, or one line where very many change at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of this host's network that services must not claim, or had better not. Pure.
+"""Facts about this host's network: what services must not claim, or should not. Pure.
 
 A service that claims the address of a live host takes it from that host for every packet that passes here;
 one that claims a port on which a local program listens takes it from that program.

@@ -1,4 +1,4 @@
-"""Calls that read files which a user has named: in threads, and none is waited for longer than a moment.
+"""Reads files that users name, in threads: a read that hangs holds up nothing else.
 
 Such a file may lie on a file system that hangs. The call then keeps one thread; no second one is begun for
 the same thing meanwhile.

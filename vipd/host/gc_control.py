@@ -1,4 +1,4 @@
-"""When Python looks for garbage that only a search finds.
+"""When Python's cyclic garbage collector runs.
 
 Each search walks every object there is: with ten thousand services a tenth of a second to half a second, in
 which nothing else is done, and loading them starts a dozen. What is loaded holds no cycles, so that it goes

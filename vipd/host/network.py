@@ -1,4 +1,4 @@
-"""This host's network as far as services must not take from it: gateways, subnets and neighbours, read from
+"""This host's gateways, subnets and neighbours, which services must not take from it, read from
 the kernel. It blocks: use it from a thread."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Being told what the daemon does: the events that exist, and the list of those who are told."""
+"""Observers of what the daemon does: the events that exist, and how they are delivered."""
 
 from __future__ import annotations
 

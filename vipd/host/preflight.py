@@ -1,4 +1,4 @@
-"""What must hold before the daemon may start: it is the only one here, and may change the kernel's rules."""
+"""Checks before the daemon starts: it is the only one in this network namespace, and may change rules."""
 
 from __future__ import annotations
 

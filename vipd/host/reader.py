@@ -1,4 +1,4 @@
-"""Looks at this host's network again and again, off the event loop."""
+"""Reads this host's network at intervals, in a thread beside the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a backend stands beside its declaration: what checks found, and what an operator ordered. Pure."""
+"""The status of a backend beside its declaration: results of checks, and overrides of operators. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's orders about backends, kept apart from what is declared: drain, disable, weight. Pure.
+"""Overrides of backends by operators, apart from what is declared: drain, disable, weight. Pure.
 
 An order holds for a backend of one service, or for an address in every service. It says who gave it, when and
 why, and may end by itself.

@@ -1,4 +1,4 @@
-"""Which requests come from a browser, and by which names one may call this host.
+"""Recognises requests of browsers, and the names by which they may call this host.
 
 A web page elsewhere can make its own name point here (DNS rebinding), and so have the browser of somebody
 who can connect read what is served. All such requests come from browsers; monitoring may use any name.

@@ -1,4 +1,4 @@
-"""Who may look from outside: Prometheus and the status page, wired to one daemon's objects."""
+"""Metrics and status page, wired to one daemon's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operators' orders are kept: one file that the daemon writes, `state_dir/overrides.json`.
+"""Keeps overrides of operators in one file that the daemon writes, `state_dir/overrides.json`.
 
 Every order is on disk, synced, before it is answered (guarantee G4). An end in time needs no disk: the order
 holds its own end, so that one that is over does not count whatever the file still says.

@@ -1,4 +1,4 @@
-"""Holds back the removal of many services at once, which is more often an accident than a wish. Pure.
+"""Holds back the removal of many services at once, which is more often an accident than intended. Pure.
 
 Rules:
 - Removals within the last ten seconds count as one. When they come to at least five, and to more than the

@@ -1,4 +1,4 @@
-"""What flows may have to be ended for, on disk: to where the last run led them, should it not be told again.
+"""The destinations of the last run's flows, on disk: a restart ends flows to those that are gone.
 
 A service that is removed while vipd is down is missing from all that the next run is told, but its flows go
 on in the kernel. Only destinations are kept whose flows end with their backend: UDP, and `on_remove: reset`.

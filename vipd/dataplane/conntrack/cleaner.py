@@ -1,4 +1,4 @@
-"""Ends the tracked flows that lead to what does not serve any more.
+"""Deletes the connection tracking entries of flows to backends and frontends that no longer serve.
 
 The work is done in a thread: reading and deleting wait for the kernel, and a large table keeps Python busy
 for a second. The event loop keeps running meanwhile.

@@ -1,4 +1,4 @@
-"""Flows that have ended, as the kernel tells of each when it forgets it. Pure.
+"""Flows that have ended, read from the kernel's message about each entry that it deletes. Pure.
 
 A message of an end is one entry. Hosts may end ten thousand flows a second, so the kernel is given a filter,
 and the layout that it uses for flows in no zone is read at one go.

@@ -1,4 +1,4 @@
-"""Hears of flows that end. Nothing here waits, but very many keep Python busy: read in a thread."""
+"""Receives the ends of flows. Nothing here waits, but very many keep Python busy: read in a thread."""
 
 from __future__ import annotations
 

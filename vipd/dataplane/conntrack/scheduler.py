@@ -1,4 +1,4 @@
-"""Remembers what has to be cleaned from the connection tracking table, and when."""
+"""Schedules what has to be deleted from the connection tracking table."""
 
 from __future__ import annotations
 

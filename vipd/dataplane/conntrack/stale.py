@@ -1,4 +1,4 @@
-"""Which tracked flows must end, because what they lead to does not serve any more. Pure.
+"""Which tracked flows are stale, because their backend or frontend no longer serves. Pure.
 
 A translation is decided by a flow's first packet and kept for all others, whatever the rules say later. So a
 flow to a backend that is gone, or one that began before there were rules, never heals while its client keeps

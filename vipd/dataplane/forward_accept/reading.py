@@ -1,4 +1,4 @@
-"""Reading the chains of the forward hook that are not vipd's, from the kernel and both iptables variants."""
+"""Reads other programs' chains of the forward hook, from the kernel and both iptables variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeing that somebody else changes chains of the forward hook."""
+"""Notices that another program changes chains of the forward hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an earlier vipd has left in the iptables variant that is not in use any more, in one family.
+"""Rules that an earlier vipd left in the iptables variant that is no longer in use, in one family.
 
 The kernel applies the rules of both variants, so that flows go by the old ones as well. They are found when
 everything is read, and removed as soon as those of the variant in use stand. No step is good before that.

@@ -1,4 +1,4 @@
-"""How single matches and targets are written, exactly as iptables-save gives them back. Pure."""
+"""The text of single matches and targets, exactly as iptables-save prints it. Pure."""
 
 from __future__ import annotations
 

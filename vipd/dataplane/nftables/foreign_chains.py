@@ -1,4 +1,4 @@
-"""What stands in the way of the table's flows on this host, in tables of others that vipd does not touch."""
+"""Finds what drops or bypasses the table's flows on this host, in tables of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the chains that frontends lead to. Pure."""
+"""The numbers of the chains to which frontends lead, for the dispatch map. Pure."""
 
 from __future__ import annotations
 

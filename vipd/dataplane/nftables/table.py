@@ -1,4 +1,4 @@
-"""One family's table as it is wanted: all forwardings, and which of them were touched. Pure.
+"""One family's table as it is desired: all forwardings, and which of them are dirty. Pure.
 
 Only forwardings are kept, not elements: what one compiles to is found again when it changes.
 """

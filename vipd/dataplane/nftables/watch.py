@@ -1,4 +1,4 @@
-"""Seeing that somebody else changes the table: the kernel's events, told apart from our own.
+"""Notices that another program changes the table: the kernel's events, without those of vipd's own writes.
 
 The machinery is the iptables dataplane's; here is what it has to know of another kind of table. In a
 `ExternalChange` the names of maps and sets stand where those of chains do.

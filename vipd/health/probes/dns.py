@@ -1,4 +1,4 @@
-"""Whether a DNS server answers a query as wanted, over UDP."""
+"""Sends a DNS query over UDP, and checks the answer."""
 
 from __future__ import annotations
 

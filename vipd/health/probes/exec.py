@@ -1,4 +1,4 @@
-"""Whether a program says that a backend is fit: it ends with 0 in time.
+"""Runs a program: exit code 0 in time means that the backend is healthy.
 
 Programs are run by a process of their own (`keeper.py`), which ends all that they leave, also when vipd is
 killed. It is small, so that it forks at once, and it is of vipd's own user: a program of another one cannot

@@ -1,4 +1,4 @@
-"""Whether an HTTP request is answered as wanted.
+"""Sends an HTTP request, and checks status and body of the answer.
 
 One request on a connection of its own. The answer is parsed by the standard library; only as much of it is
 read as is asked after. aiohttp's client costs twice the processor time for that (measured: 240 and 120 µs).

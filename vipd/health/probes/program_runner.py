@@ -1,4 +1,4 @@
-"""Keeps programs of checks: a stand-alone program, standard library only, that `exec.py` runs.
+"""Starts and ends the programs of checks: a stand-alone program, standard library only, that `exec.py` runs.
 
 Its standard input is a socket of vipd's, by which others come, each with a byte. For each it forks a keeper,
 which reads there what to run (a line of JSON), runs it, and answers with a line. A keeper is the reaper of

@@ -1,4 +1,4 @@
-"""Whether a TCP connection can be made. The kind of probe that there are most of, so it is made lean.
+"""Opens a TCP connection. Most probes are of this type, so it is made to cost little.
 
 No task and no stream: sockets wait in one epoll, which the event loop watches as a single descriptor. With
 TCP_QUICKACK off the kernel holds back the handshake's last packet for a moment, and closing sends a reset in

@@ -1,4 +1,4 @@
-"""Whether a datagram is answered."""
+"""Sends a datagram, and waits for an answer."""
 
 from __future__ import annotations
 

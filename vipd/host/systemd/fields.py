@@ -1,4 +1,4 @@
-"""The door to the journal's fields: `log.info("...", extra=fields(Event.SERVICE_ADDED, service="dns"))`.
+"""Fields of log records for the journal: `log.info("...", extra=fields(Event.SERVICE_ADDED, service="dns"))`.
 
 Each becomes a field of the journal's entry, so that `journalctl VIPD_SERVICE=dns` finds what concerns one
 service. Where there is no journal they are left out. A service's or backend's name stands in the text too.

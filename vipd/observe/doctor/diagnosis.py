@@ -1,4 +1,4 @@
-"""All checks, and what they say together. Pure."""
+"""Runs all checks, and gathers their findings. Pure."""
 
 from __future__ import annotations
 

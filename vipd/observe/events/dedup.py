@@ -1,4 +1,4 @@
-"""Events that repeat themselves told as one: `x17`. Pure; time is the events' own.
+"""Folds events that repeat into one: `x17`. Pure; time is that of the events.
 
 Only equal events are told as one: what becomes of the same backend for another reason is another event. So a
 failure and the recovery from it are always told both, however often they follow each other.

@@ -1,4 +1,4 @@
-"""One event as it is kept and shown: what happened when, to whom, by whom and why. Pure."""
+"""One event as it is kept and shown: what happened, when, to which object, by whom and why. Pure."""
 
 from __future__ import annotations
 

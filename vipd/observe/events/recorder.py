@@ -1,4 +1,4 @@
-"""Keeps events: folds what repeats itself, writes the ring, tells followers. For any thread.
+"""Keeps events: folds repetitions, writes the event log, passes events to followers. For any thread.
 
 It knows nothing of the log; `log_handler` turns log records into calls of `record`.
 """

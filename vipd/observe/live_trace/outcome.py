@@ -1,4 +1,4 @@
-"""What became of a packet, and whether that is what was predicted. Pure."""
+"""The outcome of a traced packet, and whether it is the predicted one. Pure."""
 
 from __future__ import annotations
 

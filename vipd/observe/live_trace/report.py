@@ -1,4 +1,4 @@
-"""All that is told of one traced packet, as values for a screen and as JSON. Pure."""
+"""The report of one traced packet, as values for a screen and as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real packet of a flow, sent from this host by a socket like any other program's."""
+"""Sends one real packet of a flow from this host, by a socket like any other program's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching packets of some flows: the trace rule in place, and events read until their traces are over."""
+"""Traces packets of some flows: writes the trace rule, and reads events until the traces are over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target means, and what the kernel has of it. The daemon is asked if it answers."""
+"""Resolves the target of `vipctl rules`, and finds what the kernel has of it; asks a daemon that answers."""
 
 from __future__ import annotations
 

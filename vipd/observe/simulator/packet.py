@@ -1,4 +1,4 @@
-"""The values a trace is look_up with and answers in."""
+"""Packets and hosts as a simulation takes them, and what it returns."""
 
 from __future__ import annotations
 

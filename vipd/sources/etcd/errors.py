@@ -1,4 +1,4 @@
-"""What can go wrong between us and etcd, told apart by what would mend it: `what: why; hint: ...`."""
+"""Errors between vipd and etcd, by what would mend them: `what: why; hint: ...`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads single fields of etcd's answers, and believes none of them: each is of its type, or a
+"""Reads single fields of etcd's answers, and trusts none of them: each has its type, or a
 MalformedAnswerError says which one is not. Pure.
 
 proto3's JSON leaves out what is zero, false or empty, so a field that is missing counts as that.

@@ -1,4 +1,4 @@
-"""Operators' orders for the whole fleet: keys in etcd, read by every host beside its own book of orders."""
+"""Overrides for the whole fleet: keys in etcd, which every host reads beside its own overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows etcd: list at a revision, watch from the next one on, and never take silence for sameness.
+"""Follows etcd: lists at a revision, watches from the next one on, and probes a stream that is silent.
 
 What ends a watch without a word (a frozen member, a cut cable, a member that lost its cluster) is found by a
 probe every 30 seconds: a read that the watched member must answer, and that tells whether keys were written

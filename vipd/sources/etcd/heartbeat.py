@@ -1,4 +1,4 @@
-"""A key that tells the others that this host is alive, and what it has applied: `PREFIXhosts/NAME`."""
+"""The key by which this host reports that it is alive, and what it has applied: `PREFIXhosts/NAME`."""
 
 from __future__ import annotations
 

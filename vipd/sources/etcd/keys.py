@@ -1,4 +1,4 @@
-"""What is known of etcd's keys, and what they declare. No network, no disk, no clock of its own."""
+"""The known keys of etcd, and what they declare. No network, no disk, no clock of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vipctl writes to etcd: services, one key each, and orders.
+"""What vipctl writes to etcd: services, one key each, and overrides.
 
 Every write is a transaction that fails when somebody else has changed one of its keys since this host heard
 of it.

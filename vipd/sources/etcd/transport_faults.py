@@ -1,4 +1,4 @@
-"""From what the network or TLS raised to an error that says what would mend it."""
+"""Turns an exception of the network or of TLS into an error that says what would mend it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Seeing that somebody else changed our rules, and deciding when to repair. `door.Watch` is the way in."""
+"""Notices that another program changed vipd's rules, and decides when to repair. Begin with `watcher.py`."""

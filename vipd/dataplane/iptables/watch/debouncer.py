@@ -1,4 +1,4 @@
-"""From single messages to disturbances: whole transactions, then bursts of them. Pure; time is given."""
+"""Gathers messages into transactions, and bursts of those into one change. Pure; time is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's own events about nf_tables, which iptables-nft and nft write to."""
+"""The kernel's events about nf_tables, to which iptables-nft and nft write."""
 
 from __future__ import annotations
 

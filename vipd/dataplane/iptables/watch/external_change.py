@@ -1,4 +1,4 @@
-"""What somebody else did to our rules, and which changes concern us at all. Pure."""
+"""Changes that other programs made, and which of them concern vipd's rules. Pure."""
 
 from __future__ import annotations
 

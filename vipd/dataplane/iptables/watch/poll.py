@@ -1,4 +1,4 @@
-"""Looking at the rules again and again, where the kernel tells nothing: legacy tables, or no event socket."""
+"""Polls the rules where the kernel sends no events: legacy tables, or no event socket."""
 
 from __future__ import annotations
 

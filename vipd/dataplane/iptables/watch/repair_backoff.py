@@ -1,4 +1,4 @@
-"""When to repair: at once, unless somebody keeps undoing it. Pure; time is given."""
+"""When to repair: at once, unless another program keeps undoing it. Pure; time is an argument."""
 
 from __future__ import annotations
 

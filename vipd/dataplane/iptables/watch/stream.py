@@ -1,4 +1,4 @@
-"""A stream of disturbances from one or several watchers, each a task of its own."""
+"""A stream of external changes from one or several watchers, each a task of its own."""
 
 from __future__ import annotations
 

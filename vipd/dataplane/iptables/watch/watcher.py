@@ -1,4 +1,4 @@
-"""The way in: one stream of disturbances, by events where the kernel has them and by polling elsewhere.
+"""The entry point: one stream of external changes, by events where the kernel has them, else by polling.
 
 async with Watch(families, names, own) as watch:
     async for disturbance in watch: ...

@@ -1,2 +1,2 @@
-"""Looking at the host: files, programs and netlink in, `facts` out. The only part of doctor that touches
+"""Collects facts about this host from files, programs and netlink. The only part of doctor that touches
 anything, and it only reads."""
