@@ -24,7 +24,7 @@ LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
 
 
 def main() -> None:
-    """Run the daemon until it is told to stop. Exit codes: 0 stopped, 1 failed, 77 not permitted,
+    """Run the daemon until a signal stops it. Exit codes: 0 stopped, 1 failed, 77 not permitted,
     78 unusable settings."""
     arguments = argument_parser().parse_args()
     notifier = Notifier.from_environment(os.environ)
@@ -67,7 +67,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def _log_to_stderr(settings: Settings) -> None:
     """One line an event; under systemd as the journal wants it, and with no time of its own."""
     handler = stderr_handler(os.environ, "vipd")
-    handler.setLevel(settings.log_level.upper())  # of its own: events are told to others at any level
+    handler.setLevel(settings.log_level.upper())  # of its own: events are reported to others at any level
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     handler.addFilter(_concerns_us)
 

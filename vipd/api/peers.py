@@ -50,7 +50,7 @@ class Permission:
     admin_group: str
 
     def peer(self, transport: asyncio.BaseTransport | None) -> Peer:
-        """The peer of a connection; PermissionError when the kernel does not tell."""
+        """The peer of a connection; PermissionError when the kernel does not say."""
         end = transport.get_extra_info("socket") if transport else None
         if end is None:
             raise PermissionError("the connection is closed")

@@ -64,7 +64,7 @@ class Served:
     look_at_claims: Callable[[], Awaitable[object]] = _not_looked
     """Looks anew at what decides on that."""
     warnings_of: Callable[[Collection[Service]], Sequence[str]] = _nothing
-    """What is to be told of these services' claims, as of the last look."""
+    """What is to be reported about these services' claims, as of the last look."""
     warnings: Callable[[], Sequence[str]] = tuple
     """What is wrong now besides the reconciler's own warnings."""
     events: Recorder | None = None

@@ -42,7 +42,7 @@ class Known:
     running: Services
     """What the reconciler has taken up, which alone would be behind while a step is running."""
     fleet: Services
-    """What etcd holds, as last heard."""
+    """What etcd holds, as last received."""
     here: Services
     """What this host's own store holds."""
 

@@ -157,7 +157,7 @@ class ServiceRoutes:
         )
 
     async def _warnings(self, outcome: Outcome) -> Sequence[str]:
-        """What is to be told of the services that a change names, and leaves."""
+        """What is to be reported about the services that a change names, and leaves."""
         named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
         return await asyncio.to_thread(self._served.warnings_of, named)
 

@@ -123,7 +123,7 @@ class StatsRoutes:
 
 
 async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
-    """What connection tracking says, or why it does not: the rest can be told all the same."""
+    """What connection tracking says, or why it does not: the rest can be reported all the same."""
     try:
         return await table.sums(), ""
     except ConntrackError as error:

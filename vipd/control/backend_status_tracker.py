@@ -298,7 +298,7 @@ def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
 
 
 def _says(standing: BackendStatus) -> bool:
-    """Whether there is anything to tell of a backend that stands as declared."""
+    """Whether there is anything to report of a backend beyond its declaration."""
     return bool(standing.reason or standing.health)
 
 

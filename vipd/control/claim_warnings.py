@@ -67,7 +67,7 @@ def claims_of(service: Service) -> Iterator[Claim]:
 
 
 class Finding(NamedTuple):
-    """Something to be told of one service's claim."""
+    """Something to be reported of one service's claim."""
 
     service: str
     text: str
@@ -199,7 +199,7 @@ def _held(place: str, socket: LocalSocket) -> str:
 
 
 def _lines(findings: Collection[Finding]) -> tuple[str, ...]:
-    """A line for all addresses of which a service is told the same."""
+    """A line for all addresses for which a service gets the same warning."""
     grouped = dict[tuple[str, str], list[str]]()
     for finding in sorted(findings):
         grouped.setdefault((finding.service, finding.text), []).append(finding.address)

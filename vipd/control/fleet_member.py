@@ -68,7 +68,7 @@ class Fleet:
         return self.source.registrations
 
     def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
-        """What follows etcd and, if told to, reports to the others how this host does. `close` after them."""
+        """The loops that follow etcd and, if configured, report how this host does. `close` after them."""
         self._beacon = HostHeartbeat(
             self._client,
             self._options.prefix,

@@ -30,7 +30,7 @@ from vipd.model.service import Family, Service
 log = logging.getLogger(__name__)
 
 READ_SECONDS = 5.0
-"""The kernel tells all addresses in milliseconds."""
+"""The kernel lists all addresses in milliseconds."""
 SYSCTLS = Path("/proc/sys")
 FORWARDING = {
     Family.IPV4: IP_FORWARD,
@@ -146,7 +146,7 @@ class HostNet:
         return self._reader.faults()
 
     def warnings_of(self, services: Collection[Service]) -> tuple[str, ...]:
-        """What is to be told of the claims of these services, as of the last look."""
+        """What is to be reported about the claims of these services, as of the last look."""
         return warnings_of(services, self._facts)
 
     async def look(self) -> bool:
@@ -188,7 +188,7 @@ class HostNet:
         )
 
     def _warn_of_claims(self) -> tuple[str, ...]:
-        """What is to be told of claims now; logged what was not before."""
+        """What is to be reported about claims now; logged what was not before."""
         if self._claim_warnings is None:
             self._claim_warnings = self._claims.warnings(self._facts, monotonic())
             for warning in self._claim_warnings:
@@ -230,7 +230,7 @@ class HostNet:
         return tuple(filter(None, warnings))
 
     def _without_ipv6(self, families: Collection[Family]) -> str:
-        """What to tell of IPv6 that is disabled on every device, where services need it."""
+        """The warning about IPv6 that is disabled on every device, where services need it."""
         if Family.IPV6 not in families or self._value(IPV6_DISABLED) != "1":
             return ""
         # One that was enabled by itself works all the same.
@@ -249,7 +249,7 @@ class HostNet:
         )
 
     def _unforwarded(self, name: str) -> str:
-        """What to tell of forwarding that is off, where it is not vipd's to turn on."""
+        """The warning about forwarding that is off, where it is not vipd's to turn on."""
         if self._value(name) != "0":
             return ""
         setting = name.replace("/", ".")

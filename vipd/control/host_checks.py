@@ -30,7 +30,7 @@ CHECK_SECONDS = 60.0
 CHAINS_SECONDS = 5.0
 """Others' chains are few, and looking at them costs milliseconds."""
 DEFAULT_LIST_LIMIT = 100
-"""xt_recent's ip_list_tot unless told otherwise."""
+"""xt_recent's ip_list_tot unless configured otherwise."""
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
@@ -88,7 +88,7 @@ class HostChecks:
         return foreign_chains.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
-        """What is to be told about this host now."""
+        """What is to be reported about this host now."""
         if self.dataplane() == "nftables":
             return self._dropping
         pinned = {forwarding.key.service for forwarding in needs.pinned}
@@ -174,7 +174,7 @@ def tables_with_rules(saved: str, own_prefix: str) -> tuple[str, ...]:
 
 
 def mixed_warning(used: str, found: Mapping[str, str]) -> str:
-    """What to tell of foreign rules: command that shows them -> family and tables; empty for none."""
+    """The warning about foreign rules: command that shows them -> family and tables; empty for none."""
     if not found:
         return ""
     where = "; ".join(found.values())
@@ -187,7 +187,7 @@ def mixed_warning(used: str, found: Mapping[str, str]) -> str:
 
 
 def affinity_warning(limit: int | None, services: Collection[str], full: Collection[str]) -> str:
-    """What to tell of the limit of affinity lists, `full` being the services that have reached it."""
+    """The warning about the limit of affinity lists, `full` being the services that have reached it."""
     if limit is None or not services or (limit != DEFAULT_LIST_LIMIT and not full):
         return ""
     names = _listed(full or services)

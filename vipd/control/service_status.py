@@ -21,7 +21,7 @@ class ServiceStatus(NamedTuple):
     """`ok`, `degraded` (some new flows are refused, or some backends are down or unhealthy), `no-backends`
     (all new flows are refused), `pending` (not in the kernel yet) or `quarantined`."""
     message: str
-    """What is to be told first ends at the first semicolon; empty if there is nothing."""
+    """What is to be reported first ends at the first semicolon; empty if there is nothing."""
 
 
 def service_status(

@@ -16,7 +16,7 @@ def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_S
     """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
     what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
 
-    While it works on a large input that is told by signs of life; the last of them comes no less than `limit`
+    While it processes a large input it sends heartbeats; the last of them comes no less than `limit`
     before its end. Each block of rules that was dealt with is one, too: a large load has many.
     """
 

@@ -36,7 +36,7 @@ def beat_seconds(notifier: Notifier) -> float:
 
 
 def program_seconds(notifier: Notifier) -> float:
-    """How long a program may run: it is to be killed, and that told, before the watchdog ends the daemon."""
+    """How long a program may run: it is killed, and that logged, before the watchdog ends the daemon."""
     if notifier.watchdog_seconds is None:
         return LONGEST_PROGRAM_SECONDS
     room = notifier.watchdog_seconds - _SPARE_SECONDS
@@ -108,7 +108,7 @@ class Reporter(Observer):
         self._notifier.send("STOPPING=1", "STATUS=stopping; the rules stay in the kernel")
 
     def _notify_ready(self) -> bool:
-        """Whether that was to be told now."""
+        """Whether that was to be reported now."""
         if self._ready or not (self._reconciler.progress.applied or self._fails_for_long()):
             return False
         self._status = status_text(self._reconciler)

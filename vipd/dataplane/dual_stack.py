@@ -42,7 +42,7 @@ F = TypeVar("F", bound=FamilyProgrammer)  # type: ignore[type-arg]  # of whateve
 
 
 class ForwardingsCounter(FlowCounter, Protocol):
-    """One that is told the forwardings."""
+    """One that is given the forwardings."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are deleted."""

@@ -288,7 +288,7 @@ class SwitchableDataplane:
         return watch
 
     def host_addresses(self) -> frozenset[str]:
-        """This host's own addresses, as told last."""
+        """This host's own addresses, as reported last."""
         return self._host_addresses
 
     @property

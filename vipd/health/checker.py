@@ -225,7 +225,7 @@ class Health:
             self._saved.changed(bad=after.state is State.UNHEALTHY is not before.state)
 
     def _note(self, target: Target) -> None:
-        """It is told soon that a target's verdict is another one."""
+        """It is reported soon that a target's verdict is another one."""
         if self._scheduler is None:
             return
         if not self._changed:

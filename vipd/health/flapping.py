@@ -55,7 +55,7 @@ class Flapping:
         span = window(timing)
         quiet_since = max(self.held_until, self.changes[-1] if self.changes else now)
         level = max(0, self.level - int(max(0.0, now - quiet_since) / span))
-        # While it is held again and again, all its changes count, or the reason would tell of one alone.
+        # While it is held again and again, all its changes count, or the reason would report one alone.
         kept = self.changes if level else tuple(t for t in self.changes if t > now - span)
         return replace(self, changes=(*kept, now)[-_MOST_REMEMBERED:], level=level)
 

@@ -34,7 +34,7 @@ PART_OF_TIME = 10
 """Of which saving takes one at most, however large the file is."""
 
 HANGS_SECONDS = 10.0
-"""A save that takes longer is told."""
+"""A save that takes longer is reported."""
 LAST_SECONDS = 2.0
 """How long the end of vipd waits for a save that hangs."""
 
@@ -151,7 +151,7 @@ def _settle(done: asyncio.Future[None]) -> None:
 
 
 class SavedVerdicts:
-    """The file of verdicts. A failure to write it is told once, and tried again.
+    """The file of verdicts. A failure to write it is reported once, and tried again.
 
     What keeps a dead backend from work is written at once, other changes are after some seconds.
     """

@@ -47,7 +47,7 @@ class Prerequisites:
         return any(answer.done() for answer in self._open.values())
 
     async def problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
-        """What is amiss for each check, as "what: why; hint: ...". A check of which the host does not tell
+        """What is amiss for each check, as "what: why; hint: ...". A check of which the host does not say
         within a moment has that as its problem; ask again later."""
         fresh = [
             self._ask(check) for check in checks if check not in self._open and len(self._open) < MOST_OPEN

@@ -108,7 +108,7 @@ class Scheduler:
         self._arm()
 
     def remove(self, target: Target) -> None:
-        """Ask this one no more; an answer that is on its way is not told."""
+        """Ask this one no more; an answer that is on its way is not reported."""
         job = self._jobs.pop(target, None)
         if job is None:
             return

@@ -11,7 +11,7 @@ PART_FOR_SLOW = (3, 4)
 """Of the places that checks may have which hung the last time: the rest is for those that answer."""
 
 LATE_SECONDS = 1.0
-"""What waits longer than that is told."""
+"""What waits longer than that is reported."""
 
 
 class Waiting(Protocol):

@@ -18,7 +18,7 @@ SERVICES_NAMED = 100
 PERIOD_SECONDS = 10.0
 """After so many lines within it, its other verdicts are only counted."""
 CALM_SECONDS = 60.0
-"""Checks that were late must have been in time for so long until that is told."""
+"""Checks that were late must have been in time for so long until that is reported."""
 
 _CHECKS = "health checks"
 
@@ -35,7 +35,7 @@ class VerdictLog:
         self._late, self._late_at = False, 0.0
 
     def write(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
-        """These changed, at `now` of the records' clock. With none, what was counted is told if it is due."""
+        """These changed, at `now` of the records' clock. With none, the count is reported if it is due."""
         if now - self._began >= PERIOD_SECONDS:
             self._summarise()
             self._began, self._lines = now, 0

@@ -21,7 +21,7 @@ class Observer:
         not yet."""
 
     def applied(self, wrote: bool) -> None:
-        """A step has succeeded: the kernel is as the dataplane was told. `wrote`: rules had to be written."""
+        """A step has succeeded: the kernel is as desired. `wrote`: rules had to be written."""
 
     def stepped(self) -> None:
         """A step is over, whether it succeeded or failed."""
@@ -35,7 +35,7 @@ class Observer:
 
 class Observers(Observer):
     """Tells all observers, in the order in which they were added. An exception of one is contained: it is
-    logged once, and is a warning until the same event is told without one."""
+    logged once, and is a warning until the same event is reported without one."""
 
     def __init__(self, heartbeat_seconds: float = 60.0) -> None:
         """`heartbeat_seconds`: the longest time without a heartbeat while nothing happens."""

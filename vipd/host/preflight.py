@@ -88,7 +88,7 @@ def state_lock(settings: Settings) -> Iterator[None]:
 
 
 def state_faults(directory: Path) -> tuple[str, ...]:
-    """What to tell of a state directory that is read-only now."""
+    """The warning about a state directory that is read-only now."""
     try:
         read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
     except OSError:

@@ -197,7 +197,7 @@ def _times(task: Task) -> str:
 
 
 def _end_if_cancelled() -> None:
-    """Work that was cancelled may raise something else while it lets go of what it holds, or return: without
+    """Work that was cancelled may raise something else while it releases what it holds, or return: without
     this it would be run again, and the daemon would never end. Raises CancelledError."""
     running = asyncio.current_task()
     if running is not None and running.cancelling():

@@ -63,7 +63,7 @@ class VipRoutes:
 
     async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
         """Make the routes right for these VIPs, each with a backend; a warning when that failed. The mapping
-        is kept; of what it says otherwise later `moved` must be told."""
+        is kept; call `moved` when its contents change later."""
         if not self._device and not self._record.read().devices:
             return ()
         moved, self._moved, self._vips = self._moved, set(), vips
@@ -206,7 +206,7 @@ def _drained(listening: socket.socket) -> bool:
         except BlockingIOError:
             return found
         except OSError as error:
-            if error.errno != errno.ENOBUFS:  # that tells of more changes than were kept
+            if error.errno != errno.ENOBUFS:  # that means more changes than were kept
                 raise
         found = True
 

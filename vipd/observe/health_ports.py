@@ -27,7 +27,7 @@ NodeAddresses = Callable[[Family, frozenset[str]], tuple[str, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class HealthPort:
-    """What a health port tells of its service."""
+    """What a health port reports of its service."""
 
     service: str
     ready_local: int

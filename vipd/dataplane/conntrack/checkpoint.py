@@ -1,6 +1,6 @@
 """The destinations of the last run's flows, on disk: a restart ends flows to those that are gone.
 
-A service that is removed while vipd is down is missing from all that the next run is told, but its flows go
+A service that is removed while vipd is down is missing from all that the next run is given, but its flows go
 on in the kernel. Only destinations are kept whose flows end with their backend: UDP, and `on_remove: reset`.
 """
 

@@ -46,8 +46,8 @@ MOST_FORMER = 10_000
 class ConntrackScheduler(Observer):
     """Follows the forwardings and cleans after them.
 
-    The caller calls `services_changed` whenever the dataplane is told the same, `applied` once the kernel's
-    rules are as told, and `clean` when `due`. Nothing is due between a change and its `applied`: until then
+    The caller calls `services_changed` whenever the dataplane is given the same, `applied` once the kernel's
+    rules are as requested, and `clean` when `due`. Nothing is due between a change and `applied`: until then
     the old rules make the very flows that a run would end. A failed run stays due; when to try again is the
     caller's.
     """

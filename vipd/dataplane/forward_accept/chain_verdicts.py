@@ -43,7 +43,7 @@ class NftForward:
         return self.family in ("inet", "ip" if family is Family.IPV4 else "ip6")
 
     def forward_verdict(self, flow_mark: int) -> ForwardVerdict:
-        """What it does to a new flow that vipd translated and marked so, as far as can be told."""
+        """What it does to a new flow that vipd translated and marked so, as far as is known."""
         found = self._walk(self.name, flow_mark, frozenset())
         if found in (ForwardVerdict.PASSES, ForwardVerdict.BLOCKED) or self.policy != "drop":
             return ForwardVerdict.PASSES if found in (ForwardVerdict.GOES_ON, ForwardVerdict.MAYBE) else found

@@ -140,7 +140,7 @@ class ForwardAccepts:
     def concerns(self, change: Change) -> bool:
         """Whether a change of nf_tables by somebody else may matter here. Raises ValueError (malformed)."""
         if change.kind is Kind.TABLE_DELETED or not (self._wanted and self._wanted[1]):
-            return False  # a table's chains are told of one by one
+            return False  # a table's chains are reported one by one
         family, _, table = change.table.rpartition(" ")
         family = family or WORDS[change.family]
         if is_of_iptables(family, table, change.chain) or change.chain == self._own_chain:

@@ -70,7 +70,7 @@ class ElementCounter:
     def _forget_gone(self, counted: Mapping[Element, int]) -> None:
         """Forget what the kernel has no more, once that is much: tables may be replaced again and again.
 
-        A family of which nothing is told is only not known now: its counts go on where they were.
+        A family of which nothing is reported is only not known now: its counts go on where they were.
         """
         if len(self._known) <= len(counted) + MOST_FORMER:
             return

@@ -22,7 +22,7 @@ async def dropping_chains(open_socket: OpenSocket = open_netlink) -> tuple[BaseC
 
 
 def warnings(chains: tuple[BaseChain, ...], health_ports: bool) -> tuple[str, ...]:
-    """What to tell of these chains. `health_ports`: some service has one."""
+    """The warning about these chains. `health_ports`: some service has one."""
     return tuple(
         f"chain {chain.name} of table {chain.family} {chain.table} drops by policy, "
         "questions to health ports too; hint: accept these ports there"

@@ -57,7 +57,7 @@ class Holder:
         return "map" if self.value else "set"
 
     def declaration(self, family: Family) -> str:
-        """What nft is told, between the braces; the comment by which it is recognised comes with it."""
+        """What nft is given, between the braces; the comment by which it is recognised comes with it."""
         words = [self._typed(family)]
         words += [f"size {self.size};"] if self.size else []
         words += [f"flags {self.learnt};"] if self.learnt else []

@@ -135,7 +135,7 @@ def _drawn(names: Sequence[str], least: Sequence[float], places: Sequence[int], 
         numbers = array("I", data)
         if byteorder == "little":
             numbers.byteswap()
-        # The first of four bytes tells of most that they are less.
+        # Mostly the first of four bytes decides which is less.
         first = max(int(least[index] * 256 - 0.001), 0)
         lowest = int(least[index] * _RANGE) - 2
         few = len(places) * 256 < size * (256 - first)

@@ -66,7 +66,7 @@ class Asking:
 
     target: Target
     doing: str = ""
-    """At what it would hang: `while connecting`; it is told with a timeout."""
+    """At what it would hang: `while connecting`; it is reported with a timeout."""
     silence: Result | None = None
     """What it means that nothing has come when the time is up; None: a timeout, which is bad."""
 

@@ -241,7 +241,7 @@ def _failure(answer: dict[str, Any]) -> Exception:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """All that a program is told."""
+    """All that a program is given."""
     return {
         "PATH": PATH,
         "VIPD_ADDRESS": target.address,

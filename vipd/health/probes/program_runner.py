@@ -203,7 +203,7 @@ def _end_all(seconds: float) -> bool:
 
 def _children() -> list[int]:
     """The pids of this process's children, also where those of other users are hidden in /proc; none where
-    the kernel does not tell of them (it is without CONFIG_PROC_CHILDREN)."""
+    the kernel does not report them (it is without CONFIG_PROC_CHILDREN)."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:

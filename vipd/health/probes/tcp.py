@@ -72,7 +72,7 @@ class TcpProber:
     def _ready(self) -> None:
         now = self._loop.time()
         for descriptor, _ in self._epoll.poll(0, _AT_ONCE):
-            # One that was told of before may have removed this one.
+            # One that was reported before may have removed this one.
             attempt = self._attempts.get(descriptor)
             if attempt is not None:
                 try:

@@ -30,7 +30,7 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 Handler = Callable[[], Awaitable[web.StreamResponse]]
 NewHandler = Callable[[], web.RequestHandler]
 Refusal = Callable[[Source, Limits, bool], bytes]
-"""What a source is told whose connection is not taken; True: because of its own connections."""
+"""What a source is answered whose connection is not taken; True: because of its own connections."""
 
 
 def no_words(source: Source, limits: Limits, own: bool) -> bytes:

@@ -51,7 +51,7 @@ class Feature:
 
     family: Family
     name: str
-    """`affinity`, `flow_marks`, `ping`, `random_fully`, or what is required and missing, as told."""
+    """`affinity`, `flow_marks`, `ping`, `random_fully`, or what is required and missing, as reported."""
     required: bool
     why: str = ""
     repair: str = ""

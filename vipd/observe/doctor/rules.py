@@ -75,7 +75,7 @@ class Ruleset:
         return frozenset(jumped | (named - {"KUBE"}))
 
     def forward_chain_verdict(self, prefix: str, table: str = "filter") -> ForwardVerdict:
-        """What FORWARD of a table does to a new flow that vipd translated, as far as can be told."""
+        """What FORWARD of a table does to a new flow that vipd translated, as far as is known."""
         own = self.tables.rules(table, f"{prefix}-FORWARD") or ()
         maybe = False
         for rule in self.tables.rules(table, "FORWARD") or ():

@@ -1,7 +1,7 @@
 """Folds events that repeat into one: `x17`. Pure; time is that of the events.
 
-Only equal events are told as one: what becomes of the same backend for another reason is another event. So a
-failure and the recovery from it are always told both, however often they follow each other.
+Only equal events are folded into one: a change of the same backend for another reason is another event. So a
+failure and the recovery from it are always reported both, however often they follow each other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from vipd.observe.events.event import EventRecord
 WINDOW = timedelta(seconds=60)
 """What comes later than this after the last of its kind is an event of its own."""
 LONGEST = timedelta(hours=1)
-"""What repeats itself for longer is told anew."""
+"""What repeats itself for longer is reported again."""
 TOLD_APART = 5
-"""So many equal ones of these are told singly: each was somebody's intention, or changed how something is.
-What happens by itself is told as one from the second on."""
+"""So many equal ones of these are reported singly: each was intended, or changed a state.
+What happens by itself is folded into one from the second on."""
 SINGLE = frozenset(
     {
         "backend-health",
@@ -54,19 +54,19 @@ Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 @dataclass(slots=True)
 class _Fold:
     told: EventRecord
-    """As it was told last."""
+    """As it was reported last."""
     apart: int = 1
-    """How many were told singly."""
+    """How many were reported singly."""
 
 
 class Folds:
-    """Takes events in their order, and gives what is to be told of each."""
+    """Takes events in their order, and gives what is to be reported about each."""
 
     def __init__(self) -> None:
         self._folds: OrderedDict[Kind, _Fold] = OrderedDict()
 
     def take_in(self, occurrence: EventRecord) -> EventRecord:
-        """The event itself, or, with its id, the event that it and some before it are told as."""
+        """The event itself, or, with its id, the event that it and some before it are reported as."""
         kind = _kind(occurrence)
         fold = self._folds.get(kind)
         if fold is None or _over(fold.told, occurrence):

@@ -21,7 +21,7 @@ Level = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One event, or several of the same kind that are told as one."""
+    """One event, or several of the same kind that are folded into one."""
 
     id: int
     """Grows from each to the next, also over restarts."""
@@ -37,9 +37,9 @@ class EventRecord:
     """Who or what brought it about, its kind first: `file PATH:LINE`. Empty: nothing else did."""
     reason: str = ""
     count: int = 1
-    """How many are told as one."""
+    """How many are folded into one."""
     first: int = 0
-    """The id under which the first of several was told; this one takes its place. 0: its own id."""
+    """The id under which the first of several was reported; this one takes its place. 0: its own id."""
     since: datetime | None = None
     """When the first of several happened."""
 

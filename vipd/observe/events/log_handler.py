@@ -1,6 +1,6 @@
 """From the log to the recorder: a record that carries an event's fields is that event.
 
-So the log's call is the only place where an event is told, and journal and ring say the same.
+So the log's call is the only place where an event is reported, and journal and ring say the same.
 """
 
 from __future__ import annotations

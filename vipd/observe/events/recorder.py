@@ -22,7 +22,7 @@ from vipd.observe.events.event import EventRecord, decode, encode
 from vipd.observe.events.event_log import Ring
 
 MOST_WAITING = 500
-"""Whoever leaves more events unread is not told of any further ones."""
+"""Whoever leaves more events unread gets no further ones."""
 
 
 class Follower:
@@ -33,7 +33,7 @@ class Follower:
         self._limit = limit
         self._news = asyncio.Event()
         self.behind = False
-        """It was too slow: what comes after the waiting ones is not told."""
+        """It was too slow: what comes after the waiting ones is not reported."""
         self.ended = False
         """Nothing more will come: vipd stops."""
 
@@ -59,7 +59,7 @@ class Follower:
 
     @property
     def over(self) -> bool:
-        """Everything was read that this reader is told."""
+        """Everything was read that this reader gets."""
         return not self._waiting and (self.behind or self.ended)
 
 
@@ -68,9 +68,9 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 PAUSE_PART = 0.1
-"""Of several events told as one, news are told after this part of the time that they have gone on for."""
+"""Of events folded into one, news is reported after this part of the time that they have lasted."""
 MOST_PACED = 2000
-"""Of more several at a time news are told at once."""
+"""Of more several at a time news is reported at once."""
 
 
 class Recorder:
@@ -83,7 +83,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._folds = Folds()
         self._unpublished: dict[int, EventRecord] = {}
-        """The latest of several told as one, by the first one's id, while they wait to be told."""
+        """The latest of several folded into one, by the first one's id, while they wait to be reported."""
         self._published_at: OrderedDict[int, float] = OrderedDict()
         self._followers: set[Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -125,7 +125,7 @@ class Recorder:
         return (f"events cannot be kept: {self._fault}",) if self._fault else ()
 
     def read(self) -> list[EventRecord]:
-        """Every event kept, the oldest first; of those told as one the last alone."""
+        """Every event kept, the oldest first; of those folded into one the last alone."""
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)

@@ -42,7 +42,7 @@ class FlowCollector:
     def __init__(
         self, counter: FlowCounter, path: Path, forwardings: Callable[[], Iterable[Forwarding]]
     ) -> None:
-        """Reads the file. One that cannot be used is told in the log, and left behind."""
+        """Reads the file. One that cannot be used is reported in the log, and left behind."""
         self._counter, self._path, self._forwardings = counter, path, forwardings
         self.totals, memory = self._read()
         if memory is not None:
@@ -116,7 +116,7 @@ class FlowCollector:
             return
         self.totals.changed = False
         self._written = began = time.monotonic()
-        # No await stands between the last `take` and this: both tell of the same moment.
+        # No await stands between the last `take` and this: both report the same moment.
         value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.memory()))
         try:
             await asyncio.to_thread(totals_file.write, self._path, value)

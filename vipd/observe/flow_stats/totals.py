@@ -89,7 +89,7 @@ class FlowTotals:
         self.changed = False
         """There is something new since whoever writes it down set this to False."""
         self.lost = 0
-        """Flows whose end the kernel could not tell of, ever: their traffic is not all counted."""
+        """Flows whose end the kernel could not report, ever: their traffic is not all counted."""
 
     def add(self, flows: Mapping[Place, int]) -> None:
         """Enter new flows."""

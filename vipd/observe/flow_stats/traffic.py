@@ -28,7 +28,7 @@ from vipd.observe.flow_stats.totals import NOTHING, FlowTotals, added
 SHARE_OF_A_CPU = 0.02
 LEAST_PAUSE_SECONDS = 2.0
 SETTLE_SECONDS = 0.01
-"""The kernel tells of a flow's end a moment before the flow is out of the table."""
+"""The kernel reports a flow's end a moment before the flow is out of the table."""
 MOST_ENDED_AT_ONCE = 20_000
 SYSCTLS = Path("/proc/sys/net/netfilter")
 
@@ -72,14 +72,14 @@ class Table(NamedTuple):
     accounting: bool
     """New flows have their packets and bytes counted."""
     events: bool = True
-    """The kernel tells of flows that end."""
+    """The kernel reports flows that end."""
 
 
 Traffics = Mapping[Place, Traffic]
 
 
 class Reading(NamedTuple):
-    """The table, and the ends that were told of until it was read."""
+    """The table, and the ends that were reported until it was read."""
 
     sums: Sums
     seconds: float

@@ -61,7 +61,7 @@ class TrafficCounting:
         return self._reason(table) or (Uncounted(self._fault, "") if self._fault else None)
 
     async def run(self) -> None:
-        """Count for ever. Raises ConntrackError when the kernel does not tell of flows that end."""
+        """Count for ever. Raises ConntrackError when the kernel does not report flows that end."""
         try:
             while True:
                 if self.uncounted(self._table.table()):
@@ -80,7 +80,7 @@ class TrafficCounting:
             await self._table.stop_listening()
 
     async def refresh(self) -> None:
-        """Take what the kernel has told of. A failure is for `run` to report."""
+        """Take what the kernel has reported. A failure is for `run` to report."""
         with contextlib.suppress(ConntrackError):
             self._start()
             await self._take()

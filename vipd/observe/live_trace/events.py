@@ -30,7 +30,7 @@ _LINE = re.compile(
 
 
 class Kind(StrEnum):
-    """What an event tells of."""
+    """What an event reports."""
 
     RULE = "rule"
     """A rule matched."""
@@ -91,7 +91,7 @@ class Event(NamedTuple):
     kind: Kind
     rule: int
     """The rule's handle; 0 for what is no rule. In legacy tables its number in the chain, from 1; a rule that
-    always accepts, drops or returns is told of as the chain's end, and the end itself as one rule more."""
+    always accepts, drops or returns is reported as the chain's end, and the end itself as one rule more."""
     verdict: Verdict
     leads: str
     """The chain that a jump or goto leads to."""
@@ -118,7 +118,7 @@ def trace_events(datagram: bytes) -> Iterator[Event]:
             yield Event(
                 unsigned(found.get(6)),
                 Chain(FAMILIES.get(family, str(family)), text(found.get(1)), text(found.get(2))),
-                # Kernels tell of the end of a chain as of a rule that has no handle.
+                # Kernels report the end of a chain as of a rule that has no handle.
                 Kind.RETURN if what is Kind.RULE and not rule else what,
                 rule,
                 decided,

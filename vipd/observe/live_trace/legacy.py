@@ -1,6 +1,6 @@
 """The traces of legacy iptables: what the kernel would write to its log, taken by netlink instead.
 
-Legacy tables trace a packet that nftables marked, too, so that they need no rule of ours. They tell of it by
+Legacy tables trace a packet that nftables marked, too, so that they need no rule of ours. They report it by
 the logger of the packet's family, a setting of the network namespace; while we trace it is nfnetlink_log. A
 child process puts it back when we end, in whatever way: its end of a pipe tells it so.
 """

@@ -23,7 +23,7 @@ BUFFER_BYTES = 8 << 20
 """Events that find no room here are lost."""
 MOST_NOTES = 20
 LOOK_SECONDS = 0.1
-"""How often to see whether a packet that nothing is heard of any more is gone."""
+"""How often to see whether a packet of which nothing is reported any more is gone."""
 
 
 class Watch:

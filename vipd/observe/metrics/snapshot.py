@@ -39,7 +39,7 @@ class Connected(Shape):
 
     @property
     def connected(self) -> bool:
-        """Whether it hears of changes."""
+        """Whether it receives changes."""
 
 
 class BackendState(NamedTuple):

@@ -151,7 +151,7 @@ RECENT_EVENTS = 60
 
 
 class RecentEvents:
-    """Events by what they are told as; each with the version at which it came."""
+    """Events by what they are reported as; each with the version at which it came."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[int, EventRecord]] = {}

@@ -86,7 +86,7 @@ def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], BackendSt
     for endpoint in endpoints if isinstance(endpoints, list) else ():
         admin = stood.get((endpoint["address"], endpoint["port"]), GOOD).admin
         view: Json = {name: endpoint[name] for name in _OF_ENDPOINT}
-        # How fast a healthy backend answered differs each time, and would be told each time.
+        # How fast a healthy backend answered differs each time, and would be reported each time.
         check = "" if endpoint["health"] == "healthy" else endpoint["check"]
         yield view | {"admin": "" if admin is Admin.ACTIVE else str(admin), "check": check}
 

@@ -24,7 +24,7 @@ N = TypeVar("N", bound=str | tuple[str, str])
 
 
 def chains_in_loops(next_of: Mapping[N, Collection[N]]) -> list[N]:
-    """The chains that form a loop or hang from one. `next_of` tells of every chain where it leads."""
+    """The chains that form a loop or hang from one. `next_of` returns for every chain where it leads."""
     callers = dict.fromkeys(next_of, 0)
     for names in next_of.values():
         for name in names:

@@ -93,7 +93,7 @@ class PermissionDeniedError(EtcdError):
 
 
 class CompactedError(EtcdError):
-    """The revision asked for is no more: history before `revision` has been compacted (0: not told)."""
+    """The revision asked for is no more: history before `revision` has been compacted (0: not reported)."""
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd's history before revision {revision} has been compacted")

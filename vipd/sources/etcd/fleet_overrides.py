@@ -44,7 +44,7 @@ class FleetOverrides:
         return next_lapse(self._overrides)
 
     def tick(self) -> None:
-        """Let orders end whose time has come; etcd lets go of their keys by itself, sooner or later."""
+        """Let orders end whose time has come; etcd releases their keys by itself, sooner or later."""
         now = {**self._stored, **lapsed(self._stored, self._clock())}
         wanted = {key: order for key, order in now.items() if order is not None}
         before, self._overrides = self._overrides, wanted

@@ -2,7 +2,7 @@
 
 What ends a watch without a word (a frozen member, a cut cable, a member that lost its cluster) is found by a
 probe every 30 seconds: a read that the watched member must answer, and that tells whether keys were written
-or counted which the watch has not told of. Everything is listed anew every ten minutes.
+or counted which the watch has not reported. Everything is listed anew every ten minutes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Follower:
         self.last_contact: float | None = None
         """When the keys were last known to equal the store's, by the loop's clock."""
         self.store_revision = 0
-        """The newest revision that any answer has told."""
+        """The newest revision that any answer has reported."""
         self.listed = asyncio.Event()
         """Set once the store has been listed."""
 
@@ -150,7 +150,7 @@ class Follower:
             raise ListAnewError(f"a watch at {self.endpoint} does not tell what is written")
 
     async def _behind(self, watches: Sequence[Watch]) -> dict[KeyRange, int]:
-        """The ranges of which more is stored than was told, each with the revision told last."""
+        """The ranges of which more is stored than was reported, each with the revision told last."""
         before = dict(self._positions)
         header, found = await self._client.changed_since(self._ranges, min(before.values()))
         self._same_store(header, max(before.values()))
@@ -190,7 +190,7 @@ class Follower:
         foreign = foreign or await self._rewritten(listing)
         async with self._one_at_a_time:
             if live and not foreign and header.revision < self.applied_revision:
-                return  # the watch has told more in the meantime
+                return  # the watch has reported more in the meantime
             change = await self._difference(listing, foreign)
             missed = [w for w in change.written if w.mod_revision <= min(live.values(), default=0)]
             if missed and not foreign:

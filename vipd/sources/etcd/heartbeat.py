@@ -28,7 +28,7 @@ MOST_VERSION = 60
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a host tells of itself."""
+    """What a host reports of itself."""
 
     name: str
     revision: int
@@ -40,7 +40,7 @@ class HostReport:
 
 
 def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
-    """What a host tells of itself: version, revision, services, problems; and why that cannot be read, else
+    """What a host reports of itself: version, revision, services, problems; and why that cannot be read, else
     empty. Whatever cannot be read is 0 or empty."""
     counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
     try:

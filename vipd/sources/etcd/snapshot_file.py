@@ -8,7 +8,7 @@ What is needed of it:
 - A change costs its own size, not that of all keys: lines are appended. When they have grown past the state
   itself, it is written anew and renamed over.
 Lines that come together are synced together, at once unless the disk is slow. What an end in that moment
-loses is told again by etcd, which synced it before we heard of it; of a key that has become bad meanwhile an
+loses etcd reports again, as it synced it before we learned of it; of a key that became bad meanwhile an
 older value serves then.
 """
 

@@ -37,7 +37,7 @@ class EtcdState:
     applied_revision: int
     """Up to which the store is known; 0: not in this run."""
     store_revision: int
-    """The newest that was heard of."""
+    """The newest that is known."""
     last_change: int
     """Revision of the newest change of what is followed here."""
     lag: float | None

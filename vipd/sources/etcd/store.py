@@ -38,7 +38,7 @@ FOLLOWED_SECONDS = 10.0
 """How long an answer waits for this host to hear of its own write."""
 LOOK_SECONDS = 0.01
 DELETED_AT_ONCE = 100
-"""Fewer than the 128 operations that etcd takes in a transaction unless told otherwise."""
+"""Fewer than the 128 operations that etcd takes in a transaction unless configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class EtcdStore:
         deletes = [name for name, action in results.items() if action == "removed"]
         then: list[Put | Delete] = [*puts]
         then += [Delete(KeyRange(self._key(name).encode())) for name in deletes]
-        # What stays as it is counts too where it is all: this host may not have heard of the latest change.
+        # What stays as it is counts too where it is all: this host may not have learned of the latest change.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         keys = [self._key(name) for name in names]
         revision = await self._write(keys, then)

@@ -49,7 +49,7 @@ async def diagnose(
     """A closer look at an endpoint that hung up without a word: does it refuse our certificate, as `context`
     shows it, or speak the other scheme?
 
-    It is told nothing: a TLS handshake, or `GET /version`.
+    It sends no secret: a TLS handshake, or `GET /version`.
     """
     hung_up = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError) or isinstance(
         error.__cause__, ConnectionResetError

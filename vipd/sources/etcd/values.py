@@ -55,7 +55,7 @@ class Layout:
         return f"{self.prefix}overrides/"
 
     def ranges(self) -> tuple[KeyRange, ...]:
-        """Everything that is followed. `hosts/` is not: what hosts tell of themselves would wake them all."""
+        """Everything that is followed. `hosts/` is not: reports of hosts would wake all hosts."""
         return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
 
 

@@ -19,7 +19,7 @@ from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, re
 class Changes:
     """What a watch tells at once: events in order of revision, never a part of a revision.
 
-    Without events it says that up to the header's revision there is nothing that was not told.
+    Without events it says that up to the header's revision there is nothing that was not reported.
     """
 
     keys: KeyRange

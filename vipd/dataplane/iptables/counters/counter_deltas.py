@@ -13,7 +13,7 @@ from vipd.dataplane.iptables.counters.messages import Counted
 from vipd.model.service import Family
 
 KEPT_ROUNDS = 3
-"""Complete readings for which a rule that is gone is still known, should its end be told late."""
+"""Complete readings for which a rule that is gone is still known, should its end be reported late."""
 
 MOST_ENDED = 100_000
 """So many rules that are gone are known while readings fail."""

@@ -1,6 +1,6 @@
 """Finds who changed rules: the process that the kernel names, and the program behind it.
 
-The kernel tells of the iptables or nft program that wrote. By then it may have ended, and its parent cannot
+The kernel reports the iptables or nft program that wrote. By then it may have ended, and its parent cannot
 be asked for any more: so the last parent that was seen with such a program is remembered, and services that
 are known to run it are looked for. Both are guesses, and are called so.
 """

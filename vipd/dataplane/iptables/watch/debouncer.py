@@ -13,12 +13,12 @@ from vipd.model.service import Family
 QUIET_SECONDS = 0.05
 """A burst is over when nothing concerned us for so long."""
 LONGEST_SECONDS = 0.3
-"""A burst that does not end is told after so long; what comes later is told anew."""
+"""A burst that does not end is reported after so long; what comes later is reported again."""
 CHAINS_LIMIT = 1000
 """With more chains touched than this, one reading of the whole family is cheaper than to name them."""
 
 MOST_OPEN = 100
-"""The kernel tells of one transaction after the other: more than these have no end that is still to come."""
+"""The kernel reports one transaction after the other: more than these have no end that is still to come."""
 
 IsOurs = Callable[[int, int], bool]
 """Whether a transaction of this pid and netlink address is our own doing."""

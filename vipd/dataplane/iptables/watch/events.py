@@ -31,7 +31,7 @@ _DATAGRAMS_A_TURN = 200
 
 
 def open_socket() -> socket.socket:
-    """A socket that hears of every nf_tables change in this thread's network namespace. Raises OSError: the
+    """A socket that learns of every nf_tables change in this thread's network namespace. Raises OSError: the
     kernel has no nf_tables, or CAP_NET_ADMIN is missing. What is lost, is a Disturbance too."""
     return open_multicast(GROUP_NFTABLES)
 

@@ -12,7 +12,7 @@ COUNT, MAXIMUM = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack
 NEARLY_FULL, FULL = 0.8, 0.95
 """Parts of the table."""
 DEFAULT_LIST_LIMIT = 100
-"""xt_recent's ip_list_tot unless told otherwise."""
+"""xt_recent's ip_list_tot unless configured otherwise."""
 WANTED_LIST_LIMIT = 10000
 
 

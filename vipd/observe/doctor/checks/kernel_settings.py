@@ -66,7 +66,7 @@ def _disabling_ipv6(facts: Facts) -> list[str]:
 
 
 def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
-    """Addresses and routes of the family are gone with it, so nothing else of IPv6 is told then."""
+    """Addresses and routes of the family are gone with it, so nothing else of IPv6 is reported then."""
     if Family.IPV6 in facts.families() and ipv6_is_disabled(facts):
         name = IPV6_DISABLED.format("all")
         cause = f"{_dotted(name)} is 1: no client reaches an IPv6 address of a service"

@@ -25,7 +25,7 @@ NFT_MODULES = {
 
 
 def judge_iptables(facts: Facts) -> Iterator[Judgement]:
-    """Which variant and version; those that cannot be used are told with the reason."""
+    """Which variant and version; those that cannot be used are reported with the reason."""
     needed = (facts.families() or (Family.IPV4,)) if facts.dataplane == "iptables" else ()
     for program in facts.programs.iptables:
         if program.text:

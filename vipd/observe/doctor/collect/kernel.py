@@ -34,7 +34,7 @@ MOST_SHOWN = 40
 
 
 def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
-    """What the kernel says; it is asked over netlink and for the clock only if told so."""
+    """What the kernel says; it is asked over netlink and for the clock only on request."""
     settings, unread = {}, {}
     sysctls = root / "proc/sys"
     of_devices = (path for pattern in OF_DEVICES for path in sysctls.glob(pattern))

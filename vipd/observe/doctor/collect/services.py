@@ -42,7 +42,7 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 
 
 def _read(settings: Settings, claims: AddressPolicy) -> tuple[Merged, tuple[str, ...]]:
-    """Files and store, as `vipd --check` reads them; faults of the store are told by a check of its own."""
+    """Files and store, as `vipd --check` reads them; a check of its own reports faults of the store."""
     files = FileSource(settings.services_dir, settings.state_dir / "accepted")
     store = StoreSource(settings.state_dir / "services.yaml")
     files.scan()

@@ -58,7 +58,7 @@ def read_socket_file(settings: Settings) -> SocketFile | None:
 
 
 def _immutable(path: Path) -> bool:
-    """Whether even root may not make a file in it. Nothing is written: access(2) does not tell of chattr."""
+    """Whether even root may not make a file in it. Nothing is written: access(2) does not report chattr."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
