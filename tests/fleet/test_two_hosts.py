@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.network import PATIENCE_SECONDS, FleetLab, entered
+from tests.fleet.network import FLEET_SECONDS, FleetLab, entered
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import Process
 from tests.sources.etcd.members import etcdctl
@@ -232,7 +232,7 @@ def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[D
     notify = str(first.directory / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(notify)
-        manager.settimeout(PATIENCE_SECONDS)
+        manager.settimeout(FLEET_SECONDS)
         process = registering(first, lab, "web", "10.244.0.20:8080@4", "--ttl", "2s", notify=notify)
         assert manager.recv(4096).decode().splitlines() == [
             "READY=1",
@@ -256,7 +256,7 @@ def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[D
     process = registering(first, lab, "web", "10.244.0.21", "--ttl", "60s")
     second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_SECONDS) == 0
+    assert process.wait(FLEET_SECONDS) == 0
     second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), False)
     wrong = first.host.run(
         sys.executable,

@@ -22,11 +22,10 @@ import yaml
 
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
+from tests.lab.waiting import SOON_SECONDS, wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
-SOON_SECONDS = 60.0
-"""What takes a moment takes this at the longest, on a busy machine."""
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -145,15 +144,18 @@ class Daemon:
         return [endpoint["endpoint"] for forwarding in forwardings for endpoint in forwarding["endpoints"]]
 
     def wait_until(
-        self, question: Callable[[], object], answer: object, timeout: float = SOON_SECONDS
+        self, value: Callable[[], object], expected: object, timeout: float = SOON_SECONDS
     ) -> None:
-        """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while (found := question()) != answer:
-            assert time.monotonic() < end, (
-                f"{found!r} after {timeout} s, not {answer!r}; the log:\n{self.log}"
-            )
-            time.sleep(0.05)
+        """Return once `value()` equals `expected`; raises AssertionError with both and the log after
+        `timeout` seconds."""
+        last: object = None
+
+        def equal() -> bool:
+            nonlocal last
+            last = value()
+            return last == expected
+
+        wait_until(equal, lambda: f"{last!r} is not {expected!r}; the log:\n{self.log}", timeout)
 
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run vipctl in the daemon's namespace; raises AssertionError when it fails, unless told not to."""

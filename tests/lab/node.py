@@ -12,7 +12,7 @@ from typing import IO
 
 from tests.lab.client import LONGEST_LIFE
 from tests.lab.flow import (
-    PATIENCE,
+    COMMAND_SECONDS,
     PROGRAMS,
     Flow,
     Process,
@@ -42,7 +42,7 @@ class Node:
         return self.ipv4 if family == 4 else self.ipv6
 
     def run(
-        self, *argv: str, check: bool = True, text: str | None = None, timeout: float = PATIENCE
+        self, *argv: str, check: bool = True, text: str | None = None, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command here to its end, `text` being its standard input. AssertionError when it fails."""
         done = subprocess.run(
@@ -108,7 +108,7 @@ class Node:
         client = self._idle_client() or self.start(*client_argv("bursts"))
         assert client.stdin is not None
         client.stdin.write(json.dumps(options) + "\n")
-        said = read_line(client, LONGEST_LIFE + PATIENCE)
+        said = read_line(client, LONGEST_LIFE + COMMAND_SECONDS)
         assert said, f"the client in {self.namespace} ended (stderr says why)"
         self._idle.append(client)
         return Result.of(json.loads(said)["outcomes"])
@@ -136,6 +136,6 @@ class Node:
         self.started.clear()
         self._idle.clear()
         asking = ["ip", "netns", "pids", self.namespace]
-        left = subprocess.run(asking, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        left = subprocess.run(asking, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
         for pid in left.stdout.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=PATIENCE, check=False)
+            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=COMMAND_SECONDS, check=False)

@@ -13,12 +13,12 @@ import contextlib
 import os
 import secrets
 import subprocess
-import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from tests.lab.flow import PATIENCE
+from tests.lab.flow import COMMAND_SECONDS
 from tests.lab.node import Node
+from tests.lab.waiting import wait_until
 
 CLIENT_SOURCES = ("10.10.0.2", "10.10.0.3", "10.10.0.4", "10.10.0.5")
 """IPv4 addresses of the client; the first is the one used unless asked otherwise."""
@@ -153,14 +153,15 @@ class Lab:
         ip("-n", client, "-6", "route", "add", "default", "via", "fd00:10::1", "src", CLIENT_SOURCES_IPV6[0])
 
     def _wait_for_links(self) -> None:
-        """The kernel takes a moment until a device whose other end has come up sends: what leaves by it
-        before is lost."""
+        """Return once every device is up: the kernel loses packets sent before that."""
         cables = [(self.host, name) for name in ("clients", "cluster", *(b.name for b in self.backends))]
         cables += [(node, "eth0") for node in (self.client, *self.backends)]
-        end = time.monotonic() + PATIENCE
-        while cables:
-            cables = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
-            assert not cables or time.monotonic() < end, f"links that do not come up: {cables}"
+
+        def all_up() -> bool:
+            cables[:] = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
+            return not cables
+
+        wait_until(all_up, lambda: f"links do not come up: {cables}", COMMAND_SECONDS)
 
     def _wire_backend(self, backend: Node) -> None:
         host, own = self.host.namespace, backend.namespace
@@ -180,7 +181,7 @@ class Lab:
 
 
 def link(node: Node, device: str) -> str:
-    """What `ip` tells of a device."""
+    """What `ip link show` prints for a device."""
     return node.run("ip", "link", "show", "dev", device).stdout
 
 
@@ -193,6 +194,6 @@ def add_addresses(namespace: str, device: str, *addresses: str) -> None:
 
 def ip(*argv: str) -> None:
     """Run `ip`; raises RuntimeError with what it said when it fails."""
-    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}")

@@ -230,8 +230,8 @@ class Torture:
 
     def disturb(self) -> None:
         """Somebody else's hands are in the rules."""
-        kind_of_change = self.random.choice(sorted(self.equipment.deeds))
-        self.lab.host.run("bash", "-c", self.equipment.deeds[kind_of_change], check=False)
+        kind_of_change = self.random.choice(sorted(self.equipment.foreign_changes))
+        self.lab.host.run("bash", "-c", self.equipment.foreign_changes[kind_of_change], check=False)
 
     def stop_for_a_moment(self) -> None:
         """The process stands still, and something happens meanwhile."""
