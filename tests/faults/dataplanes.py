@@ -55,7 +55,7 @@ class Equipment:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a daemon is to be told."""
+        """The daemon's settings for this dataplane."""
         return {"dataplane": self.dataplane, **({"iptables_variant": "legacy"} if self.legacy else {})}
 
 

@@ -29,7 +29,7 @@ STOP_SECONDS = 60.0
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket, written here anew so that the product's client is not judged by itself."""
+    """HTTP over a UNIX socket. Does not use vipd's own client, which is itself under test."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("vipd", timeout=START_SECONDS)
@@ -46,7 +46,7 @@ class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
     module = "vipd"
-    """What is started."""
+    """The module that `start` runs."""
 
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host
@@ -71,7 +71,7 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """What the daemon has said."""
+        """The daemon's log so far."""
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
 
@@ -97,7 +97,7 @@ class Daemon:
         self.wait_in_sync(timeout)
 
     def stop(self) -> None:
-        """End it by SIGTERM; raises AssertionError unless it ends well."""
+        """End it by SIGTERM; raises AssertionError unless it exits with 0."""
         assert self._end(signal.SIGTERM) == 0, f"vipd did not stop well; its log:\n{self.log}"
 
     def kill(self) -> None:
@@ -105,7 +105,7 @@ class Daemon:
         self._end(signal.SIGKILL)
 
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
-        """Return once the daemon says that its rules are in the kernel; AssertionError after `timeout`."""
+        """Return once status is `in-sync`; raises AssertionError after `timeout` seconds."""
         end = time.monotonic() + timeout
         state = "silent"
         while time.monotonic() < end:
@@ -120,11 +120,11 @@ class Daemon:
         raise AssertionError(f"vipd is {state} after {timeout} s; its log:\n{self.log}")
 
     def status(self) -> dict[str, Any]:
-        """Its status; raises OSError while it does not listen."""
+        """The daemon's status; raises OSError while it does not listen."""
         return self.get("status")
 
     def get(self, what: str) -> dict[str, Any]:
-        """What the API answers to GET /v1/`what`."""
+        """The API's answer to GET /v1/`what`."""
         connection = UnixConnection(self.socket)
         try:
             connection.request("GET", f"/v1/{what}")
@@ -158,12 +158,12 @@ class Daemon:
         wait_until(equal, lambda: f"{last!r} is not {expected!r}; the log:\n{self.log}", timeout)
 
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run vipctl in the daemon's namespace; raises AssertionError when it fails, unless told not to."""
+        """Run vipctl in the daemon's namespace. With `check`, a failure raises AssertionError."""
         command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))
         return self.host.run(*command, *arguments, check=check)
 
     def cleanup(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run `vipctl cleanup`, which asks no daemon and so must be told where the record is."""
+        """Run `vipctl cleanup`. It asks no daemon, so it needs the directory of the record."""
         return self.vipctl("cleanup", "--state-dir", str(self.state_dir), *options, check=check)
 
     def _end(self, number: signal.Signals) -> int:

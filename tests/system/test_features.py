@@ -107,7 +107,7 @@ def test_a_drain_waits_for_flows(machine: Machine) -> None:
     machine.run("vipctl", "resume", "--all")
 
 
-def test_what_it_sees_is_told(machine: Machine) -> None:
+def test_counters_and_events_are_shown(machine: Machine) -> None:
     machine.lab.client.send(VIP, 80, count=25).all_answered()
     machine.wait_until(
         lambda: (
