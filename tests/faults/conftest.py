@@ -30,6 +30,6 @@ def equipment(request: pytest.FixtureRequest) -> Equipment:
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory, equipment: Equipment) -> FailingTools:
-    """Programs before the real ones in PATH; they fail when told to."""
+    """Programs before the real ones in PATH; they fail on command."""
     directory: Path = tmp_path_factory.mktemp("tools")
     return FailingTools(directory, equipment)

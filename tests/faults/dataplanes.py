@@ -40,8 +40,8 @@ class Equipment:
     """What status names as missing where such rules are refused."""
     rules_of: Callable[[Node], Rules]
     """Everything in a namespace, without counters and what packets have left."""
-    deeds: Mapping[str, str]
-    """What others may do to its rules, as shell commands."""
+    foreign_changes: Mapping[str, str]
+    """Changes that another process may make to its rules: shell commands by name."""
     bent: Callable[[Node], str]
     """A command that sends one endpoint's flows elsewhere."""
     constant: str
@@ -55,7 +55,7 @@ class Equipment:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a daemon is to be told."""
+        """The daemon's settings for this dataplane."""
         return {"dataplane": self.dataplane, **({"iptables_variant": "legacy"} if self.legacy else {})}
 
 
@@ -162,7 +162,9 @@ LEGACY = replace(
     IPTABLES,
     rules_of=partial(saved_rules, variant="-legacy"),
     # nft does not touch legacy tables.
-    deeds={n: d.replace("iptables", LEGACY_TOOL) for n, d in IPTABLES.deeds.items() if "nft" not in d},
+    foreign_changes={
+        n: d.replace("iptables", LEGACY_TOOL) for n, d in IPTABLES.foreign_changes.items() if "nft" not in d
+    },
     bent=partial(_bent_rule, variant="-legacy"),
     constant=f"{LEGACY_TOOL} -t nat -F",
     legacy=True,

@@ -30,7 +30,7 @@ SWEPT_SECONDS = 60
 STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
 _SCRIPT = """\
 #!/usr/bin/env bash
-# Hands everything to {real}, unless told to fail.
+# Passes everything on to {real}, unless the test makes it fail.
 here=${{0%/*}}
 name=${{0##*/}}
 if [ "$*" = "{asks}" ]; then
@@ -139,13 +139,13 @@ GONE = (OSError, http.client.HTTPException, ValueError)
 def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any]]:
     """Connect all the time, one after the other. The mapping holds `answered` and `failed` when it ends."""
     process: Process = node.start(sys.executable, "-I", str(STEADY_CLIENT), address, str(port))
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
-        yield told
+        yield outcome
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
-        told.update(json.loads(process.stdout.readline()))
+        outcome.update(json.loads(process.stdout.readline()))
     finally:
         finish(process)
 

@@ -1,4 +1,4 @@
-"""vipd with seams that fail when told to: `python -m tests.faults.faulty_vipd`.
+"""vipd with seams that fail on command: `python -m tests.faults.faulty_vipd`.
 
 The file `faults` beside the settings holds a line for each seam that fails now, as `MODE NAME`; modes and
 names are those of `seams.py`."""

@@ -3,7 +3,7 @@ tests.faults.instrumented`.
 
 Each callback that takes longer than a limit of processor time is a line in the file `standstills` beside the
 settings: seconds, what a fixed piece of work took a moment later, and what it was. It is processor time of
-the loop's own thread but for collections of garbage, and the fixed work tells how much a busy machine has
+the loop's own thread but for collections of garbage, and the fixed work shows how much a busy machine has
 stretched that."""
 
 from __future__ import annotations

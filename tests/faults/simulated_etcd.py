@@ -50,7 +50,7 @@ class SimulatedEtcd:
             "create_revision": before.get("create_revision", str(self.revision)),
         }
         self.kvs[name] = {**kv, **({"lease": lease} if lease else {})}
-        self._tell(name, {"kv": self.kvs[name]})
+        self._send_event(name, {"kv": self.kvs[name]})
 
     def _header(self) -> Json:
         return {"cluster_id": "11", "member_id": "12", "revision": str(self.revision)}
@@ -58,11 +58,11 @@ class SimulatedEtcd:
     def _delete(self, name: bytes) -> None:
         self.revision += 1
         del self.kvs[name]
-        self._tell(
+        self._send_event(
             name, {"type": "DELETE", "kv": {"key": _encoded(name), "mod_revision": str(self.revision)}}
         )
 
-    def _tell(self, name: bytes, event: Json) -> None:
+    def _send_event(self, name: bytes, event: Json) -> None:
         for asked, body in self._watches:
             if _holds(asked, name):
                 body.give({"result": {"header": self._header(), "events": [event]}})

@@ -32,7 +32,7 @@ def connect_once(address: str, port: int) -> str:
 
 
 def main() -> None:
-    """Connect until told to end."""
+    """Connect until standard input closes."""
     address, port = sys.argv[1], int(sys.argv[2])
     outcomes: collections.Counter[str] = collections.Counter()
     while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:

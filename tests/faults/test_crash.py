@@ -65,7 +65,7 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
 
 def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
     moments, changes = random.Random(SEED), Changes(SEED)
-    with steady_client(lab.client, STABLE, 80) as told:
+    with steady_client(lab.client, STABLE, 80) as outcome:
         for number in range(CRASHES):
             crash(daemon, changes, moments.uniform(0, LONGEST_LIFE))
             daemon.start()
@@ -76,7 +76,7 @@ def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) ->
             assert found == changes.wanted, f"seed {SEED}: an answered change was lost"
             if number % COMPARED == 0:
                 as_from_a_cold_start(equipment, daemon)
-    assert told["failed"] == {}, f"seed {SEED}"
-    assert told["answered"] > 100
+    assert outcome["failed"] == {}, f"seed {SEED}"
+    assert outcome["answered"] > 100
     # Else the crashes met nothing.
     assert changes.answered >= CRASHES

@@ -27,7 +27,7 @@ WITHIN_WAIT = 2.0
 """vipd's iptables waits for five seconds."""
 PROMPT = 4.0
 """Less than that wait: whoever was held up by it would be heard no sooner than after it."""
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def held(path: Path) -> Iterator[Callable[[], None]]:
 
 def longest_answer_until_failed(daemon: Daemon) -> float:
     """The longest that status took to answer, asked again and again until it says that a change failed."""
-    longest, end = 0.0, time.monotonic() + PATIENCE
+    longest, end = 0.0, time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < end:
         start = time.monotonic()
         status = daemon.status()
@@ -67,7 +67,7 @@ def longest_answer_until_failed(daemon: Daemon) -> float:
             assert "lock" in status["message"]
             return longest
         time.sleep(0.1)
-    raise AssertionError(f"nothing failed within {PATIENCE} s")
+    raise AssertionError(f"nothing failed within {TIMEOUT_SECONDS} s")
 
 
 def test_a_change_waits_for_the_lock(lab: Lab, daemon: Daemon, lock: Path) -> None:

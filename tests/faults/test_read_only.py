@@ -1,4 +1,4 @@
-"""A state directory that is read-only at the start: what can be read serves, and status tells of it."""
+"""A state directory that is read-only at the start: vipd serves what it can read, and status warns."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_what_can_be_read_serves(lab: Lab, equipment: Equipment, known: bool) ->
         daemon.host = host
         for address in ("10.96.9.1", *(("10.96.9.2",) if known else ())):
             lab.client.send(address, 80, count=5).all_answered()
-        told = [warning for warning in daemon.status()["warnings"] if TOLD in warning]
-        assert len(told) == 1
-        assert "hint: " in told[0]
+        reported = [warning for warning in daemon.status()["warnings"] if TOLD in warning]
+        assert len(reported) == 1
+        assert "hint: " in reported[0]
         refused = daemon.vipctl("add", "10.96.9.3:80/tcp", backend, check=False)
         assert refused.returncode == 1
         assert "services.yaml: cannot be written: Read-only file system" in refused.stderr

@@ -300,7 +300,7 @@ def test_what_fails_beside_holds_up_nobody_and_is_named(
     daemon.fail(mode, *BESIDE)
     daemon.touch(number)
     yardstick.change(daemon.adds, mode, number)
-    kind_of_change = equipment.deeds[TOUCHING[equipment.dataplane]]
+    kind_of_change = equipment.foreign_changes[TOUCHING[equipment.dataplane]]
     named = ended(lambda: touched_and_told(daemon, kind_of_change, BESIDE, mode), RECOVERY_SECONDS)
     assert named, daemon.silent(BESIDE, mode)
     # Only now: no seam is passed for what stands in a file that cannot be read.

@@ -43,23 +43,23 @@ async def _story(urls: tuple[str, ...], prefix: bytes) -> list[object]:
     def counted(kv: KeyValue) -> object:
         return kv.key, kv.value, kv.mod_revision - first, kv.create_revision - first, bool(kv.lease)
 
-    def told(found: Found) -> object:
+    def summary(found: Found) -> object:
         return list(map(counted, found.kvs)), found.more, found.count
 
     lease = await client.grant_lease(30)
     seen.append(await client.keep_lease(lease))
     seen.append((await client.put(prefix + b"b", b"2", lease)).revision - first)
     await client.put(prefix + b"a", b"3")
-    seen += [told(await client.range(keys)), told(await client.range(keys, 1))]
+    seen += [summary(await client.range(keys)), summary(await client.range(keys, 1))]
     kept = await client.get(prefix + b"b")
     seen += [kept and counted(kept), await client.get(prefix + b"c")]
     for since in (first, first + 9):
         header, found = await client.changed_since(ranges, since)
-        seen += [header.revision - first, list(map(told, found))]
+        seen += [header.revision - first, list(map(summary, found))]
     async with client.watch(keys, first + 2) as watch:
         await client.revoke_lease(lease)
         events = (await anext(watch)).events
-        while len(events) < 2:  # etcd may tell both at once
+        while len(events) < 2:  # etcd may send both at once
             events += (await anext(watch)).events
     seen += [(event.deleted, event.kv.key, event.kv.value, event.kv.mod_revision - first) for event in events]
     seen.append(await client.keep_lease(lease))

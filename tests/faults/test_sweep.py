@@ -103,8 +103,9 @@ def without_descriptors(daemon: Daemon, _: Equipment, __: Path) -> Iterator[None
 
 @contextmanager
 def stopped(daemon: Daemon, equipment: Equipment, path: Path) -> Iterator[None]:
-    """The daemon stands still for longer than a program may take, while one runs."""
-    process, complained = int(daemon.status()["pid"]), complains(daemon)
+    """The daemon stands still for longer than a program may take. It need not complain: the program may have
+    ended in time, or none may run at that moment."""
+    process = int(daemon.status()["pid"])
     slowly = '#!/bin/bash\necho >>{calls}\nsleep 1\nexec -a "${{0##*/}}" {real} "$@"\n'
     with replaced(daemon, equipment, path, slowly) as calls:
         yield
@@ -112,7 +113,6 @@ def stopped(daemon: Daemon, equipment: Equipment, path: Path) -> Iterator[None]:
         os.kill(process, signal.SIGSTOP)
         time.sleep(PROGRAM_SECONDS + 1)
         os.kill(process, signal.SIGCONT)
-        daemon.wait_until(complained, True)
 
 
 Fault = Callable[[Daemon, Equipment, Path], AbstractContextManager[None]]

@@ -1,4 +1,4 @@
-"""When a rule for an address came into the kernel of each of several namespaces, as the kernel tells it."""
+"""When each of several namespaces got a rule for an address, from the kernel's own notifications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SO_RCVBUFFORCE = 33
 
 
 class RuleEvents:
-    """Listens in every namespace from its making on. Works with iptables-nft."""
+    """Receives rule events of every namespace from its creation on. Works with iptables-nft."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._sockets = {}
@@ -35,17 +35,17 @@ class RuleEvents:
             self._sockets[opened] = node.name
 
     def drain(self) -> None:
-        """Forget what has been told."""
+        """Discard the notifications received so far."""
         for opened in self._sockets:
             while _read(opened):
                 pass
 
-    def wait(self, address: str, patience: float) -> dict[str, float]:
-        """Monotonic time at which the address could be reached through the nat table, by host.
+    def wait_for_rule(self, address: str, timeout: float) -> dict[str, float]:
+        """Monotonic time at which the nat table reached the address, by host.
 
-        Hosts that did not get there in time are missing.
+        A host that has no such rule after `timeout` seconds is missing.
         """
-        wanted, found, end = IPv4Address(address).packed, {}, time.monotonic() + patience
+        wanted, found, end = IPv4Address(address).packed, {}, time.monotonic() + timeout
         waiting = dict(self._sockets)
         while waiting and (left := end - time.monotonic()) > 0:
             ready, _, _ = select.select(list(waiting), [], [], left)
@@ -58,7 +58,7 @@ class RuleEvents:
         return found
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the sockets."""
         for opened in self._sockets:
             opened.close()
 
@@ -68,7 +68,7 @@ def _read(opened: socket.socket) -> bytes:
         return opened.recv(1 << 20)
     except BlockingIOError:
         return b""
-    except OSError:  # events were lost: the next ones may still tell
+    except OSError:  # events were lost: a later one may still match
         return b"\0"
 
 

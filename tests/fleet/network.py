@@ -21,8 +21,8 @@ from tests.sources.etcd.members import Cluster, Member, install
 
 HUB = "10.77.0.254"
 CLONE_NEWNET = 0x40000000
-PATIENCE_SECONDS = 90.0
-"""A host may wait 30 seconds before it asks etcd again."""
+FLEET_SECONDS = 90.0
+"""Limit for a change to reach another host: a host may wait 30 seconds before it retries etcd."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,13 +49,13 @@ def _move(descriptor: int) -> None:
 
 
 class HostDaemon(Daemon):
-    """A daemon that hears of things from elsewhere, and so may take its time."""
+    """A daemon that receives changes through etcd: its waits have a longer limit."""
 
     def wait_until(
-        self, question: Callable[[], object], answer: object, timeout: float = PATIENCE_SECONDS
+        self, value: Callable[[], object], expected: object, timeout: float = FLEET_SECONDS
     ) -> None:
-        """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
-        super().wait_until(question, answer, timeout)
+        """As for any daemon, with a limit for changes from other hosts."""
+        super().wait_until(value, expected, timeout)
 
 
 class FleetLab:

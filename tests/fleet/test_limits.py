@@ -76,7 +76,7 @@ def test_a_registered_backend(lab: FleetLab, daemon: HostDaemon) -> None:
     lab.put("backends/web/10.244.0.21:80", "{check: {type: http, method: POST}}")
     lab.put("backends/web/10.244.0.22:80", "{check: {type: udp, send: x, port: 53}}")
     daemon.wait_until(lambda: endpoints(daemon, "web"), {"10.244.0.1:80", "10.244.0.20:80"})
-    told = problems(daemon)
+    found = problems(daemon)
     start = "etcd:/vipd/v1/backends"
     for line in (
         f"{start}/own/10.244.0.20:80: own: it takes no registered backends, and is declared by file:",
@@ -85,7 +85,7 @@ def test_a_registered_backend(lab: FleetLab, daemon: HostDaemon) -> None:
         f"{start}/web/10.244.0.21:80: web: a check of etcd's may use GET and HEAD, not POST",
         f"{start}/web/10.244.0.22:80:1: check.send: a registered backend's check sends no datagrams",
     ):
-        assert line in told
+        assert line in found
     (etcd,) = (s for s in daemon.status()["sources"] if s["name"] == "etcd")
     assert {each["serves"] for each in etcd["refused"]} == {"nothing of the key serves"}
     assert len(etcd["refused"]) == 5

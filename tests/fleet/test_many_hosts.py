@@ -25,7 +25,7 @@ HOSTS = 20
 CHANGES = int(os.environ.get("VIPD_FLEET", "100"))
 PROBES = 20 if CHANGES >= 1000 else 10
 SERVICES = 40
-PATIENCE = 240.0
+TIMEOUT_SECONDS = 240.0
 FLEET_SERVICE = "address: {vip}\nports: 80\nbackends: [{backends}]\n"
 
 
@@ -72,7 +72,7 @@ def fleet(lab: FleetLab) -> Iterator[Sequence[Daemon]]:
     with ExitStack() as stack:
         daemons = [lab.daemon(host, max_removal="100%") for host in lab.hosts]
         stack.callback(lambda: everywhere(daemons, Daemon._close))
-        everywhere(daemons, lambda daemon: daemon.start(PATIENCE))
+        everywhere(daemons, lambda daemon: daemon.start(TIMEOUT_SECONDS))
         yield daemons
 
 
@@ -81,15 +81,15 @@ def everywhere(daemons: Sequence[Daemon], do: Callable[[Daemon], object]) -> lis
         return list(pool.map(do, daemons))
 
 
-def wait_for(daemons: Sequence[Daemon], revision: int) -> None:
-    """Until every host has a revision in its kernel."""
+def wait_for_revision(daemons: Sequence[Daemon], revision: int) -> None:
+    """Return once every host has this revision in its kernel."""
 
     def there(daemon: Daemon) -> bool:
         status = daemon.status()
         return bool(status["etcd"]["last_change"] >= revision and status["state"] == "in-sync")
 
     for daemon in daemons:
-        daemon.wait_until(partial(there, daemon), True, PATIENCE)
+        daemon.wait_until(partial(there, daemon), True, TIMEOUT_SECONDS)
 
 
 def rules(daemon: Daemon) -> dict[str, list[str]]:
@@ -118,7 +118,7 @@ def reached(installed: dict[str, list[str]]) -> dict[str, frozenset[str]]:
     return services
 
 
-def told(name: str, seconds: Sequence[float]) -> str:
+def timing_text(name: str, seconds: Sequence[float]) -> str:
     ordered = sorted(1000 * each for each in seconds)
     middle, last = statistics.median(ordered), ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
     return f"{name}: median {middle:.0f} ms, p99 {last:.0f} ms ({len(ordered)} samples)"
@@ -133,11 +133,11 @@ def test_a_fleet_ends_equal_and_as_declared(tmp_path_factory: pytest.TempPathFac
         declared.fill()
         began = time.monotonic()
         with fleet(lab) as daemons:
-            wait_for(daemons, declared.revision)
+            wait_for_revision(daemons, declared.revision)
             print(f"{HOSTS} daemons started and in sync after {time.monotonic() - began:.1f} s")
             _walk(declared, daemons)
             _probe(declared, daemons)
-            wait_for(daemons, declared.revision)
+            wait_for_revision(daemons, declared.revision)
             _compare(declared, daemons)
 
 
@@ -146,7 +146,7 @@ def _walk(declared: Declared, daemons: Sequence[Daemon]) -> None:
     for step in range(1, CHANGES + 1):
         declared.change(step)
     written = time.monotonic()
-    wait_for(daemons, declared.revision)
+    wait_for_revision(daemons, declared.revision)
     took = time.monotonic() - written
     print(
         f"{CHANGES} changes written in {written - began:.1f} s; all hosts in sync {took:.1f} s after the last"
@@ -163,23 +163,23 @@ def _probe(declared: Declared, daemons: Sequence[Daemon]) -> None:
             events.drain()
             put = time.monotonic()
             vip = declared.put(2000 + probe)
-            came = events.wait(vip, PATIENCE)
+            came = events.wait_for_rule(vip, TIMEOUT_SECONDS)
             assert len(came) == len(daemons), f"{vip} came to {sorted(came)} alone"
             each += [moment - put for moment in came.values()]
             last.append(max(came.values()) - put)
     finally:
         events.close()
-    print(told("from put to the rules of one host", each))
-    print(told(f"from put to the rules of all {len(daemons)} hosts", last))
+    print(timing_text("from put to the rules of one host", each))
+    print(timing_text(f"from put to the rules of all {len(daemons)} hosts", last))
 
 
 def _compare(declared: Declared, daemons: Sequence[Daemon]) -> None:
     wanted, one = dict(declared.services.values()), daemons[0]
     # What nothing leads to any more may be cleared away a moment after a change.
-    one.wait_until(lambda: reached(rules(one)), wanted, PATIENCE)
+    one.wait_until(lambda: reached(rules(one)), wanted, TIMEOUT_SECONDS)
     first = rules(one)
     for daemon in daemons[1:]:
-        daemon.wait_until(partial(rules, daemon), first, PATIENCE)
+        daemon.wait_until(partial(rules, daemon), first, TIMEOUT_SECONDS)
     names = {daemon.host.name for daemon in daemons}
-    one.wait_until(lambda: {host["name"] for host in one.get("fleet")["hosts"]}, names, PATIENCE)
+    one.wait_until(lambda: {host["name"] for host in one.get("fleet")["hosts"]}, names, TIMEOUT_SECONDS)
     assert reached(rules(one)) == wanted

@@ -39,25 +39,29 @@ class Client:
         raise KeyError("nobody expects it")
 
 
-def test_what_nobody_expects_is_told_once_and_got_over() -> None:
-    told: list[tuple[bool, str]] = []
+def test_an_internal_error_is_reported_once_and_retried() -> None:
+    reports: list[tuple[bool, str]] = []
 
     async def story() -> None:
         client = Client()
         registered = Registration(
-            cast("EtcdClient", client), "/k", "{}", 10, lambda standing, what: told.append((standing, what))
+            cast("EtcdClient", client),
+            "/k",
+            "{}",
+            10,
+            lambda standing, what: reports.append((standing, what)),
         )
         work = asyncio.create_task(registered.run())
         await asyncio.sleep(DAY_SECONDS)
         client.failing = False
         await asyncio.sleep(10)
-        assert told[-1] == (True, "registered")
+        assert reports[-1] == (True, "registered")
         work.cancel()
         await asyncio.wait([work])
         assert work.cancelled()
         assert client.revoked
 
     simulate(story())
-    assert "internal error while registering: KeyError" in told[0][1]
-    assert told[1] == (True, "registered"), "a day of failures is one line"
-    assert "ends by itself after 10 s: internal error" in told[2][1]
+    assert "internal error while registering: KeyError" in reports[0][1]
+    assert reports[1] == (True, "registered"), "a day of failures is one line"
+    assert "ends by itself after 10 s: internal error" in reports[2][1]

@@ -62,8 +62,8 @@ def documented() -> list[str]:
     return [line.removeprefix("# ") for line in block.text.splitlines()]
 
 
-def said_beside() -> str:
-    """The command for a role of one host, in the text."""
+def documented_heartbeat_command() -> str:
+    """The command for the role of a single host, from the text of the page."""
     text = (ROOT / "docs" / "operations.md").read_text()
     (found,) = re.findall(r"`(etcdctl role grant-permission vipd-heartbeat-a [^`]+)`", text)
     return str(found)
@@ -94,7 +94,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
         assert done.returncode == 0, done.stderr
         as_root = (made.urls[0], *ROOT_USER)
         etcdctl(*as_root, "role", "add", "vipd-heartbeat-a")
-        etcdctl(*as_root, *said_beside().split()[1:])
+        etcdctl(*as_root, *documented_heartbeat_command().split()[1:])
         for role in READS:
             etcdctl(*as_root, "user", "add", f"{alone(role)}:secret-of-{alone(role)}")
             etcdctl(*as_root, "user", "grant-role", alone(role), role)
@@ -126,7 +126,7 @@ async def allowed(work: object) -> bool:
     return True
 
 
-def test_without_a_user_nothing_is_told(guarded: tuple[Cluster, Path]) -> None:
+def test_without_a_user_nothing_is_readable(guarded: tuple[Cluster, Path]) -> None:
     async def scene() -> None:
         client = EtcdClient(EtcdSettings(guarded[0].urls, timeout=30.0), Random(1))
         try:
@@ -165,7 +165,7 @@ def test_each_role_reads_and_writes_its_keys_and_no_others(guarded: tuple[Cluste
 
 def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Path) -> None:
     """With the code that does it: a host follows and reports, vipctl writes, a server registers."""
-    now, told = datetime.now(UTC), list[tuple[bool, str]]()
+    now, reports = datetime.now(UTC), list[tuple[bool, str]]()
     (web,) = parse_declaration(f"apiVersion: vipd/v1\nservices: [{WEB}]\n", "", "etcd").services
     order = Override(Subject("shop/web", "10.244.0.11"), "root", now, Admin.DRAINING)
     for key in KEYS.values():
@@ -187,12 +187,14 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
             await store.take_back([order.subject])
             await host.until(lambda: len(host.source.overrides) == 0, "the order's end")
             key = "/vipd/v1/backends/shop/web/10.244.0.12:80"
-            keeping = asyncio.create_task(Registration(server, key, "", 60, lambda *s: told.append(s)).run())
+            keeping = asyncio.create_task(
+                Registration(server, key, "", 60, lambda *s: reports.append(s)).run()
+            )
             await host.until(lambda: "shop/web" in host.source.registrations, "the registered backend")
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await host.until(lambda: not host.source.registrations, "the registration's end")
-            assert [what for _, what in told] == ["registered", "taken back"]
+            assert [what for _, what in reports] == ["registered", "taken back"]
             report = HostReport("n1", 1, 0, "0", 1)
             beacon = HostHeartbeat(reporting, "/vipd/v1/", lambda: report, lambda: now, gather=0.05)
             beating = asyncio.create_task(beacon.run())

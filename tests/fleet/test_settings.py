@@ -1,4 +1,4 @@
-"""The setting `etcd` is read as strictly as the rest, and every problem is told at once."""
+"""The setting `etcd` is read as strictly as the rest, and every problem is reported at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_little_need_be_said() -> None:
     assert (load_settings().etcd, load_settings().store) == (None, "file")
 
 
-def test_every_problem_is_told_by_its_key() -> None:
+def test_every_problem_names_its_key() -> None:
     found = problems(endpoint=[URL], timeout="soon", max_removal="half", report_interval="1h", ca="relative")
     keys = {problem.partition(": ")[0] for problem in found}
     wanted = {"endpoint", "timeout", "max_removal", "report_interval", "ca"}

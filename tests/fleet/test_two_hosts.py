@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.network import PATIENCE_SECONDS, FleetLab, entered
+from tests.fleet.network import FLEET_SECONDS, FleetLab, entered
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import Process
 from tests.sources.etcd.members import etcdctl
@@ -50,10 +50,10 @@ def endpoints(daemon: Daemon, name: str) -> set[str]:
     return {e["endpoint"] for f in forwardings for e in f["endpoints"] if e["ready"]}
 
 
-def on_all(daemons: Sequence[Daemon], question: Callable[[Daemon], object], answer: object) -> None:
-    """Wait until every daemon gives this answer."""
+def on_all(daemons: Sequence[Daemon], value: Callable[[Daemon], object], expected: object) -> None:
+    """Wait until `value` is the expected one for every daemon."""
     for daemon in daemons:
-        daemon.wait_until(partial(question, daemon), answer)
+        daemon.wait_until(partial(value, daemon), expected)
 
 
 def test_what_vipctl_writes_to_etcd_serves_on_every_host(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
@@ -63,8 +63,10 @@ def test_what_vipctl_writes_to_etcd_serves_on_every_host(lab: FleetLab, both: tu
     assert dry.startswith("created shop/dns")
     assert "dry run" in dry
     assert second.get("services/shop%2Fdns").get("service") is None
-    told = first.vipctl("--store", "etcd", "add", *words).stdout
-    assert (found := re.search(r"stored in etcd /vipd/v1/services/shop/dns at revision (\d+)", told)), told
+    output = first.vipctl("--store", "etcd", "add", *words).stdout
+    assert (found := re.search(r"stored in etcd /vipd/v1/services/shop/dns at revision (\d+)", output)), (
+        output
+    )
     assert served(first, "10.96.0.10"), "applied before the answer"
     second.wait_until(lambda: served(second, "10.96.0.10"), True)
     with entered(lab.hub):
@@ -95,8 +97,8 @@ def test_files_are_applied_to_etcd_all_or_none(lab: FleetLab, both: tuple[Daemon
     assert "3 created; stored in etcd" in first.vipctl("apply", str(file), "--store", "etcd").stdout
     first.vipctl("add", "10.96.1.9:80/tcp", "10.244.0.1", "--name", "here")
     write(2, 4)
-    told = first.vipctl("apply", str(file), "--store", "etcd", "--prune").stdout
-    assert "1 created, 2 removed, 1 unchanged" in told
+    output = first.vipctl("apply", str(file), "--store", "etcd", "--prune").stdout
+    assert "1 created, 2 removed, 1 unchanged" in output
     names = {service["name"] for service in first.get("services")["services"]}
     assert {"a2", "a4", "here"} <= names, "what is this host's own stays"
     assert not {"a1", "a3"} & names
@@ -168,8 +170,8 @@ def test_an_order_for_the_fleet_holds_on_every_host(lab: FleetLab, both: tuple[D
     first, second = both
     lab.put("services/web", WEB)
     on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2)
-    told = first.vipctl("drain", "web/10.244.0.11", "--fleet", "--reason", "kernel").stdout
-    assert "draining web/10.244.0.11 on every host" in told
+    output = first.vipctl("drain", "web/10.244.0.11", "--fleet", "--reason", "kernel").stdout
+    assert "draining web/10.244.0.11 on every host" in output
     on_all(both, lambda daemon: endpoints(daemon, "web"), {"10.244.0.12:80"})
     second.vipctl("disable", "--address", "10.244.0.99", "--fleet", check=False)
     listed = second.vipctl("overrides").stdout
@@ -179,14 +181,14 @@ def test_an_order_for_the_fleet_holds_on_every_host(lab: FleetLab, both: tuple[D
     assert "hint: vipctl resume --fleet" in kept
     assert "resumed web/10.244.0.11" in second.vipctl("resume", "--fleet", "web/10.244.0.11").stdout
     first.wait_until(lambda: len(endpoints(first, "web")), 2)
-    assert any(obeyed_for_a_while(first, second) for _ in range(4))
+    assert any(override_reached_other_host(first, second) for _ in range(4))
     on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2)
     with entered(lab.hub):
         second.wait_until(lambda: etcdctl(lab.etcd.urls[0], "get", "--prefix", "/vipd/v1/overrides/"), "")
 
 
-def obeyed_for_a_while(first: Daemon, second: Daemon) -> bool:
-    """Whether an order that one host gives is seen in force on the other one before it ends."""
+def override_reached_other_host(first: Daemon, second: Daemon) -> bool:
+    """Whether a short override that one host sets takes effect on the other host before it expires."""
 
     def seen() -> bool:
         end = time.monotonic() + 20
@@ -232,7 +234,7 @@ def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[D
     notify = str(first.directory / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(notify)
-        manager.settimeout(PATIENCE_SECONDS)
+        manager.settimeout(FLEET_SECONDS)
         process = registering(first, lab, "web", "10.244.0.20:8080@4", "--ttl", "2s", notify=notify)
         assert manager.recv(4096).decode().splitlines() == [
             "READY=1",
@@ -256,7 +258,7 @@ def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[D
     process = registering(first, lab, "web", "10.244.0.21", "--ttl", "60s")
     second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_SECONDS) == 0
+    assert process.wait(FLEET_SECONDS) == 0
     second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), False)
     wrong = first.host.run(
         sys.executable,
@@ -285,7 +287,7 @@ def test_a_mass_removal_is_held_until_it_is_accepted(lab: FleetLab, both: tuple[
     assert "/vipd/v1/services/m1" in status
     assert "removed    /vipd/v1/services/m8" in first.vipctl("accept-removal").stdout
     assert not served(first, "10.96.3.8")
-    assert served(second, "10.96.3.8"), "each host is told for itself"
+    assert served(second, "10.96.3.8"), "a removal is accepted on each host separately"
     second.vipctl("accept-removal")
     assert first.vipctl("accept-removal").stdout == "nothing was held\n"
 

@@ -92,21 +92,21 @@ def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> No
 def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
     now, values = NOW, {"x": order_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
     orders = FleetOverrides(lambda: values, lambda: now)
-    told: list[frozenset[Subject]] = []
-    orders.changed = told.append
+    changed: list[frozenset[Subject]] = []
+    orders.changed = changed.append
     orders.refresh()
     assert set(orders.overrides) == set(DRAIN.parts())
     assert orders.due() == NOW + timedelta(seconds=5)
     orders.refresh()
-    assert told == [{DRAIN.subject}], "nothing is different the second time"
+    assert changed == [{DRAIN.subject}], "nothing is different the second time"
     now = NOW + timedelta(seconds=5)
     orders.tick()
     assert orders.overrides == {}
     assert orders.due() is None
-    assert told == [{DRAIN.subject}] * 2
+    assert changed == [{DRAIN.subject}] * 2
     values = {}
     orders.refresh()
-    assert told == [{DRAIN.subject}] * 2
+    assert changed == [{DRAIN.subject}] * 2
 
 
 def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:

@@ -115,8 +115,8 @@ class Answering:
     def _datagrams(self, asked: socket.socket) -> None:
         while not self._over.is_set():
             with contextlib.suppress(OSError):
-                question, client = asked.recvfrom(4096)
-                asked.sendto(self._hostile.datagram(question), client)
+                query, client = asked.recvfrom(4096)
+                asked.sendto(self._hostile.datagram(query), client)
                 self.answered += 1
 
 
@@ -126,19 +126,19 @@ class Fuzz:
     def __init__(self, lab: FleetLab, daemon: InstrumentedDaemon, hostile: Hostile) -> None:
         self._lab, self._daemon, self._hostile = lab, daemon, hostile
         self._silent: list[socket.socket] = []
-        self._looked = 0
+        self._reads = 0
         self.counts: Counter[str] = Counter()
         self.memory = 0
         self._kinds = {self.file: 2, self.request: 6, self.etcd: 3, self.silent: 1}
 
     def batch(self) -> None:
-        """Some attempts, and then somebody else's change."""
+        """Some attempts, then a change that must be applied nevertheless."""
         kinds = self._hostile.random.choices(list(self._kinds), list(self._kinds.values()), k=BATCH)
         for kind in kinds:
             kind()
             self.counts[kind.__name__] += 1
         self.others_are_served()
-        self.looked_at()
+        self.read_with_vipctl()
 
     def file(self) -> None:
         """A file of declarations."""
@@ -212,10 +212,10 @@ class Fuzz:
         self.memory = max(self.memory, _resident(self._daemon))
         assert self.memory <= MOST_MEMORY, self._daemon.memory()
 
-    def looked_at(self) -> None:
-        """One of the verbs that look prints nothing but text."""
-        words = LOOKS[self._looked % len(LOOKS)]
-        self._looked += 1
+    def read_with_vipctl(self) -> None:
+        """A read-only verb of vipctl prints only printable text."""
+        words = LOOKS[self._reads % len(LOOKS)]
+        self._reads += 1
         ended = self._daemon.vipctl(*((words,) if isinstance(words, str) else words), check=False)
         for said in (ended.stdout, ended.stderr):
             assert all(character.isprintable() or character in "\n\t" for character in said), (words, said)
@@ -293,13 +293,13 @@ def test_nothing_that_others_write_brings_it_down(lab: FleetLab, capsys: pytest.
             answering.end()
             longest = max(map(_share, standstills), default=0.0)
             fuzz.counts["health answers"] = answering.answered
-            told = {
+            report = {
                 **fuzz.counts,
                 "memory": f"{fuzz.memory >> 20} MiB",
                 "standstill": f"{longest * 2.5:.0f} ms",
             }
             with capsys.disabled():
-                print(json.dumps(told, indent=1))
+                print(json.dumps(report, indent=1))
         assert [line for line in standstills if _share(line) > STANDSTILL] == []
 
 

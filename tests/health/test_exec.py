@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.health.servers import PATIENCE, answer, run, target
+from tests.lab.waiting import wait_until
 from vipd.health.probes import exec as exec_module
 from vipd.health.probes import program_runner as keeper
 from vipd.health.probes.exec import ExecProber, trouble
@@ -72,10 +73,7 @@ def gone(pid: int) -> bool:
 
 
 def wait_for_text(path: Path) -> None:
-    end = time.monotonic() + PATIENCE / 2
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < end, f"nothing is in {path}"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_text(), f"{path} has content")
 
 
 def test_zero_is_good_and_what_it_says_is_kept(program: Program) -> None:

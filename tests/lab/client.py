@@ -159,7 +159,7 @@ def bursts() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """What the command line may say."""
-    made = argparse.ArgumentParser(description="Make flows to one address and tell what became of them.")
+    made = argparse.ArgumentParser(description="Make flows to one address and print their outcomes.")
     made.add_argument("work", choices=("burst", "flow"))
     made.add_argument("--to", required=True, metavar="ADDRESS")
     made.add_argument("--port", type=int, required=True)

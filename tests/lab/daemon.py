@@ -22,15 +22,14 @@ import yaml
 
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
+from tests.lab.waiting import SOON_SECONDS, wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
-SOON_SECONDS = 60.0
-"""What takes a moment takes this at the longest, on a busy machine."""
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket, written here anew so that the product's client is not judged by itself."""
+    """HTTP over a UNIX socket. Does not use vipd's own client, which is itself under test."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("vipd", timeout=START_SECONDS)
@@ -47,7 +46,7 @@ class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
     module = "vipd"
-    """What is started."""
+    """The module that `start` runs."""
 
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host
@@ -72,7 +71,7 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """What the daemon has said."""
+        """The daemon's log so far."""
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
 
@@ -98,7 +97,7 @@ class Daemon:
         self.wait_in_sync(timeout)
 
     def stop(self) -> None:
-        """End it by SIGTERM; raises AssertionError unless it ends well."""
+        """End it by SIGTERM; raises AssertionError unless it exits with 0."""
         assert self._end(signal.SIGTERM) == 0, f"vipd did not stop well; its log:\n{self.log}"
 
     def kill(self) -> None:
@@ -106,7 +105,7 @@ class Daemon:
         self._end(signal.SIGKILL)
 
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
-        """Return once the daemon says that its rules are in the kernel; AssertionError after `timeout`."""
+        """Return once status is `in-sync`; raises AssertionError after `timeout` seconds."""
         end = time.monotonic() + timeout
         state = "silent"
         while time.monotonic() < end:
@@ -121,11 +120,11 @@ class Daemon:
         raise AssertionError(f"vipd is {state} after {timeout} s; its log:\n{self.log}")
 
     def status(self) -> dict[str, Any]:
-        """Its status; raises OSError while it does not listen."""
+        """The daemon's status; raises OSError while it does not listen."""
         return self.get("status")
 
     def get(self, what: str) -> dict[str, Any]:
-        """What the API answers to GET /v1/`what`."""
+        """The API's answer to GET /v1/`what`."""
         connection = UnixConnection(self.socket)
         try:
             connection.request("GET", f"/v1/{what}")
@@ -145,23 +144,26 @@ class Daemon:
         return [endpoint["endpoint"] for forwarding in forwardings for endpoint in forwarding["endpoints"]]
 
     def wait_until(
-        self, question: Callable[[], object], answer: object, timeout: float = SOON_SECONDS
+        self, value: Callable[[], object], expected: object, timeout: float = SOON_SECONDS
     ) -> None:
-        """Ask until the answer is this one; raises AssertionError after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while (found := question()) != answer:
-            assert time.monotonic() < end, (
-                f"{found!r} after {timeout} s, not {answer!r}; the log:\n{self.log}"
-            )
-            time.sleep(0.05)
+        """Return once `value()` equals `expected`; raises AssertionError with both and the log after
+        `timeout` seconds."""
+        last: object = None
+
+        def equal() -> bool:
+            nonlocal last
+            last = value()
+            return last == expected
+
+        wait_until(equal, lambda: f"{last!r} is not {expected!r}; the log:\n{self.log}", timeout)
 
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run vipctl in the daemon's namespace; raises AssertionError when it fails, unless told not to."""
+        """Run vipctl in the daemon's namespace. With `check`, a failure raises AssertionError."""
         command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))
         return self.host.run(*command, *arguments, check=check)
 
     def cleanup(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run `vipctl cleanup`, which asks no daemon and so must be told where the record is."""
+        """Run `vipctl cleanup`. It asks no daemon, so it needs the directory of the record."""
         return self.vipctl("cleanup", "--state-dir", str(self.state_dir), *options, check=check)
 
     def _end(self, number: signal.Signals) -> int:

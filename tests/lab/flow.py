@@ -13,9 +13,9 @@ from types import TracebackType
 from tests.lab.traffic import Answer
 
 PROGRAMS = Path(__file__).parent
-PATIENCE = 120.0
-"""Seconds after which a command that should be quick is given up: longer than vipd or vipctl waits for
-anything, so that what they say is heard first."""
+COMMAND_SECONDS = 120.0
+"""Time limit of a command that should be quick. Longer than any time limit of vipd and vipctl, so that their
+own error message is seen first."""
 
 Process = subprocess.Popen[str]
 
@@ -25,18 +25,20 @@ class Flow:
 
     def __init__(self, process: Process, timeout: float) -> None:
         self._process = process
-        self._patience = timeout + PATIENCE
+        self._timeout = timeout + COMMAND_SECONDS
         self.connected = self._outcome() == "connected"
 
     def ask(self) -> Answer:
-        """Send one line over the flow; who answered. Raises AssertionError when nobody did."""
+        """Send one line over the flow; returns the answer. Raises AssertionError when there is none."""
         outcome = self.try_ask()
         assert isinstance(outcome, Answer), f"the flow failed: {outcome}"
         return outcome
 
     def try_ask(self, timeout: float = 0.0) -> Answer | str:
-        """Send one line; who answered, or why nobody did (`timeout`, `refused`, `ECONNRESET`, ...). `timeout`
-        is in seconds; 0: as for the flow itself."""
+        """Send one line; returns the answer, or the failure (`timeout`, `refused`, `ECONNRESET`, ...).
+
+        `timeout` is in seconds; 0 means the flow's own.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{timeout} hello\n")
         self._process.stdin.flush()
@@ -44,7 +46,7 @@ class Flow:
         return Answer.parse(outcome) if " " in outcome else outcome
 
     def _outcome(self) -> str:
-        outcome = json.loads(read_line(self._process, self._patience) or '{"failure": "ended"}')
+        outcome = json.loads(read_line(self._process, self._timeout) or '{"failure": "ended"}')
         return str(outcome.get("answer") or outcome["failure"])
 
     def __enter__(self) -> Flow:
@@ -69,10 +71,10 @@ def client_options(to: str, port: int, **options: object) -> list[str]:
     return argv
 
 
-def read_line(process: Process, patience: float = PATIENCE) -> str:
-    """The next line of a process's standard output, or nothing when it ended or kept silent too long."""
+def read_line(process: Process, timeout: float = COMMAND_SECONDS) -> str:
+    """The next line of a process's output; empty when it has ended or `timeout` seconds have passed."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], patience)
+    ready, _, _ = select.select([process.stdout], [], [], timeout)
     return process.stdout.readline().strip() if ready else ""
 
 
@@ -86,4 +88,4 @@ def finish(process: Process) -> None:
         process.wait(1)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(PATIENCE)
+        process.wait(COMMAND_SECONDS)

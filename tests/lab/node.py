@@ -1,4 +1,4 @@
-"""One machine of the lab: a network namespace, what runs in it, and traffic from it."""
+"""One machine of the lab: a network namespace, its processes, and traffic from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO
 
 from tests.lab.client import LONGEST_LIFE
 from tests.lab.flow import (
-    PATIENCE,
+    COMMAND_SECONDS,
     PROGRAMS,
     Flow,
     Process,
@@ -33,7 +33,7 @@ class Node:
     ipv4: str
     ipv6: str
     started: list[Process] = field(default_factory=list)
-    """Every process begun here, so that the lab can end it."""
+    """Every process started here; the lab ends them."""
     _idle: list[Process] = field(default_factory=list, init=False, repr=False)
     """Clients that wait for their next burst."""
 
@@ -42,9 +42,9 @@ class Node:
         return self.ipv4 if family == 4 else self.ipv6
 
     def run(
-        self, *argv: str, check: bool = True, text: str | None = None, timeout: float = PATIENCE
+        self, *argv: str, check: bool = True, text: str | None = None, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command here to its end, `text` being its standard input. AssertionError when it fails."""
+        """Run a command here with `text` as its standard input. AssertionError when it fails."""
         done = subprocess.run(
             self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -53,7 +53,7 @@ class Node:
         return done
 
     def start(self, *argv: str, stderr: IO[str] | None = None) -> Process:
-        """Begin a process here with pipes to its standard input and output."""
+        """Start a process here with pipes to its standard input and output."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             self.inside(argv), stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1
@@ -94,8 +94,8 @@ class Node:
         source_port: int = 0,
         timeout: float = 10.0,
     ) -> Result:
-        """Make `count` connections (or datagrams) to an address; what became of them. `timeout`: seconds for
-        each. Who expects no answer asks for less."""
+        """Make `count` connections (or datagrams) to an address; returns their outcomes. `timeout` is in
+        seconds, for each; use a short one where no answer is expected."""
         options = client_options(
             to,
             port,
@@ -108,13 +108,13 @@ class Node:
         client = self._idle_client() or self.start(*client_argv("bursts"))
         assert client.stdin is not None
         client.stdin.write(json.dumps(options) + "\n")
-        said = read_line(client, LONGEST_LIFE + PATIENCE)
+        said = read_line(client, LONGEST_LIFE + COMMAND_SECONDS)
         assert said, f"the client in {self.namespace} ended (stderr says why)"
         self._idle.append(client)
         return Result.of(json.loads(said)["outcomes"])
 
     def _idle_client(self) -> Process | None:
-        """One that lives, not to be found by another thread."""
+        """A running client, taken from the list so that no other thread uses it."""
         with contextlib.suppress(IndexError):
             while True:
                 client = self._idle.pop()
@@ -130,12 +130,12 @@ class Node:
         return Flow(self.start(*client_argv("flow", *options)), timeout)
 
     def kill(self) -> None:
-        """End every process begun here, and whatever they left in the namespace."""
+        """End every process started here, and all others in the namespace."""
         for process in self.started:
             finish(process)
         self.started.clear()
         self._idle.clear()
         asking = ["ip", "netns", "pids", self.namespace]
-        left = subprocess.run(asking, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        left = subprocess.run(asking, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
         for pid in left.stdout.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=PATIENCE, check=False)
+            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=COMMAND_SECONDS, check=False)

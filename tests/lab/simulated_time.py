@@ -1,7 +1,7 @@
-"""An event loop whose clock is not the machine's: where all wait for a moment, that moment has come.
+"""An event loop with a simulated clock: when every task waits, the clock jumps to the next deadline.
 
-For what does nothing but wait. A busy machine makes no difference there, and a test takes only as long as its
-work.
+For code that only waits for time. Such a test does not depend on the machine's load and takes only as long as
+its computation.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """Begins at second 0."""
+    """Its clock starts at second 0."""
 
     def __init__(self) -> None:
         self.now = 0.0
         super().__init__(_Leaping(self))
 
     def time(self) -> float:
-        """Seconds that have been waited."""
+        """Simulated seconds so far."""
         return self.now
 
 
 class _Leaping(selectors.DefaultSelector):
-    """Passes time on instead of waiting."""
+    """Advances the clock instead of waiting."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class _Leaping(selectors.DefaultSelector):
 
 
 def simulate(coroutine: Coroutine[object, object, T]) -> T:
-    """The coroutine's result, at once."""
+    """Run a coroutine in simulated time; returns its result."""
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         return runner.run(coroutine)
 
 
 def pass_over(seconds: float) -> None:
-    """The running loop stands still for so long."""
+    """Advance the running loop's clock, as if a callback had blocked it for `seconds`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
     loop.now += seconds

@@ -1,4 +1,4 @@
-"""The judge of shares is judged itself, by values from printed tables of the distribution."""
+"""The chi-square test agrees with printed tables of the distribution."""
 
 from __future__ import annotations
 

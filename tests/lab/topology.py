@@ -4,7 +4,7 @@
            fd00:10::2     fd00:10::1    fd00:244::1                     fd00:244::11, fd00:244::12, ...
 
 The client's default route is the host. Nothing outside these namespaces is read, changed or sent to; an
-`uplink` without a cable takes what the host would send to the world.
+`uplink` without a cable drops what the host sends elsewhere.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import contextlib
 import os
 import secrets
 import subprocess
-import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from tests.lab.flow import PATIENCE
+from tests.lab.flow import COMMAND_SECONDS
 from tests.lab.node import Node
+from tests.lab.waiting import wait_until
 
 CLIENT_SOURCES = ("10.10.0.2", "10.10.0.3", "10.10.0.4", "10.10.0.5")
 """IPv4 addresses of the client; the first is the one used unless asked otherwise."""
@@ -31,17 +31,17 @@ UPLINK = {4: "192.0.2.2", 6: "fd00:99::2"}
 """The host's own addresses: the source of flows that a process on the host makes."""
 
 STARTING_SYSCTLS = (
-    # Every refusal is to be seen at once, and replies are to keep to the paths that are laid out here.
+    # Every ICMP refusal is sent at once, and replies take the paths of this lab.
     "net.ipv4.icmp_ratelimit=0",
     "net.ipv6.icmp.ratelimit=0",
-    # Not held by the limit of 50 at a time either, which older kernels count for all namespaces together.
+    # No limit of 50 at a time either: older kernels count it over all namespaces.
     "net.ipv4.icmp_ratemask=0",
     "net.ipv6.icmp.ratemask=255",
     "net.ipv4.conf.all.send_redirects=0",
     "net.ipv4.conf.default.send_redirects=0",
     "net.ipv6.conf.all.accept_redirects=0",
     "net.ipv6.conf.default.accept_redirects=0",
-    # A new namespace takes IPv4 settings over from the machine; these make it the same on every machine.
+    # A new namespace inherits IPv4 settings of the machine; these make all machines alike.
     "net.ipv4.ip_forward=0",
     "net.ipv4.conf.all.rp_filter=0",
     "net.ipv4.conf.default.rp_filter=0",
@@ -72,7 +72,7 @@ class Wiring:
 
 
 class Lab:
-    """Builds the namespaces on entry and deletes them, with all that runs in them, on exit."""
+    """Builds the namespaces on entry; on exit ends all processes in them and deletes them."""
 
     def __init__(self, wiring: Wiring | None = None) -> None:
         if os.geteuid() != 0:
@@ -129,12 +129,12 @@ class Lab:
         ip("-n", host, "link", "add", "cluster", "type", "bridge", "mcast_snooping", "0")
         add_addresses(host, "cluster", "10.244.0.1/24", "fd00:244::1/64")
         if self.wiring.host_route:
-            # A bridge without ports swallows what is sent to it; unlike a dummy device every kernel has it.
+            # A bridge without ports drops all packets. Every kernel has bridges, not every one dummy devices.
             ip("-n", host, "link", "add", "uplink", "type", "bridge")
             add_addresses(host, "uplink", f"{UPLINK[4]}/24", f"{UPLINK[6]}/64")
             ip("-n", host, "route", "add", "default", "via", "192.0.2.1")
             ip("-n", host, "-6", "route", "add", "default", "via", "fd00:99::1", "dev", "uplink")
-            # Else, seconds after such a packet, its sender is told that there is no such neighbour.
+            # Without an entry the sender gets an error, seconds later: the neighbour does not answer.
             for gateway in ("192.0.2.1", "fd00:99::1"):
                 ip("-n", host, "neighbour", "add", gateway, "lladdr", "02:00:00:00:00:99", "dev", "uplink")
         for family in ("iptables", "ip6tables"):
@@ -153,14 +153,15 @@ class Lab:
         ip("-n", client, "-6", "route", "add", "default", "via", "fd00:10::1", "src", CLIENT_SOURCES_IPV6[0])
 
     def _wait_for_links(self) -> None:
-        """The kernel takes a moment until a device whose other end has come up sends: what leaves by it
-        before is lost."""
+        """Return once every device is up: the kernel loses packets sent before that."""
         cables = [(self.host, name) for name in ("clients", "cluster", *(b.name for b in self.backends))]
         cables += [(node, "eth0") for node in (self.client, *self.backends)]
-        end = time.monotonic() + PATIENCE
-        while cables:
-            cables = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
-            assert not cables or time.monotonic() < end, f"links that do not come up: {cables}"
+
+        def all_up() -> bool:
+            cables[:] = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
+            return not cables
+
+        wait_until(all_up, lambda: f"links do not come up: {cables}", COMMAND_SECONDS)
 
     def _wire_backend(self, backend: Node) -> None:
         host, own = self.host.namespace, backend.namespace
@@ -180,7 +181,7 @@ class Lab:
 
 
 def link(node: Node, device: str) -> str:
-    """What `ip` tells of a device."""
+    """What `ip link show` prints for a device."""
     return node.run("ip", "link", "show", "dev", device).stdout
 
 
@@ -192,7 +193,7 @@ def add_addresses(namespace: str, device: str, *addresses: str) -> None:
 
 
 def ip(*argv: str) -> None:
-    """Run `ip`; raises RuntimeError with what it said when it fails."""
-    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    """Run `ip`; raises RuntimeError with its error message when it fails."""
+    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}")

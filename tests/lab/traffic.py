@@ -1,4 +1,4 @@
-"""What became of traffic sent in the lab, as values."""
+"""Outcomes of traffic in the lab, as values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Who answered, and the source address and port that it saw."""
+    """The backend that answered, and the source address and port that it saw."""
 
     backend: str
     source: str
@@ -62,7 +62,7 @@ class Result:
         return self
 
     def at_once(self) -> Result:
-        """Itself; raises AssertionError when TCP had to try again, a second later: its first word was lost or
-        not heard. Says nothing of UDP, which never tries again."""
+        """Itself; raises AssertionError when TCP retransmitted, a second later: a first segment was lost.
+        Checks nothing for UDP, which does not retransmit."""
         assert not self.resent, f"{self.resent} segments were sent again"
         return self

@@ -232,7 +232,7 @@ def test_the_documentation_tells_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "declaration.md").read_text()
     table = page.partition("\n## Limits\n")[2].partition("\n## ")[0]
     cells = [row.strip("| ").rpartition("| ")[2] for row in table.splitlines() if row.startswith("| ")]
-    told = sorted(int(cell) for cell in cells if cell.isdecimal())
+    listed = sorted(int(cell) for cell in cells if cell.isdecimal())
     aside = {"TYPE_CHECKING", "MIB", "JSON_DEPTH", "JSON_DIGITS", "ANSWER_BYTES"}
     numbers = {name: value for name, value in vars(limits).items() if name.isupper() and name not in aside}
-    assert told == sorted(numbers.values())
+    assert listed == sorted(numbers.values())

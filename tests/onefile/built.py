@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[2]
 PINS = ("debian/requirements.txt", "debian/requirements-aarch64.txt")
 SOURCES = ("LICENSE", "debian/onefile", "debian/sbom.py", *PINS, "vipd")
 """What the file is built from."""
-PATIENCE = 200.0
+TIMEOUT_SECONDS = 200.0
 NOBODY = 65534
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -83,7 +83,7 @@ class Host:
 
     @property
     def cache(self) -> Path:
-        """What CACHE_DIRECTORY names in every call, unless told otherwise."""
+        """What CACHE_DIRECTORY names in every call, unless the call overrides it."""
         return self.directory / "cache"
 
     @property
@@ -125,7 +125,7 @@ class Host:
             env=given,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
             cwd="/",
             user=user,

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.onefile.built import NOBODY, PATIENCE, Host, altered
+from tests.onefile.built import NOBODY, TIMEOUT_SECONDS, Host, altered
 
 HELP = ("vipctl", "--help")
 HELP_STARTS = "Usage: vipctl"
@@ -25,7 +25,7 @@ def test_processes_that_start_at_once_unpack_once(host: Host) -> None:
     pipe = subprocess.PIPE
     argv = [str(host.file), *HELP]
     racing = [subprocess.Popen(argv, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(8)]
-    results = [(*process.communicate(timeout=PATIENCE), process.returncode) for process in racing]
+    results = [(*process.communicate(timeout=TIMEOUT_SECONDS), process.returncode) for process in racing]
     for out, err, code in results:
         assert (code, err, out.startswith(HELP_STARTS)) == (0, "", True)
     assert sorted(path.name for path in host.cache.iterdir()) == [".lock", host.trees[0].name]

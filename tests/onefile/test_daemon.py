@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab.flow import Process, finish
 from tests.lab.topology import Lab, Wiring
-from tests.onefile.built import PATIENCE, SYSTEM_PATH, Done, Host, altered
+from tests.onefile.built import SYSTEM_PATH, TIMEOUT_SECONDS, Done, Host, altered
 
 pytestmark = pytest.mark.root
 
@@ -39,14 +39,14 @@ class Unit:
 
     def argv(self, file: Path, program: str, *words: str) -> list[str]:
         """The command line of one of the programs."""
-        told = (f"CACHE_DIRECTORY={self.host.cache}", f"NOTIFY_SOCKET={self.directory / 'notify'}")
-        clean = ("env", "-i", f"PATH={SYSTEM_PATH}", *told)
+        variables = (f"CACHE_DIRECTORY={self.host.cache}", f"NOTIFY_SOCKET={self.directory / 'notify'}")
+        clean = ("env", "-i", f"PATH={SYSTEM_PATH}", *variables)
         return [*clean, str(file), program, *words]
 
     def vipctl(self, file: Path, *words: str) -> Done:
         """Run the command line from a file."""
         argv = self.argv(file, "vipctl", "--socket", f"{self.directory}/vipd.sock", *words)
-        return self.lab.host.run(*argv, timeout=PATIENCE)
+        return self.lab.host.run(*argv, timeout=TIMEOUT_SECONDS)
 
     @contextlib.contextmanager
     def running(self, file: Path) -> Iterator[Process]:
@@ -60,7 +60,7 @@ class Unit:
                 assert pid == process.pid, "READY=1 came from another process than the unit's main one"
                 yield process
                 os.kill(process.pid, signal.SIGTERM)
-                assert process.wait(PATIENCE) == 0
+                assert process.wait(TIMEOUT_SECONDS) == 0
             finally:
                 finish(process)
 
@@ -69,7 +69,7 @@ class Unit:
         path = self.directory / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            manager.settimeout(PATIENCE)
+            manager.settimeout(TIMEOUT_SECONDS)
             manager.bind(str(path))
             yield manager
         path.unlink()

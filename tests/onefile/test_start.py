@@ -106,7 +106,7 @@ def test_later_starts_are_much_faster_than_the_first(host: Host) -> None:
     [(b"-3", b"-9", "name a Python that fits"), (b"x86_64", b"s390x", "build.sh --platform x86_64")],
     ids=["version", "machine"],
 )
-def test_other_python_is_told_what_the_file_needs(
+def test_another_python_reports_what_the_file_needs(
     host: Host, known: bytes, instead: bytes, hint: str
 ) -> None:
     # The file is altered, not the Python: such an interpreter need not be on this machine.

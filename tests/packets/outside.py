@@ -73,8 +73,8 @@ def outside_lab(backends: int = 3) -> Iterator[Lab]:
 def forward_policies(lab: Lab, family: int) -> Iterator[str]:
     """Each policy of FORWARD in turn, set while it is looked at; ACCEPT in the end.
 
-    A table of our own cannot keep FORWARD from dropping: for the nftables dataplane the operator has put in
-    the rule that `vipctl status` tells.
+    vipd's own table cannot stop FORWARD from dropping: with the nftables dataplane the operator adds the rule
+    that `vipctl status` shows.
     """
     table = ("ip" if family == 4 else "ip6", "filter", "FORWARD")
     own_table = f"table {table[0]} vipd" in lab.host.run("nft", "list", "tables").stdout

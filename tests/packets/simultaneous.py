@@ -15,7 +15,7 @@ from mmap import mmap
 
 IP_FREEBIND = 15
 PER_NETWORK = 250
-PATIENCE = 5.0
+TIMEOUT_SECONDS = 5.0
 TRIALS = 12
 
 
@@ -40,7 +40,7 @@ def answers(number: int, receiver: tuple[str, int], processor: int, lockstep: Lo
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flow:
             flow.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
             flow.bind((f"10.77.{each // PER_NETWORK}.{each % PER_NETWORK + 1}", 0))
-            flow.settimeout(PATIENCE)
+            flow.settimeout(TIMEOUT_SECONDS)
             flow.connect(receiver)
             lockstep.meet(each)
             found.append(answer(flow))
@@ -64,12 +64,14 @@ def main() -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     shared = mmap(-1, 16)
     fork = multiprocessing.get_context("fork")
-    told, tell = fork.Pipe(duplex=False)
+    receiving, sending = fork.Pipe(duplex=False)
     other = fork.Process(
-        target=lambda: tell.send(answers(number, receiver, second, Lockstep(1, shared))), daemon=True
+        target=lambda: sending.send(answers(number, receiver, second, Lockstep(1, shared))), daemon=True
     )
     other.start()
-    for one, another in zip(answers(number, receiver, first, Lockstep(0, shared)), told.recv(), strict=True):
+    for one, another in zip(
+        answers(number, receiver, first, Lockstep(0, shared)), receiving.recv(), strict=True
+    ):
         print(one, another)
 
 

@@ -28,15 +28,15 @@ SOURCES = {4: CLIENT_SOURCES, 6: CLIENT_SOURCES_IPV6}
 
 
 LONGEST = 120.0
-"""Seconds until a test gives up that is told nothing by a pause that became too long."""
+"""Seconds after which a test gives up: every pause was longer than the timeout under test."""
 
 
 def each_backend(lab: Lab, vip: Frontend) -> dict[str, str]:
     """The backend of one flow of each client, all of one process."""
     beyond = str(ip_address(CLIENT_SOURCES[0]) - 1)
     asked = ("many", "--to", vip.address, "--port", str(vip.port), "--from", beyond)
-    told = lab.client.run(sys.executable, "-I", CLIENTS, *asked, "--count", str(len(CLIENT_SOURCES))).stdout
-    found: dict[str, str] = json.loads(told)
+    output = lab.client.run(sys.executable, "-I", CLIENTS, *asked, "--count", str(len(CLIENT_SOURCES))).stdout
+    found: dict[str, str] = json.loads(output)
     assert set(found) == set(CLIENT_SOURCES)
     assert set(found.values()) <= {backend.name for backend in lab.backends}, found
     return found

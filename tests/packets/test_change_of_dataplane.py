@@ -47,8 +47,8 @@ def test_no_new_flow_fails_and_open_ones_go_on(lab: Lab, daemon: Daemon, service
     with lab.client.open(*vip) as flow, steady(lab, vip) as outcome:
         first = flow.ask()
         for name, there in (("nftables", (False, True)), ("iptables", (True, False))) * 3:
-            told = daemon.vipctl("set-dataplane", name).stdout
-            assert f"to {name}" in told
+            output = daemon.vipctl("set-dataplane", name).stdout
+            assert f"to {name}" in output
             assert daemon.status()["dataplane"]["name"] == name
             assert left_by(lab.host) == there
             assert flow.ask() == first

@@ -110,10 +110,10 @@ def test_dry_run_changes_nothing_and_foretells_everything(lab: Lab) -> None:
         assert state(lab) == before
         done = daemon.cleanup().stdout
     said = [line.removeprefix("would ") for line in foretold.splitlines() if line.startswith("would ")]
-    told = [
+    output = [
         line.replace("removed the", "remove the").replace("deleted", "delete") for line in done.splitlines()
     ]
-    assert said == [line for line in told if line.startswith(("remove the", "delete ", "set "))]
+    assert said == [line for line in output if line.startswith(("remove the", "delete ", "set "))]
     assert any(line.startswith("remove the empty table") for line in said)
 
 
@@ -123,9 +123,9 @@ def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left
         daemon.vipctl("add", vip, "10.244.1.1")
         daemon.vipctl("remove", vip)
         daemon.stop()
-        told = daemon.cleanup().stdout
-    assert "removed the empty table ip nat" in told
-    assert told.splitlines()[-1] == "nothing of vipd is left in the kernel"
+        output = daemon.cleanup().stdout
+    assert "removed the empty table ip nat" in output
+    assert output.splitlines()[-1] == "nothing of vipd is left in the kernel"
 
 
 def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:

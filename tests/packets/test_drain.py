@@ -57,8 +57,8 @@ def test_a_drained_backend_keeps_its_flows_and_gets_no_more(
     vip = services.add(lab.backends)
     with lab.client.open(*vip) as flow:
         (drained,) = [node for node in lab.backends if node.name == flow.ask().backend]
-        told = daemon.vipctl("drain", place(vip, drained), "--reason", "kernel update").stdout
-        assert told == f"draining {place(vip, drained)}; ends by vipctl resume\n"
+        output = daemon.vipctl("drain", place(vip, drained), "--reason", "kernel update").stdout
+        assert output == f"draining {place(vip, drained)}; ends by vipctl resume\n"
         assert serving(lab, vip) == {node.name for node in lab.backends} - {drained.name}
         assert flow.ask().backend == drained.name
         described = daemon.vipctl("describe", str(vip)).stdout
@@ -187,7 +187,7 @@ def test_the_weight_of_a_files_backend_is_an_order(lab: Lab, daemon: Daemon) -> 
     daemon.declare("  []\n")
 
 
-def test_wrong_orders_are_told(lab: Lab, daemon: Daemon, services: Services) -> None:
+def test_wrong_overrides_are_refused(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
 
     def refused(*words: str) -> subprocess.CompletedProcess[str]:

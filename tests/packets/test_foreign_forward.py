@@ -146,8 +146,8 @@ def test_switching_loses_no_connection(lab: Lab, shape: Callable[[Node], None]) 
         with lab.client.open(*four) as flow, lab.client.open(*six) as sixth, steady(lab, four) as outcome:
             first = flow.ask(), sixth.ask()
             for name in ("nftables", "iptables") * 2:
-                told = daemon.vipctl("set-dataplane", name).stdout
-                assert "open connections go on" in told
+                output = daemon.vipctl("set-dataplane", name).stdout
+                assert "open connections go on" in output
                 assert (flow.ask(), sixth.ask()) == first
                 lab.client.send(*four, count=20).all_answered()
                 lab.client.send(*six, count=20).all_answered()
@@ -282,8 +282,8 @@ def test_a_start_with_what_cannot_be_done_warns_in_the_first_step(lab: Lab) -> N
     )
     daemon.wait_until(lambda: "forward" in lab.host.run("nft", "list", "chains").stdout, True)
     with daemon:
-        (told,) = [w for w in daemon.status()["warnings"] if "inet held" in w]
-        assert "another process owns this table" in told
+        (warning,) = [w for w in daemon.status()["warnings"] if "inet held" in w]
+        assert "another process owns this table" in warning
     finish(holder)
 
 
@@ -314,27 +314,27 @@ def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node]
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 @pytest.mark.parametrize("name", ["iptables", "nftables"])
-def test_a_table_mangle_that_drops_is_told(lab: Lab, name: str, variant: str) -> None:
+def test_a_dropping_mangle_table_is_reported(lab: Lab, name: str, variant: str) -> None:
     """vipd writes no accept there; status and doctor say what to do, and nothing is refused for it."""
     host, tool = lab.host, f"iptables-{variant}"
     other = "nftables" if name == "iptables" else "iptables"
     with Daemon(host, dataplane=name) as daemon:
         vip = Services(daemon).add(lab.backends)
 
-        def told() -> bool:
+        def warned() -> bool:
             return any(f"-t mangle, {tool} drops" in warning for warning in daemon.status()["warnings"])
 
-        assert not told()
+        assert not warned()
         host.run(tool, "-t", "mangle", "-P", "FORWARD", "DROP")
         try:
-            daemon.wait_until(told, True)
+            daemon.wait_until(warned, True)
             assert f"{tool} -t mangle -I FORWARD" in daemon.vipctl("doctor", check=False).stdout
             daemon.vipctl("set-dataplane", other)
-            daemon.wait_until(told, True)
+            daemon.wait_until(warned, True)
             for state in ("DNAT", "ESTABLISHED"):
                 match = ("-m", "conntrack", "--ctstate", state)
                 host.run(tool, "-t", "mangle", "-I", "FORWARD", *match, "-j", "ACCEPT")
-            daemon.wait_until(told, False)
+            daemon.wait_until(warned, False)
             lab.client.send(*vip, count=5).all_answered()
         finally:
             host.run(tool, "-t", "mangle", "-P", "FORWARD", "ACCEPT")

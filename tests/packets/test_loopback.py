@@ -64,9 +64,9 @@ def test_answers_in_every_mode(
         assert set(result.backends) == BOTH, address
         assert result.sources == {HOST_TOWARDS_BACKENDS[4]}, address
         asked = ("explain", f"{address}:{number}/{protocol}", "--from", "local", "-o", "json")
-        told = json.loads(daemon.vipctl(*asked).stdout)["explanation"]
-        assert [backend["masqueraded"] for backend in told["backends"]] == [True, True]
-        assert any("route_localnet" in note for note in told["notes"])
+        explanation = json.loads(daemon.vipctl(*asked).stdout)["explanation"]
+        assert [backend["masqueraded"] for backend in explanation["backends"]] == [True, True]
+        assert any("route_localnet" in note for note in explanation["notes"])
     kept = mode == "hairpin" and compat == "none"
     seen = lab.client.send(lab.host.ipv4, number, protocol, count=5).all_answered().sources
     assert seen == {lab.client.ipv4 if kept else HOST_TOWARDS_BACKENDS[4]}

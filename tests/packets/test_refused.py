@@ -24,7 +24,7 @@ def origin(lab: Lab, name: str) -> Node:
 @pytest.mark.parametrize("start", ["client", "host", "backend"])
 def test_empty_service_refuses(lab: Lab, services: Services, start: str, family: int, protocol: str) -> None:
     vip = services.add([], family=family, protocol=protocol)
-    # A sender on the host itself is told by sendto() that its datagram may not leave.
+    # For a sender on the host itself, sendto() fails: its datagram may not leave.
     how = "EPERM" if (start, protocol) == ("host", "udp") else "refused"
     origin(lab, start).send(*vip, count=3).all_failed(how).at_once()
 
@@ -67,6 +67,6 @@ def test_the_last_backend_gone_refuses_and_spares_open_flows(
 
 
 def test_refusal_is_prompt(lab: Lab, services: Services) -> None:
-    """By its first segment already, which is told without looking at a clock."""
+    """The first segment is refused: no retransmission is counted, so the test needs no clock."""
     vip = services.add([])
     lab.client.send(*vip, count=20).all_failed("refused").at_once()

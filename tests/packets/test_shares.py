@@ -69,8 +69,8 @@ def test_by_source_hash_a_client_meets_one_backend_or_is_refused(
         vip = services.add(lab.backends, "--balance", "source-hash")
         assert len(lab.client.send(*vip, count=30).all_answered().backends) == 1
         return
-    told = daemon.vipctl(
+    output = daemon.vipctl(
         "add", str(services.vip()), "10.244.0.5", "--balance", "source-hash", check=False
     ).stderr
-    assert "cannot do balance: source-hash" in told
-    assert "nftables" in told
+    assert "cannot do balance: source-hash" in output
+    assert "nftables" in output

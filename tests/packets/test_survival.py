@@ -127,8 +127,8 @@ def test_udp_flow_of_a_service_removed_while_the_daemon_was_down_ends(
         ENDINGS[end](daemon)
         assert flow.ask().backend == before.backend, "the rules stay while it is down"
         daemon.write(text.splitlines(keepends=True)[0])
-        told = daemon.log.count("flows ended: 1 backend gone")
+        reported = daemon.log.count("flows ended: 1 backend gone")
         daemon.start()
-        daemon.wait_until(lambda: daemon.log.count("flows ended: 1 backend gone") > told, True)
+        daemon.wait_until(lambda: daemon.log.count("flows ended: 1 backend gone") > reported, True)
         assert isinstance(flow.try_ask(1.0), str), "nobody answers"
         assert staying.ask() == before

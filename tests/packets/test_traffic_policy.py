@@ -245,7 +245,7 @@ def test_the_health_port_tells_of_local_backends(
 
 def test_the_health_port_passes_an_input_policy_of_drop(lab: Lab, declared: Declared, dataplane: str) -> None:
     if dataplane == "nftables":
-        pytest.skip("a table of our own cannot accept what another drops; the warning tells the rule")
+        pytest.skip("a table of our own cannot accept what another drops; the warning shows the rule")
     outside, number = outside_address(4), node_port()
     spec = {"load_balancer_addresses": outside, "traffic_policy": LOCAL_OUTSIDE, "health_port": number}
     declared.put("guarded", mixed(lab, 4), 4, **spec, ports=[f"{SERVED_PORT}/tcp"])

@@ -20,9 +20,9 @@ def origin(lab: Lab, name: str) -> Node:
     return {"client": lab.client, "host": lab.host, "backend": lab.backends[0]}[name]
 
 
-def answers(node: Node, address: str, patience: int = 10) -> bool:
+def answers(node: Node, address: str, timeout: int = 10) -> bool:
     """Whether one of two pings is answered within so many seconds."""
-    asking = ("ping", "-n", "-c", "2", "-W", str(patience), "-i", "0.2", address)
+    asking = ("ping", "-n", "-c", "2", "-W", str(timeout), "-i", "0.2", address)
     return node.run(*asking, check=False).returncode == 0
 
 

@@ -1,7 +1,7 @@
-"""A server whose behaviour is ordered over standard input: TCP (HTTP or a line) and UDP on one port.
+"""A server whose behaviour is set over standard input: TCP (HTTP or a line) and UDP on one port.
 
-Stand-alone program, standard library only: NAME ADDRESS PORT. Orders: `serve`, `hang`, `fail`, `weigh N`;
-each is answered by `done`. It answers `NAME PEER:PORT`, as the lab's servers do.
+Stand-alone program, standard library only: NAME ADDRESS PORT. Commands: `serve`, `hang`, `fail`, `weigh N`;
+it prints `done` after each. It answers `NAME PEER:PORT`, as the lab's servers do.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import threading
 
 
 class State:
-    """What was ordered."""
+    """The commands in force."""
 
     order = "serve"
     weight = ""
 
 
-def answer_http(head: bytes, told: bytes) -> bytes:
+def answer_http(head: bytes, reply: bytes) -> bytes:
     """The answer to an HTTP request."""
     status = b"500 Sorry" if State.order == "fail" else b"200 OK"
     weight = f"X-Vipd-Weight: {State.weight}\r\n".encode() if State.weight else b""
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(told), weight, told)
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(reply), weight, reply)
 
 
-def serve(flow: socket.socket, told: bytes) -> None:
-    """One connection: lines are answered until it ends."""
+def serve(flow: socket.socket, reply: bytes) -> None:
+    """Answer the lines of one connection until it ends."""
     with flow:
         flow.settimeout(30)
         try:
@@ -34,15 +34,15 @@ def serve(flow: socket.socket, told: bytes) -> None:
                 if State.order == "hang":
                     threading.Event().wait(30)
                 http = data.startswith((b"GET ", b"HEAD "))
-                flow.sendall(answer_http(data, told) if http else told)
+                flow.sendall(answer_http(data, reply) if http else reply)
                 if http:
                     return
         except OSError:
             return
 
 
-def told_to(name: str, peer: tuple[str, int]) -> bytes:
-    """What the lab's client reads."""
+def reply_text(name: str, peer: tuple[str, int]) -> bytes:
+    """The reply that the lab's client parses."""
     return f"{name} {peer[0]}:{peer[1]}\n".encode()
 
 
@@ -50,14 +50,14 @@ def listen_tcp(name: str, listener: socket.socket) -> None:
     """Accept for ever."""
     while True:
         flow, peer = listener.accept()
-        threading.Thread(target=serve, args=(flow, told_to(name, peer)), daemon=True).start()
+        threading.Thread(target=serve, args=(flow, reply_text(name, peer)), daemon=True).start()
 
 
 def listen_udp(name: str, server: socket.socket) -> None:
     """Answer datagrams for ever."""
     while True:
         _, peer = server.recvfrom(4096)
-        server.sendto(told_to(name, peer), peer)
+        server.sendto(reply_text(name, peer), peer)
 
 
 def main() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab.topology import Lab
+from tests.lab.waiting import wait_until
 
 SCRIPT = Path(__file__).parent / "machine.sh"
 PACKAGES = "/srv/packages"
 """Where the machine's apt finds packages; there is no network to find them in."""
-PATIENCE = 240.0
+COMMAND_SECONDS = 240.0
 
 
 class Machine:
@@ -45,7 +45,7 @@ class Machine:
         self._script("delete")
 
     def run(
-        self, *argv: str, check: bool = True, timeout: float = PATIENCE
+        self, *argv: str, check: bool = True, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine. AssertionError when it fails."""
         return self._script("run", *argv, check=check, timeout=timeout)
@@ -59,7 +59,7 @@ class Machine:
         (self.disk / path.lstrip("/")).write_text(text)
 
     def property(self, name: str, unit: str = "vipd") -> str:
-        """A property of a unit, as systemctl tells it."""
+        """A property of a unit, as systemctl prints it."""
         return self.said("systemctl", "show", "--value", "--property", name, unit)
 
     def main_pid(self) -> int:
@@ -73,14 +73,10 @@ class Machine:
         self.run("journalctl", "--sync", check=False)
         return self.said("journalctl", "--unit", "vipd", "--no-pager", "--output", "cat", *options)
 
-    def until(self, question: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-        """Wait until something is so; AssertionError with the last messages when it does not come."""
-        deadline = time.monotonic() + seconds
-        while not question():
-            assert time.monotonic() < deadline, (
-                f"not within {seconds:g} s: {what}\n{self.journal('-n', '20')}"
-            )
-            time.sleep(0.05)
+    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = 90.0) -> None:
+        """Return once `condition()` is true; raises AssertionError with the journal's end after `timeout`
+        seconds."""
+        wait_until(condition, lambda: f"{what}\n{self.journal('-n', '20')}", timeout)
 
     def apt(self, *arguments: str) -> str:
         """Run apt-get without questions; all that it and dpkg print."""
@@ -94,7 +90,7 @@ class Machine:
             (directory / package.name).write_bytes(package.read_bytes())
         scan = ["dpkg-scanpackages", "--multiversion", "."]
         index = subprocess.run(
-            scan, cwd=directory, capture_output=True, text=True, timeout=PATIENCE, check=True
+            scan, cwd=directory, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
         )
         (directory / "Packages").write_text(index.stdout)
         for old in (self.disk / "etc/apt/sources.list.d").iterdir():
@@ -122,7 +118,7 @@ class Machine:
             self.lab.host.run(*argv, check=False)
 
     def _script(
-        self, action: str, *argv: str, check: bool = True, timeout: float = PATIENCE
+        self, action: str, *argv: str, check: bool = True, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(SCRIPT), action, self._name, *argv]
         done = subprocess.run(

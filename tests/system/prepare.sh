@@ -86,9 +86,9 @@ bootstrap() { # release directory archive
 # A sum over what the package is made of. Not over directories: others may compile modules in them at this moment.
 state_of_source() {
     cd "$project"
-    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md SECURITY.md LICENSE \
+    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE \
         -name __pycache__ -prune -o -type f -printf '%m %p\0' -o -type l -printf '%l %p\0' | LC_ALL=C sort -z
-    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md SECURITY.md LICENSE \
+    find debian docs examples systemd vipd pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE \
         -name __pycache__ -prune -o -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 }
 

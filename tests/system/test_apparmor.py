@@ -102,5 +102,5 @@ def _use(machine: Machine) -> None:
     machine.run("vipctl", "set-dataplane", "iptables")
     machine.run("systemctl", "reload", "vipd")
     machine.run("nft", "flush", "ruleset")
-    machine.until(lambda: not machine.lab.client.send(VIP, 80, timeout=3.0).failures, "rules are mended")
+    machine.wait_until(lambda: not machine.lab.client.send(VIP, 80, timeout=3.0).failures, "rules are mended")
     machine.run("vipctl", "status")

@@ -67,7 +67,7 @@ def declare(machine: Machine, check: str) -> None:
 )
 def test_checks_decide(machine: Machine, check: str, ready: int) -> None:
     declare(machine, f"{{{check}, {CALM if ready else QUICK}}}")
-    machine.until(lambda: status(machine, "checked")["ready"] == ready, f"{ready} backends ready")
+    machine.wait_until(lambda: status(machine, "checked")["ready"] == ready, f"{ready} backends ready")
     assert machine.property("ActiveState") == "active"
 
 
@@ -78,14 +78,14 @@ def test_exec_checks_need_their_drop_in(machine: Machine) -> None:
     exec_check = f"{{type: exec, command: [/usr/local/bin/is-well], {CALM}}}"
     with pytest.raises(AssertionError, match="systemctl reload vipd: exit 1"):
         declare(machine, exec_check)
-    machine.until(lambda: "exec-checks.conf" in machine.journal("-n", "40"), "the hint in the journal")
+    machine.wait_until(lambda: "exec-checks.conf" in machine.journal("-n", "40"), "the hint in the journal")
     (machine.disk / DROP_INS.lstrip("/")).mkdir()
     machine.run("cp", EXEC_DROP_IN, DROP_INS)
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "restart", "vipd")
-    machine.until(lambda: status(machine, "checked")["ready"] == 1, "the program says that all is well")
+    machine.wait_until(lambda: status(machine, "checked")["ready"] == 1, "the program says that all is well")
     machine.write("/srv/ill", "")
-    machine.until(lambda: status(machine, "checked")["ready"] == 0, "the program says that it is not")
+    machine.wait_until(lambda: status(machine, "checked")["ready"] == 0, "the program says that it is not")
     shutil.rmtree(machine.disk / DROP_INS.lstrip("/"))
     (machine.disk / CHECKED.lstrip("/")).unlink()
     machine.run("systemctl", "daemon-reload")
@@ -107,9 +107,9 @@ def test_a_drain_waits_for_flows(machine: Machine) -> None:
     machine.run("vipctl", "resume", "--all")
 
 
-def test_what_it_sees_is_told(machine: Machine) -> None:
+def test_counters_and_events_are_shown(machine: Machine) -> None:
     machine.lab.client.send(VIP, 80, count=25).all_answered()
-    machine.until(
+    machine.wait_until(
         lambda: (
             json.loads(machine.said("vipctl", "stats", "web", "--json"))["services"][0]["new_flows"] >= 25
         ),
@@ -146,7 +146,7 @@ def test_the_nftables_dataplane(machine: Machine) -> None:
         assert ("table ip vipd" in machine.said("nft", "list", "tables")) == own_table
         assert f"Dataplane    {dataplane}" in machine.said("vipctl", "status")
         machine.run("nft", "flush", "ruleset")
-        machine.until(
+        machine.wait_until(
             lambda: not machine.lab.client.send(VIP, 80, timeout=3.0).failures, f"{dataplane} is mended"
         )
 
@@ -170,12 +170,12 @@ def test_services_and_backends_from_etcd(machine: Machine, etcd: members.Cluster
     machine.run("systemctl", "restart", "vipd")
     first, second = (f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends)
     machine.run("vipctl", "--store", "etcd", "add", "10.96.41.3:80/tcp", first, "--name", "shared")
-    machine.until(lambda: answering(machine, 10) == {"b1"}, "an answer of the only backend")
+    machine.wait_until(lambda: answering(machine, 10) == {"b1"}, "an answer of the only backend")
     _serve_as_a_unit(machine, "shared", second)
-    machine.until(lambda: status(machine, "shared")["backends"] == 2, "a backend that registers itself")
-    machine.until(lambda: answering(machine, 40) == {"b1", "b2"}, "answers of both backends")
+    machine.wait_until(lambda: status(machine, "shared")["backends"] == 2, "a backend that registers itself")
+    machine.wait_until(lambda: answering(machine, 40) == {"b1", "b2"}, "answers of both backends")
     machine.run("systemctl", "stop", "server")
-    machine.until(lambda: status(machine, "shared")["backends"] == 1, "gone with its server")
+    machine.wait_until(lambda: status(machine, "shared")["backends"] == 1, "gone with its server")
     machine.run("vipctl", "--store", "etcd", "remove", "shared")
     machine.write("/etc/vipd/vipd.yaml", settings)
 

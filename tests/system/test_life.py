@@ -34,14 +34,14 @@ def add_service(machine: Machine) -> None:
         machine.run("vipctl", "add", f"{VIP}:{PORT}/tcp", *backends, "--name", "kept")
 
 
-def serves(machine: Machine, patience: float = 10.0) -> bool:
+def serves(machine: Machine, timeout: float = 10.0) -> bool:
     """Whether a client gets an answer."""
-    return not machine.lab.client.send(VIP, PORT, timeout=patience).failures
+    return not machine.lab.client.send(VIP, PORT, timeout=timeout).failures
 
 
-def told(machine: Machine, text: str) -> None:
-    """Return once the journal's last messages hold a text."""
-    machine.until(lambda: text in machine.journal("-n", "100").lower(), f"{text} in the journal")
+def wait_for_journal(machine: Machine, text: str) -> None:
+    """Return once one of the journal's last messages contains a text."""
+    machine.wait_until(lambda: text in machine.journal("-n", "100").lower(), f"{text} in the journal")
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def test_an_upgrade_keeps_the_rights_that_this_host_uses(machine: Machine) -> No
         "-c",
         listening,
     )
-    machine.until(lambda: ":81 " in machine.said("ss", "-ltn"), "somebody who listens on a low port")
+    machine.wait_until(lambda: ":81 " in machine.said("ss", "-ltn"), "somebody who listens on a low port")
     names = ("legacy-iptables", "low-ports", "private-files", "see-programs")
     assert kept() == [f"{name}.conf" for name in names]
     assert kept() == [], "once is enough"
@@ -161,7 +161,7 @@ def test_requests_through_the_vip(machine: Machine) -> None:
     add_service(machine)
     answered = machine.lab.client.send(VIP, PORT, count=60).all_answered()
     assert set(answered.backends) == {"b1", "b2"}
-    machine.until(
+    machine.wait_until(
         lambda: machine.property("StatusText").startswith("1 service,"), "status text with the service"
     )
     assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "1", (
@@ -189,7 +189,7 @@ def test_no_connection_fails_over_restart_crash_and_upgrade(
         machine.run("systemctl", "restart", "vipd")
         crashed = machine.main_pid()
         machine.run("systemctl", "kill", "--signal", "SIGKILL", "vipd")
-        machine.until(
+        machine.wait_until(
             lambda: machine.property("NRestarts") == "1" and machine.property("ActiveState") == "active",
             "started again after SIGKILL",
         )
@@ -223,12 +223,12 @@ def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
         "/etc/vipd/services.d/more.yaml", "apiVersion: vipd/v1\nservices: [{name: more, adress: 1}]\n"
     )
     assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
-    told(machine, "adress")
+    wait_for_journal(machine, "adress")
     assert machine.property("ActiveState") == "active"
     assert "10.96.40.2" in machine.said("vipctl", "list"), "the last good version serves on"
     assert serves(machine)
     (machine.disk / "etc/vipd/services.d/more.yaml").unlink()
-    machine.until(
+    machine.wait_until(
         lambda: "10.96.40.2" not in machine.said("vipctl", "list"), "a deleted file is seen without a reload"
     )
 
@@ -241,7 +241,7 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     assert machine.run("systemctl", "restart", "vipd", check=False).returncode != 0
     assert machine.property("ActiveState") == "failed"
     assert machine.property("ExecMainStatus") == "78"
-    told(machine, "mark_bit")
+    wait_for_journal(machine, "mark_bit")
     assert serves(machine), "the rules stay"
     told_by_apt = machine.apt("install", "--reinstall", "vipd")
     assert "the new vipd did not start" in told_by_apt
@@ -252,7 +252,7 @@ def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     # Mended, with a health port below 1024.
     machine.write("/etc/vipd/vipd.yaml", settings + "health_address: 127.0.0.1:81\n")
     machine.run("systemctl", "start", "vipd")
-    told(machine, "low-ports.conf")
+    wait_for_journal(machine, "low-ports.conf")
     machine.apt("install", "--no-install-recommends", "curl")
     with drop_in(machine, "low-ports"):
         asked = ("curl", "--silent", "--max-time", "30", "--retry", "9", "--retry-connrefused")
@@ -279,9 +279,9 @@ def test_who_may_do_what(machine: Machine) -> None:
 def test_a_flush_by_nftables_is_mended(machine: Machine) -> None:
     before = machine.main_pid()
     machine.run("systemctl", "restart", "nftables")
-    machine.until(lambda: serves(machine), "rules are back after a restart of nftables")
+    machine.wait_until(lambda: serves(machine), "rules are back after a restart of nftables")
     machine.run("systemctl", "stop", "nftables")
-    machine.until(lambda: serves(machine), "rules are back after a stop of nftables")
+    machine.wait_until(lambda: serves(machine), "rules are back after a stop of nftables")
     assert machine.main_pid() == before, "it need not be restarted for that"
 
 
@@ -293,14 +293,14 @@ def test_a_daemon_that_hangs_is_replaced(machine: Machine) -> None:
     machine.run("systemctl", "restart", "vipd")
     hung = machine.main_pid()
     machine.run("systemctl", "kill", "--signal", "SIGSTOP", "--kill-who", "main", "vipd")
-    machine.until(
+    machine.wait_until(
         lambda: (
             machine.property("MainPID") not in ("0", str(hung))
             and machine.property("ActiveState") == "active"
         ),
         "replaced by the watchdog",
     )
-    told(machine, "watchdog")
+    wait_for_journal(machine, "watchdog")
     drop_in.unlink()
     drop_in.parent.rmdir()
     machine.run("systemctl", "daemon-reload")
@@ -314,7 +314,7 @@ def test_everything_is_back_after_a_reboot(machine: Machine) -> None:
     assert not serves(machine, 1.0)
     machine.start()
     assert machine.said("cat", "/proc/sys/kernel/random/boot_id") != boot
-    machine.until(lambda: machine.property("ActiveState") == "active", "started at boot")
+    machine.wait_until(lambda: machine.property("ActiveState") == "active", "started at boot")
     assert serves(machine)
     assert "kept" in machine.said("vipctl", "list")
 
@@ -324,7 +324,7 @@ def test_a_file_of_mode_0600_needs_its_drop_in(machine: Machine) -> None:
     machine.write(private, f"apiVersion: vipd/v1\nservices: [{MORE}]\n")
     machine.run("chmod", "600", private)
     assert machine.run("systemctl", "reload", "vipd", check=False).returncode != 0
-    told(machine, "private-files.conf")
+    wait_for_journal(machine, "private-files.conf")
     with drop_in(machine, "private-files"):
         assert "more" in machine.said("vipctl", "list")
     machine.run("rm", private)
@@ -337,7 +337,7 @@ def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
     for stem in ("iptables", "ip6tables"):
         machine.run("update-alternatives", "--set", stem, f"/usr/sbin/{stem}-legacy")
     machine.run("systemctl", "start", "vipd")
-    machine.until(
+    machine.wait_until(
         lambda: "legacy-iptables.conf" in machine.run("vipctl", "status", check=False).stdout,
         "what is missing in the status",
     )
@@ -347,7 +347,7 @@ def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
         assert "VIPD" in machine.lab.host.run("iptables-legacy-save").stdout
         machine.run("systemctl", "restart", "vipd")
         machine.lab.host.run("iptables-legacy", "-t", "nat", "-F")
-        machine.until(lambda: serves(machine), "rules in the legacy tables are mended")
+        machine.wait_until(lambda: serves(machine), "rules in the legacy tables are mended")
         for stem in ("iptables", "ip6tables"):
             machine.run("update-alternatives", "--auto", stem)
         # With the drop-in still there: the rules in the legacy tables go.
@@ -396,5 +396,5 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
 
     # systemd forgets a unit that is gone when it has nothing else to do.
     with suppress(AssertionError):
-        machine.until(nothing, "nothing left", 30)
+        machine.wait_until(nothing, "nothing left", 30)
     assert left == []

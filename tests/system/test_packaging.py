@@ -112,9 +112,9 @@ def test_the_same_pythons_everywhere() -> None:
 def test_the_settings_file_tells_the_defaults() -> None:
     text = (DEBIAN / "vipd.yaml").read_text()
     assert yaml.safe_load(text) is None, "as installed it sets nothing"
-    told = yaml.safe_load(re.sub(r"(?m)^#(?=[a-z_]+:)", "", text))
-    assert Settings(**told) == Settings()
-    assert len(told) > 10
+    defaults = yaml.safe_load(re.sub(r"(?m)^#(?=[a-z_]+:)", "", text))
+    assert Settings(**defaults) == Settings()
+    assert len(defaults) > 10
 
 
 @pytest.mark.root

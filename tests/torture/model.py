@@ -1,4 +1,4 @@
-"""What declarations, files and orders mean, in a few lines that share nothing with vipd. Pure."""
+"""A model of declarations, files and overrides that shares no code with vipd. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def place(address: str) -> str:
 
 
 @dataclass(frozen=True)
-class Meant:
+class DeclaredService:
     """A service as it is declared."""
 
     name: str
@@ -30,7 +30,7 @@ class Meant:
     affinity: bool = False
     round_robin: bool = False
     drops: bool = False
-    """New flows meet silence while nobody serves."""
+    """New flows are dropped while no backend serves."""
 
     @property
     def family(self) -> int:
@@ -50,7 +50,7 @@ class Meant:
             "fallback": "drop" if self.drops else "reject",
         }
 
-    def with_weight(self, address: str, weight: int | None) -> Meant:
+    def with_weight(self, address: str, weight: int | None) -> DeclaredService:
         """With a backend of this weight; None: without it."""
         left = [(a, w) for a, w in self.weights if a != address]
         return replace(self, weights=(*left, *([] if weight is None else [(address, weight)])))
@@ -60,34 +60,34 @@ class Meant:
 class File:
     """A file of `services_dir`."""
 
-    on_disk: tuple[Meant, ...] | None = None
+    on_disk: tuple[DeclaredService, ...] | None = None
     """None: there is none."""
     broken: bool = False
     """What is on disk is no declaration."""
-    accepted: tuple[Meant, ...] = ()
+    accepted: tuple[DeclaredService, ...] = ()
 
     def read(self) -> None:
-        """vipd has read it: one that is broken counts as it was."""
+        """vipd has read the file; a broken one keeps its last accepted services."""
         if not self.broken:
             self.accepted = self.on_disk or ()
 
 
 @dataclass
 class Model:
-    """All that was declared and ordered."""
+    """The declared services and the overrides in force."""
 
-    store: dict[str, Meant] = field(default_factory=dict)
+    store: dict[str, DeclaredService] = field(default_factory=dict)
     files: dict[str, File] = field(default_factory=dict)
-    resting: set[tuple[str, str]] = field(default_factory=set)
-    """Backends that an order keeps from new flows, by service and address."""
+    out_of_rotation: set[tuple[str, str]] = field(default_factory=set)
+    """Backends that an override keeps from new flows, by service and address."""
     reset_frontends: set[str] = field(default_factory=set)
     """Addresses of removed services whose clients get a reset: rules may name these for ten minutes."""
 
-    def services(self) -> dict[str, Meant]:
-        """All that count, by name."""
+    def services(self) -> dict[str, DeclaredService]:
+        """All services in force, by name."""
         found = dict(self.store)
         for file in self.files.values():
-            found.update({meant.name: meant for meant in file.accepted})
+            found.update({service.name: service for service in file.accepted})
         return found
 
     def read_files(self) -> None:
@@ -95,10 +95,10 @@ class Model:
         for file in self.files.values():
             file.read()
 
-    def serving(self, meant: Meant) -> set[str]:
+    def serving(self, service: DeclaredService) -> set[str]:
         """The names of the backends that new flows to a service may reach."""
         return {
-            BACKENDS[meant.family][address]
-            for address, weight in meant.weights
-            if weight and (meant.name, address) not in self.resting
+            BACKENDS[service.family][address]
+            for address, weight in service.weights
+            if weight and (service.name, address) not in self.out_of_rotation
         }

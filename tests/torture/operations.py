@@ -1,4 +1,4 @@
-"""Random operations on a daemon, and on the model of what they mean."""
+"""Random operations on a daemon; each updates the model as well."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.dataplanes import EQUIPMENTS, Equipment
 from tests.faults.equipment import GONE, Api
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
-from tests.torture.model import BACKENDS, SERVED_PORT, File, Meant, Model, place
+from tests.torture.model import BACKENDS, SERVED_PORT, DeclaredService, File, Model, place
 
 STORED = tuple(f"s{n}" for n in range(6))
 FILES = tuple(f"f{n}" for n in range(4))
@@ -34,7 +34,7 @@ LONGEST_CHANGE = 0.05
 
 
 class Torture:
-    """One daemon and all that is done to it. Each operation keeps the model."""
+    """One daemon and the operations on it. Each operation updates the model."""
 
     def __init__(self, lab: Lab, daemon: Daemon, equipment: Equipment, seed: int) -> None:
         self.lab, self.daemon, self.equipment = lab, daemon, equipment
@@ -45,14 +45,14 @@ class Torture:
             self.store: 30,
             self.save: 14,
             self.break_file: 5,
-            self.order: 14,
+            self.override: 14,
             self.remove_held: 4,
-            self.disturb: 4,
+            self.change_rules: 4,
             self.stop_for_a_moment: 3,
             self.kill: 3,
             self.kill_amid_change: 4,
             self.restart: 2,
-            self.away: 3,
+            self.change_files_while_stopped: 3,
             self.switch: 2,
         }
 
@@ -64,7 +64,7 @@ class Torture:
         return chosen.__name__
 
     def ask(self, method: str, path: str, body: object = None, *, may_fail: bool = False) -> Any:
-        """Have the API do something; its answer."""
+        """Send a request to the API; returns its answer."""
         api = Api(self.daemon)
         try:
             status, answer = api.ask(method, path, body)
@@ -81,7 +81,7 @@ class Torture:
         self.ask(method, path, body)
         self._stored(path, after)
 
-    def _stored(self, path: str, after: Meant | None) -> None:
+    def _stored(self, path: str, after: DeclaredService | None) -> None:
         name = path.split("/")[1] if after is None else after.name
         before = self.model.store.pop(name, None)
         if after is not None:
@@ -90,7 +90,7 @@ class Torture:
         elif before is not None and before.resets:
             self.model.reset_frontends.add(before.address)
 
-    def _change(self, name: str) -> tuple[str, str, Any, Meant | None]:
+    def _change(self, name: str) -> tuple[str, str, Any, DeclaredService | None]:
         """A change of a service: request, and what it is then."""
         now = self.model.store.get(name)
         if now is None:
@@ -104,7 +104,7 @@ class Torture:
             address, weight = self.random.choice(list(have)), self.random.choice((0, 1, 2, 3))
             path += f"/backends/{place(address)}"
             weights = tuple((a, weight if a == address else w) for a, w in now.weights)
-            return "PATCH", path, {"weight": weight}, self._like(now, weights)
+            return "PATCH", path, {"weight": weight}, self._with_weights(now, weights)
         if kind == "add" and missing:
             added = self.random.choice(missing)
             body: Any = {"backends": [{"address": added, "port": SERVED_PORT}]}
@@ -117,16 +117,18 @@ class Torture:
         after = self._made(name)
         return "PATCH", path, {"service": {k: v for k, v in after.spec().items() if k != "name"}}, after
 
-    def _like(self, now: Meant, weights: tuple[tuple[str, int], ...]) -> Meant:
-        return Meant(now.name, now.address, weights, now.resets, now.affinity, now.round_robin, now.drops)
+    def _with_weights(self, now: DeclaredService, weights: tuple[tuple[str, int], ...]) -> DeclaredService:
+        return DeclaredService(
+            now.name, now.address, weights, now.resets, now.affinity, now.round_robin, now.drops
+        )
 
-    def _made(self, name: str) -> Meant:
+    def _made(self, name: str) -> DeclaredService:
         number = (STORED + FILES).index(name.rstrip("ab")) * 3 + (name[-1] == "b")
         family = 6 if number % 3 == 1 or number % 4 == 3 else 4
         address = f"10.96.9.{number}" if family == 4 else f"fd00:96:9::{number:x}"
         known = list(BACKENDS[family])
         chosen = self.random.sample(known, self.random.randrange(len(known) + 1))
-        return Meant(
+        return DeclaredService(
             name,
             address,
             tuple((backend, self.random.choice((0, 1, 1, 2, 3))) for backend in chosen),
@@ -134,7 +136,7 @@ class Torture:
         )
 
     def save(self) -> None:
-        """Save a file with some services, or remove it; vipd sees it by itself, or is told."""
+        """Save a file with some services, or remove it; vipd notices, or the test reloads."""
         self._write(self.random.choice(FILES), broken=False)
         if self.random.random() < 0.5:
             self.ask("POST", "reload", may_fail=True)
@@ -149,7 +151,7 @@ class Torture:
     def _write(self, name: str, *, broken: bool, read: bool = True) -> None:
         path, file = self.daemon.services_dir / f"{name}.yaml", self.model.files[name]
         gone = self.random.random() < 0.25 and not broken
-        before = {meant.name: meant for meant in file.accepted}
+        before = {service.name: service for service in file.accepted}
         file.broken = broken
         if broken:
             file.on_disk = ()
@@ -159,11 +161,11 @@ class Torture:
             path.unlink(missing_ok=True)
         else:
             file.on_disk = tuple(self._made(f"{name}{x}") for x in "ab" if self.random.random() < 0.6)
-            specs = [meant.spec() for meant in file.on_disk]
+            specs = [service.spec() for service in file.on_disk]
             self._replace(path.name, yaml.safe_dump({"apiVersion": "vipd/v1", "services": specs}))
         if read:
             file.read()
-        after = {meant.name: meant for meant in file.on_disk or ()} if not broken else before
+        after = {service.name: service for service in file.on_disk or ()} if not broken else before
         for each in after.values():
             self.model.reset_frontends.discard(each.address)
         for each in before.values():
@@ -189,22 +191,24 @@ class Torture:
             != (dict(wanted[name].weights) if name in wanted else None)
         )
 
-    def order(self) -> None:
-        """Drain or disable a backend of some service, or take such an order back."""
-        services = [meant for meant in self.model.services().values() if meant.weights]
-        if self.model.resting and (not services or self.random.random() < 0.45):
-            name, address = self.random.choice(sorted(self.model.resting))
+    def override(self) -> None:
+        """Drain or disable a backend of some service, or clear such an override."""
+        services = [service for service in self.model.services().values() if service.weights]
+        if self.model.out_of_rotation and (not services or self.random.random() < 0.45):
+            name, address = self.random.choice(sorted(self.model.out_of_rotation))
             body = {"service": name, "backend": place(address)}
             if name in self.model.services():
                 self.ask("DELETE", "overrides", body)
-                self.model.resting.discard((name, address))
+                self.model.out_of_rotation.discard((name, address))
             return
         if services:
-            meant = self.random.choice(services)
-            address = self.random.choice(meant.weights)[0]
+            service = self.random.choice(services)
+            address = self.random.choice(service.weights)[0]
             admin = self.random.choice(("draining", "disabled"))
-            self.ask("POST", "overrides", {"service": meant.name, "backend": place(address), "admin": admin})
-            self.model.resting.add((meant.name, address))
+            self.ask(
+                "POST", "overrides", {"service": service.name, "backend": place(address), "admin": admin}
+            )
+            self.model.out_of_rotation.add((service.name, address))
 
     def remove_held(self) -> None:
         """Remove a service while a client holds a connection: a reset ends it where the service wants that,
@@ -212,34 +216,34 @@ class Torture:
         held = [m for m in self.model.store.values() if self.model.serving(m)]
         if not held:
             return
-        meant = self.random.choice(held)
-        with self.lab.client.open(meant.address, 80) as flow:
+        service = self.random.choice(held)
+        with self.lab.client.open(service.address, 80) as flow:
             if not flow.connected:
                 return  # somebody disturbed the rules; what is served is compared elsewhere
             before = flow.try_ask(10)
-            assert not isinstance(before, str), f"{meant}: {before}"
-            self.ask("DELETE", f"services/{meant.name}")
-            self._stored(f"services/{meant.name}", None)
-            if not meant.resets:
-                assert flow.try_ask(10) == before, f"{meant}: a flow did not survive"
+            assert not isinstance(before, str), f"{service}: {before}"
+            self.ask("DELETE", f"services/{service.name}")
+            self._stored(f"services/{service.name}", None)
+            if not service.resets:
+                assert flow.try_ask(10) == before, f"{service}: a flow did not survive"
                 return
             self.daemon.wait_until(lambda: isinstance(ended := flow.try_ask(10), str) and ended, "ECONNRESET")
         self.done["resets seen"] += 1
 
     # What hurts
 
-    def disturb(self) -> None:
-        """Somebody else's hands are in the rules."""
-        kind_of_change = self.random.choice(sorted(self.equipment.deeds))
-        self.lab.host.run("bash", "-c", self.equipment.deeds[kind_of_change], check=False)
+    def change_rules(self) -> None:
+        """Another process changes the rules."""
+        kind_of_change = self.random.choice(sorted(self.equipment.foreign_changes))
+        self.lab.host.run("bash", "-c", self.equipment.foreign_changes[kind_of_change], check=False)
 
     def stop_for_a_moment(self) -> None:
-        """The process stands still, and something happens meanwhile."""
+        """Stop the process by SIGSTOP; rules or files change before SIGCONT."""
         pid = int(self.daemon.status()["pid"])
         os.kill(pid, signal.SIGSTOP)
         try:
             if self.random.random() < 0.5:
-                self.disturb()
+                self.change_rules()
             if self.random.random() < 0.5:
                 self._write(self.random.choice(FILES), broken=False)
             time.sleep(self.random.uniform(0, LONGEST_STOP))
@@ -254,7 +258,7 @@ class Torture:
         self.done["kills"] += 1
 
     def kill_amid_change(self) -> None:
-        """A crash while a change is made: it is made, or it is not."""
+        """A crash during a change: afterwards the change is stored wholly or not at all."""
         method, path, body, after = self._change(self.random.choice(STORED))
         answered: list[int] = []
         api = Api(self.daemon)
@@ -275,8 +279,8 @@ class Torture:
         found = {s["name"]: s for s in self.ask("GET", "export")["services"]}.get(name)
         before = self.model.store.get(name)
         allowed = [after] if answered else [after, before]
-        have = None if found is None else said(found)
-        was = next((m for m in allowed if have == (None if m is None else said(m.spec()))), name)
+        have = None if found is None else declared_values(found)
+        was = next((m for m in allowed if have == (None if m is None else declared_values(m.spec()))), name)
         assert was != name, f"{name} is {found}; it should be one of {allowed}"
         if was is not before:
             self._stored(path, after)
@@ -286,19 +290,19 @@ class Torture:
         self.daemon.stop()
         self.daemon.start()
 
-    def away(self) -> None:
-        """Files are saved, removed and broken while there is no vipd."""
+    def change_files_while_stopped(self) -> None:
+        """Files are saved, removed and broken while vipd is not running."""
         self.daemon.kill()
         self.done["kills"] += 1
         for name in self.random.sample(FILES, self.random.randrange(1, len(FILES))):
             self._write(name, broken=self.random.random() < 0.2, read=False)
         if self.random.random() < 0.3:
-            self.disturb()
+            self.change_rules()
         self.daemon.start()
         self.model.read_files()
 
     def switch(self) -> None:
-        """The other dataplane takes over, and stays."""
+        """Switch to the other dataplane, which stays."""
         if self._legacy:
             return
         other = next(e for e in EQUIPMENTS if e.dataplane != self.equipment.dataplane)
@@ -311,8 +315,8 @@ def backends_of(spec: dict[str, Any]) -> dict[str, int]:
     return {b["address"]: b.get("weight", 1) for b in spec.get("backends", ())}
 
 
-def said(spec: dict[str, Any]) -> tuple[object, ...]:
-    """What a service says, of that which operations change."""
+def declared_values(spec: dict[str, Any]) -> tuple[object, ...]:
+    """The values of a service that operations change."""
     return (
         spec["address"],
         tuple(backends_of(spec).items()),

@@ -21,7 +21,7 @@ from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.lab.traffic import Result
-from tests.torture.model import SERVED_PORT, Meant
+from tests.torture.model import SERVED_PORT, DeclaredService
 from tests.torture.operations import Torture
 
 SECONDS = float(os.environ.get("VIPD_TORTURE", "25"))
@@ -58,7 +58,7 @@ def lab() -> Iterator[Lab]:
         yield built
 
 
-class Looks:
+class Comparison:
     """Compares what is served with the model."""
 
     def __init__(self, torture: Torture) -> None:
@@ -78,31 +78,31 @@ class Looks:
 
     def _wrong(self) -> str:
         services = self._torture.model.services()
-        self._addresses |= {meant.address for meant in services.values()}
-        for meant in services.values():
+        self._addresses |= {service.address for service in services.values()}
+        for service in services.values():
             for protocol in ("tcp", "udp"):
-                if wrong := self._misserved(meant, protocol):
-                    return f"{meant} over {protocol}: {wrong}"
-        present = {meant.address for meant in services.values()}
+                if wrong := self._difference(service, protocol):
+                    return f"{service} over {protocol}: {wrong}"
+        present = {service.address for service in services.values()}
         for address in sorted(self._addresses - present):
             sent = self._send(address, "tcp", 1, SILENCE)
             if sent.answers:
                 return f"{address} is no service any more and answers: {sent}"
         return self._left_over(present)
 
-    def _misserved(self, meant: Meant, protocol: str) -> str:
-        wanted = self._torture.model.serving(meant)
+    def _difference(self, service: DeclaredService, protocol: str) -> str:
+        wanted = self._torture.model.serving(service)
         if not wanted:
-            sent = self._send(meant.address, protocol, 2, SILENCE if meant.drops else 5)
-            right = {"timeout" if meant.drops else "refused"}
+            sent = self._send(service.address, protocol, 2, SILENCE if service.drops else 5)
+            right = {"timeout" if service.drops else "refused"}
             return "" if set(sent.failures) == right and not sent.answers else f"{sent}, wanted {right}"
         found = Counter[str]()
         for _ in range(MOST // SOME):
-            sent = self._send(meant.address, protocol, SOME, 5)
+            sent = self._send(service.address, protocol, SOME, 5)
             found += sent.backends
             if sent.failures or found.keys() - wanted:
                 return f"{sent.failures} {found}, wanted {wanted}"
-            if found.keys() == wanted or meant.affinity:
+            if found.keys() == wanted or service.affinity:
                 return ""
         return f"{found}, wanted {wanted}"
 
@@ -141,18 +141,18 @@ def test_torture(lab: Lab, equipment: Equipment) -> None:
     print(f"seed {SEED}: VIPD_TORTURE_SEED={SEED} repeats it")
     with Daemon(EquippedNode.of(lab.host), **equipment.settings) as daemon:
         torture = Torture(lab, daemon, equipment, SEED)
-        looks, latest, used = Looks(torture), list[str](), dict[str, int]()
+        comparison, latest, used = Comparison(torture), list[str](), dict[str, int]()
         end = time.monotonic() + SECONDS
         try:
             while time.monotonic() < end:
                 for _ in range(torture.random.randint(1, BETWEEN)):
                     latest.append(torture.one())
-                looks.settle()
+                comparison.settle()
                 used = bounded(daemon, len(latest))
         except BaseException:
             print(f"seed {SEED} failed at operation {len(latest) + 1}, after {latest[-20:]}")
             raise
         finally:
-            print(f"{len(latest)} operations: {dict(torture.done)}; {dict(looks.counts)}; uses {used}")
+            print(f"{len(latest)} operations: {dict(torture.done)}; {dict(comparison.counts)}; uses {used}")
         assert "Traceback" not in daemon.log
         assert torture.done["kills"] or SECONDS < 20

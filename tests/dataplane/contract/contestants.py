@@ -157,7 +157,7 @@ class Real(Contestant):
         return {name: rules for name, rules in self.equipment.rules_of(self._node).items() if rules}
 
     def disturb(self) -> None:
-        self._node.run("bash", "-c", self.equipment.deeds["dispatch emptied"])
+        self._node.run("bash", "-c", self.equipment.foreign_changes["dispatch emptied"])
 
     @contextmanager
     def refusing(self, text: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.dataplane.nftables.programmed import Programmed
 from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, web
-from tests.lab.flow import PATIENCE, finish
+from tests.lab.flow import COMMAND_SECONDS, finish
 from tests.lab.topology import Lab
 from vipd.dataplane.nftables.plan import elements_text
 from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Policy, Service
@@ -97,12 +97,12 @@ def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[Callable
     with every_packet_let_through(lab):
         process = lab.client.start(sys.executable, "-I", CLIENTS, "steady", *asked)
         try:
-            end = time.monotonic() + PATIENCE
+            end = time.monotonic() + COMMAND_SECONDS
             while connections(lab) == before:
                 assert time.monotonic() < end, "the client makes no connection"
                 time.sleep(0.05)
             yield lambda: connections(lab) - before > ENOUGH
-            outcomes, _ = process.communicate("", timeout=PATIENCE)
+            outcomes, _ = process.communicate("", timeout=COMMAND_SECONDS)
         finally:
             finish(process)
     served = json.loads(outcomes)

@@ -12,12 +12,13 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.api.daemon_process import Host, host
+from tests.lab.waiting import wait_until
 from tests.model.samples import HEAD
 
 PROGRAMS = ("iptables-restore", "ip6tables-restore")
@@ -78,7 +79,7 @@ class Mailbox:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(PATIENCE_SECONDS)
             sender.sendto(mark, str(self._path))
-        until(lambda: mark in self._marks, "every letter read")
+        wait_until(lambda: mark in self._marks, "every letter read")
 
     def close(self) -> None:
         """Stop reading."""
@@ -246,11 +247,3 @@ def unit(**environment: str) -> Iterator[Unit]:
             if started.process is not None:
                 started.end(signal.SIGKILL)
             started.manager.close()
-
-
-def until(condition: Callable[[], object], what: str, patience: float = PATIENCE_SECONDS) -> None:
-    """Return once a condition holds."""
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.02)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.systemd.manager import Journal, read_entry, unit, until
+from tests.host.systemd.manager import Journal, read_entry, unit
+from tests.lab.waiting import wait_until
 from tests.model.samples import block
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.journal import (
@@ -60,7 +61,7 @@ def test_a_record_is_an_entry_with_its_fields(journal: Journal) -> None:
         Event.SERVICE_CHANGED, service="dns", backend=["10.0.0.1", "10.0.0.2"], unit="file:/x.yaml"
     )
     log.warning("service %s changed", "dns", extra=extra)
-    until(lambda: journal.entries, "an entry")
+    wait_until(lambda: journal.entries, "an entry")
     assert journal.entries == [
         {
             "MESSAGE": ["service dns changed"],
@@ -78,7 +79,7 @@ def test_a_record_is_an_entry_with_its_fields(journal: Journal) -> None:
 def test_newlines_cannot_forge_a_field(journal: Journal) -> None:
     evil = "a\nPRIORITY=0\nVIPD_SERVICE=other\n"
     log.error("%s", evil, extra=fields(Event.DECLARATION_REFUSED, unit=f"file:/{evil}", service="\n"))
-    until(lambda: journal.entries, "an entry")
+    wait_until(lambda: journal.entries, "an entry")
     (found,) = journal.entries
     shown = evil.replace("\n", "\\n")
     assert found["MESSAGE"] == [shown]
@@ -93,7 +94,7 @@ def test_a_traceback_is_in_the_message(journal: Journal) -> None:
         raise ValueError("it is wrong")
     except ValueError:
         log.exception("reconciling failed")
-    until(lambda: journal.entries, "an entry")
+    wait_until(lambda: journal.entries, "an entry")
     (text,) = journal.entries[0]["MESSAGE"]
     assert text.startswith(r"reconciling failed\nTraceback")
     assert text.endswith("ValueError: it is wrong")
@@ -105,7 +106,7 @@ def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
     large = "words " * 400_000
     log.info("%s", large, extra=fields(Event.RELOADED, service="dns"))
     log.info("small")
-    until(lambda: len(journal.entries) == 2, "both entries")
+    wait_until(lambda: len(journal.entries) == 2, "both entries")
     assert journal.entries[0]["MESSAGE"] == [large]
     assert journal.entries[0]["VIPD_SERVICE"] == ["dns"]
     assert journal.entries[1]["MESSAGE"] == ["small"]
@@ -115,7 +116,7 @@ def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
 def test_odd_bytes_of_a_path_can_be_printed(journal: Journal) -> None:
     odd = os.fsdecode(b"file:/etc/\xff.yaml")
     log.info("x", extra=fields(Event.DECLARATION_REFUSED, unit=odd))
-    until(lambda: journal.entries, "an entry")
+    wait_until(lambda: journal.entries, "an entry")
     assert journal.entries[0]["VIPD_UNIT"] == [r"file:/etc/\udcff.yaml"]
 
 
@@ -128,7 +129,7 @@ def test_without_the_journal_it_goes_to_stderr(
     assert capfd.readouterr().err == "<3>two\\nlines\n"
     (tmp_path / "away").rename(tmp_path / "socket")
     log.error("back")
-    until(lambda: journal.entries, "an entry after the journal came back")
+    wait_until(lambda: journal.entries, "an entry after the journal came back")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
             node.tools.set("refused", "10.244.0.66\n")
             node.start()
             node.declare("bad.yaml", block("10.96.0.11", "bad", "10.244.0.66"))
-            until(lambda: journal.about("VIPD_EVENT", "service-quarantined"), "the quarantine")
+            wait_until(lambda: journal.about("VIPD_EVENT", "service-quarantined"), "the quarantine")
             (added, quarantined) = journal.about("VIPD_SERVICE", "bad")
             assert added["VIPD_EVENT"] == ["service-added"]
             assert added["MESSAGE"] == [
@@ -188,7 +189,7 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
             ]
             assert quarantined["PRIORITY"] == ["3"]
             node.declare("bad.yaml", "  - {address: 10.96.0.300}\n")
-            until(lambda: journal.about("VIPD_EVENT", "declaration-refused"), "the refusal")
+            wait_until(lambda: journal.about("VIPD_EVENT", "declaration-refused"), "the refusal")
             refused = journal.about("VIPD_EVENT", "declaration-refused")[0]
             assert refused["VIPD_UNIT"] == [f"file:{node.services_dir}/bad.yaml"]
             assert "bad.yaml:3" in refused["MESSAGE"][0]
@@ -196,7 +197,7 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
                 0,
                 1,
             )
-            until(lambda: journal.about("VIPD_EVENT", "change-stored"), "the change by vipctl")
+            wait_until(lambda: journal.about("VIPD_EVENT", "change-stored"), "the change by vipctl")
             assert journal.about("VIPD_EVENT", "change-stored")[0]["VIPD_SERVICE"] == ["mine"]
             assert node.log() == "", "an entry must not be there twice"
         finally:

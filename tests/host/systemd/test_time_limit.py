@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.host.systemd.manager import until
+from tests.lab.waiting import wait_until
 from vipd.daemon.rule_programs import rule_programs
 from vipd.daemon.wiring import wire
 from vipd.dataplane.base import ApplyError
@@ -67,7 +67,7 @@ def test_it_is_killed_with_its_children(tmp_path: Path) -> None:
 def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(run(hanging(tmp_path)))
-        await asyncio.to_thread(until, lambda: written(tmp_path / "child"), "the child's pid")
+        await asyncio.to_thread(wait_until, lambda: written(tmp_path / "child"), "the child's pid")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -93,7 +93,7 @@ def test_a_call_cancelled_while_the_program_starts_kills_them_too(
         monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
         task = asyncio.create_task(run(hanging(tmp_path)))
         await begun.wait()
-        await asyncio.to_thread(until, lambda: written(tmp_path / "child"), "the child's pid")
+        await asyncio.to_thread(wait_until, lambda: written(tmp_path / "child"), "the child's pid")
         task.cancel()
         await asyncio.sleep(0)
         go_on.set()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
+from tests.lab.waiting import wait_until
 from tests.observe.explain.world import ROOT
 from tests.observe.live_trace.conftest import LOGGER
 from vipd.observe.live_trace import legacy as legacy_log
@@ -49,10 +50,7 @@ def children(pid: int) -> list[int]:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Return when these processes have ended."""
-    end = time.monotonic() + PATIENCE
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < end, f"{pids} live on"
-        time.sleep(0.02)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{pids} have not ended")
 
 
 @pytest.mark.parametrize("number", ENDS)
