@@ -25,6 +25,7 @@ from vipd.api.socket_server import serving
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Partners, Reconciler
 from vipd.health.checker import Health
+from vipd.host.observer import Observers
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
@@ -95,10 +96,11 @@ class Api:
         self.store = StoreSource(self.store_path)
         self.store.load()
         sources = (self.files, self.store)
-        self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC))
+        observers = Observers()
+        self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC), observers)
         self.overrides.load()
         fitness = BackendStatusTracker((self.overrides,), Health(), time.monotonic)
-        self.overrides.changed = fitness.overrides_changed
+        observers.add(fitness)
         self.reconciler = Reconciler(
             sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), Partners(fitness)
         )

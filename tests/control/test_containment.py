@@ -27,7 +27,9 @@ from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.observer import Observer
+from vipd.model.check_target import Target
 from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.override import Subject
 from vipd.model.service import Service
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.files import FileSource
@@ -337,6 +339,12 @@ class Failing(Observer):
     broken = True
 
     def host_changed(self, addresses: frozenset[str]) -> None:
+        self.look()
+
+    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+        self.look()
+
+    def verdicts_changed(self, targets: frozenset[Target]) -> None:
         self.look()
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.lab.recording_observer import RecordingObserver
 from tests.model.samples import service
 from vipd.control.override_requests import cleared, order
 from vipd.declaration.operations import RefusedError
@@ -176,10 +177,10 @@ def test_an_end_in_time_needs_no_disk(
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(kind, os.strerror(kind))
 
-    now, changed = [NOW], list[frozenset[Subject]]()
-    store = OverrideStore(tmp_path / "overrides.json", lambda: now[0])
+    now, observer = [NOW], RecordingObserver()
+    store = OverrideStore(tmp_path / "overrides.json", lambda: now[0], observer)
     store.put(replace(DRAIN, until=NOW + HOUR), Override(DRAIN.subject, "uid 0", NOW, weight=5))
-    store.changed = changed.append
+    observer.overrides.clear()
     now[0] += HOUR
     with monkeypatch.context() as patch:
         patch.setattr("vipd.sources.override_store.write_durably", refuse)
@@ -187,7 +188,7 @@ def test_an_end_in_time_needs_no_disk(
             store.tick()
             store.tick()
         assert list(store.overrides) == [WEIGHT]
-        assert changed == [{DRAIN.subject}]
+        assert observer.overrides == [{DRAIN.subject}]
         assert len(caplog.records) == 1
         assert store.unsaved
         assert store.due() is None
@@ -295,10 +296,9 @@ def test_words_that_name_neither_order_nor_backend_are_refused() -> None:
 
 def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     now, path = [NOW], tmp_path / "state" / "overrides.json"
-    changed: list[frozenset[Subject]] = []
-    store = OverrideStore(path, lambda: now[0])
+    observer = RecordingObserver()
+    store = OverrideStore(path, lambda: now[0], observer)
     store.load()
-    store.changed = changed.append
     store.put(replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, subject=Subject("", "10.0.0.9")))
     again = OverrideStore(path, lambda: now[0])
     again.load()
@@ -309,7 +309,7 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     again.tick()
     assert {key.subject for key in again.overrides} == {Subject("", "10.0.0.9")}
     store.take_back(Subject("", "10.0.0.9"))
-    assert changed == [{DRAIN.subject, Subject("", "10.0.0.9")}, {Subject("", "10.0.0.9")}]
+    assert observer.overrides == [{DRAIN.subject, Subject("", "10.0.0.9")}, {Subject("", "10.0.0.9")}]
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:

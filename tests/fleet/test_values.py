@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.lab.recording_observer import RecordingObserver
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.syntax import parse_backend
 from vipd.model.backend_status import Admin
@@ -91,22 +92,21 @@ def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> No
 
 def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
     now, values = NOW, {"x": order_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
-    orders = FleetOverrides(lambda: values, lambda: now)
-    changed: list[frozenset[Subject]] = []
-    orders.changed = changed.append
+    observer = RecordingObserver()
+    orders = FleetOverrides(lambda: values, lambda: now, observer)
     orders.refresh()
     assert set(orders.overrides) == set(DRAIN.parts())
     assert orders.due() == NOW + timedelta(seconds=5)
     orders.refresh()
-    assert changed == [{DRAIN.subject}], "nothing is different the second time"
+    assert observer.overrides == [{DRAIN.subject}], "nothing is different the second time"
     now = NOW + timedelta(seconds=5)
     orders.tick()
     assert orders.overrides == {}
     assert orders.due() is None
-    assert changed == [{DRAIN.subject}] * 2
+    assert observer.overrides == [{DRAIN.subject}] * 2
     values = {}
     orders.refresh()
-    assert changed == [{DRAIN.subject}] * 2
+    assert observer.overrides == [{DRAIN.subject}] * 2
 
 
 def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:

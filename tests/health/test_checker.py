@@ -16,6 +16,7 @@ import pytest
 
 from tests.health.servers import PATIENCE, full_backlog, run, tcp_server, until
 from tests.lab.held_ports import held_ports
+from tests.lab.recording_observer import RecordingObserver
 from tests.lab.simulated_time import simulate
 from vipd.health import scheduler
 from vipd.health.checker import Health
@@ -81,9 +82,8 @@ async def becomes(health: Health, target: Target, state: State) -> None:
 
 def test_a_backend_dies_and_comes_back(backend: Backend) -> None:
     async def story() -> None:
-        told: list[frozenset[Target]] = []
-        health, target = Health(), backend.target()
-        health.listeners.append(told.append)
+        observer, target = RecordingObserver(), backend.target()
+        health = Health(observer=observer)
         health.follow("web", [target])
         assert health.verdict(target).state is State.UNKNOWN
         assert health.verdict(target).fit
@@ -102,7 +102,7 @@ def test_a_backend_dies_and_comes_back(backend: Backend) -> None:
         verdict = health.verdict(target)
         assert verdict.changes == 2
         assert verdict.serves_since is not None
-        assert told == [frozenset((target,))] * 3
+        assert observer.verdicts == [frozenset((target,))] * 3
 
     run(story())
 
@@ -189,16 +189,16 @@ def test_services_share_a_probe_and_it_lasts_as_long_as_one_needs_it(backend: Ba
 
 def test_a_target_that_is_gone_is_asked_no_more_and_not_told_of(backend: Backend) -> None:
     async def story() -> None:
-        told: list[frozenset[Target]] = []
-        health, target = Health(), backend.target()
+        observer, target = RecordingObserver(), backend.target()
+        health = Health(observer=observer)
         health.follow("web", [target])
         async with running(health):
             await becomes(health, target, State.HEALTHY)
-            health.listeners.append(told.append)
+            observer.verdicts.clear()
             health.follow("web", [])
             backend.die()
             await asyncio.sleep(4 * FAST.interval)
-        assert told == []
+        assert observer.verdicts == []
 
     run(story())
 
@@ -267,18 +267,18 @@ def test_a_stalled_loop_condemns_nobody(backend: Backend) -> None:
     """vipd is busy for longer than the whole row of answers would take."""
 
     async def story() -> None:
-        told: list[frozenset[Target]] = []
-        health, target = Health(), backend.target()
+        observer, target = RecordingObserver(), backend.target()
+        health = Health(observer=observer)
         health.follow("web", [target])
         async with running(health):
             await becomes(health, target, State.HEALTHY)
             await asyncio.sleep(0)
-            health.listeners.append(told.append)
+            observer.verdicts.clear()
             for _ in range(3):
                 time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
                 await asyncio.sleep(0.05)
             assert health.verdict(target).state is State.HEALTHY
-            assert told == []
+            assert observer.verdicts == []
 
     run(story())
 

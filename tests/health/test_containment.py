@@ -12,6 +12,7 @@ import pytest
 
 from tests.health.servers import answer, ask_once, run, target, tcp_server, udp_server, until
 from tests.health.test_checker import FAST, Backend, backend, becomes, running
+from tests.lab.recording_observer import RecordingObserver
 from vipd.health import checker as door
 from vipd.health.checker import Health
 from vipd.health.probes import dns, http, tcp, udp
@@ -22,6 +23,7 @@ from vipd.health.state import Record, State, observe
 from vipd.health.verdict_log import VerdictLog
 from vipd.host import containment
 from vipd.host.accounts import CheckUsers
+from vipd.host.observer import Observer, Observers
 from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
 from vipd.model.check_target import Target
 from vipd.model.service import Protocol
@@ -200,23 +202,29 @@ def test_an_answer_that_cannot_be_judged_is_trouble(
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-@pytest.mark.parametrize("where", ["listener", "log"])
-def test_a_listener_that_fails_keeps_no_other_from_hearing(
+@pytest.mark.parametrize("where", ["observer", "log"])
+def test_an_observer_that_fails_keeps_no_other_from_hearing(
     where: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[frozenset[Target]] = []
+    class Failing(Observer):
+        def verdicts_changed(self, targets: frozenset[Target]) -> None:
+            fails()
+
+    recorded, observers = RecordingObserver(), Observers()
 
     async def story() -> None:
-        health = Health()
-        health.listeners += [fails, told.append] if where == "listener" else [told.append]
+        health = Health(observer=observers)
         if where == "log":
             monkeypatch.setattr(VerdictLog, "write", fails)
+        else:
+            observers.add(Failing())
+        observers.add(recorded)
         good = backend.target()
         async with running(health):
             health.follow("good", [good])
-            await until(lambda: len(told) == 1)
+            await until(lambda: len(recorded.verdicts) == 1)
             backend.die()
-            await until(lambda: len(told) == 2)
+            await until(lambda: len(recorded.verdicts) == 2)
 
     run(story())
     assert len([record for record in caplog.records if record.exc_info]) == 1

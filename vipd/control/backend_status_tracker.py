@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from vipd.health.result import SaidWeight
 from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
+from vipd.host.observer import Observer
 from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
 from vipd.model.check_target import Target, targets_of, without_port
 from vipd.model.override import ActiveOverrides, Override, Overrides, Subject, overrides_of
@@ -110,7 +111,7 @@ _MOST_NAMED = 3
 """More backends are only counted in warnings."""
 
 
-class BackendStatusTracker:
+class BackendStatusTracker(Observer):
     """The status of backends. `clock` is the monotonic one that verdicts use, in seconds. Without overrides
     and checks every backend serves as declared."""
 
@@ -182,7 +183,7 @@ class BackendStatusTracker:
         stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
         return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
 
-    def overrides_changed(self, subjects: Collection[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
         """Orders about these are given or taken back."""
         self._index = _Index.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
@@ -195,7 +196,7 @@ class BackendStatusTracker:
                 if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
             }
 
-    def verdicts_changed(self, targets: Iterable[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[Target]) -> None:
         """Checks say otherwise of these."""
         for target in targets:
             self._dirty |= self._users.get(target, set())

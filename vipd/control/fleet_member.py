@@ -13,6 +13,7 @@ from vipd import __version__
 from vipd.control.reconciler import Reconciler
 from vipd.control.registrations import Registrations
 from vipd.declaration.problems import Declaration, printable
+from vipd.host.observer import Observer
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Work
@@ -38,14 +39,21 @@ Json = dict[str, object]
 class Fleet:
     """This host as one of a fleet. `load` first, then `run` beside the reconciler."""
 
-    def __init__(self, settings: Settings, etcd: EtcdSettings, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        etcd: EtcdSettings,
+        clock: Callable[[], datetime],
+        observer: Observer | None = None,
+    ) -> None:
+        """`observer` gets `overrides_changed` when those of the fleet change."""
         self._settings, self._clock = settings, clock
         self._options = options = etcd
         random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
         self.store = EtcdStore(self._client, self.source, options.prefix, clock)
-        self.orders = FleetOverrides(lambda: self.source.overrides, clock)
+        self.orders = FleetOverrides(lambda: self.source.overrides, clock, observer)
         self._beacon: HostHeartbeat | None = None
         self._known: Mapping[str, object] = {}
         self._applied = 0

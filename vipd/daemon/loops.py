@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from vipd.control.background_tasks import (
+    Expiring,
     clean_flows,
     collect_garbage,
     end_overrides,
@@ -18,6 +18,7 @@ from vipd.control.background_tasks import (
     watch_files,
     watch_rules,
 )
+from vipd.control.reconciler import Reconciler
 from vipd.daemon.wiring import Parts
 from vipd.dataplane.iptables.watch.stream import Disturbances
 from vipd.host.observer import Observer
@@ -26,27 +27,37 @@ from vipd.model.check_target import Target
 from vipd.model.override import Subject
 from vipd.observe.listeners import Listeners
 from vipd.observe.observers import Observers as Pages
-from vipd.sources.override_store import OverrideStore
-
-if TYPE_CHECKING:
-    from vipd.sources.etcd.fleet_overrides import FleetOverrides
 
 POLL_FILES = Pace(longest=5.0)
 """Each try reads all files' times, which is what is left where a directory cannot be watched."""
 
 
 class _Events(Observer):
-    """Events for loops to wait for."""
+    """Events for loops to wait for; the reconciler's own is that a verdict changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
         self.switched = asyncio.Event()
         """Another dataplane is in use."""
         self._after_step: list[asyncio.Event] = []
+        self._after_overrides: list[asyncio.Event] = []
 
     def after_step(self) -> asyncio.Event:
         """An event of its own, set after each step."""
         self._after_step.append(asyncio.Event())
         return self._after_step[-1]
+
+    def after_overrides(self) -> asyncio.Event:
+        """An event of its own, set after each change of overrides."""
+        self._after_overrides.append(asyncio.Event())
+        return self._after_overrides[-1]
+
+    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+        for event in self._after_overrides:
+            event.set()
+
+    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+        self._reconciler.request_sync()
 
     def stepped(self) -> None:
         for event in self._after_step:
@@ -58,7 +69,7 @@ class _Events(Observer):
 
 def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[str, Work]:
     """Every loop of a daemon."""
-    reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events()
+    reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
     collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
     reconciler.observers.add(events)
     return {
@@ -71,7 +82,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
         "cleaning flows": lambda: clean_flows(conntrack, reconciler, cleaned),
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: grow_shares(parts.statuses, reconciler, grown),
-        **_override_loops(parts),
+        **_override_loops(parts, events),
         "checking backends": parts.health.run,
         **parts.numbers.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
@@ -80,29 +91,17 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
     }
 
 
-def _override_loops(parts: Parts) -> dict[str, Work]:
-    """Loops that end overrides when their time has come. They and the statuses are notified of changes."""
-    books: dict[str, OverrideStore | FleetOverrides] = {"ending overrides": parts.overrides}
+def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
+    """Loops that end overrides when their time has come."""
+    expiring: dict[str, Expiring] = {"ending overrides": parts.overrides}
     if parts.fleet:
-        books["ending overrides of the fleet"] = parts.fleet.orders
-    saving = "saving ended overrides"
-    changed = {name: asyncio.Event() for name in (*books, saving)}
-
-    def overrides_changed(subjects: frozenset[Subject]) -> None:
-        parts.statuses.overrides_changed(subjects)
-        for event in changed.values():
-            event.set()
-
-    def verdicts_changed(targets: frozenset[Target]) -> None:
-        parts.statuses.verdicts_changed(targets)
-        parts.reconciler.request_sync()
-
-    for book in books.values():
-        book.changed = overrides_changed
-    parts.health.listeners.append(verdicts_changed)
+        expiring["ending overrides of the fleet"] = parts.fleet.orders
     return {
-        **{n: partial(end_overrides, book, parts.reconciler, changed[n]) for n, book in books.items()},
-        saving: partial(save_ended_overrides, parts.overrides, changed[saving]),
+        **{
+            name: partial(end_overrides, overrides, parts.reconciler, events.after_overrides())
+            for name, overrides in expiring.items()
+        },
+        "saving ended overrides": partial(save_ended_overrides, parts.overrides, events.after_overrides()),
     }
 
 

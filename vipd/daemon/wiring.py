@@ -86,12 +86,13 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
     observers = observers or Observers()
     files, store = sources(settings)
     await asyncio.to_thread(files.scan)
-    overrides = _overrides(settings)
-    fleet = await _fleet(settings)
+    overrides = _overrides(settings, observers)
+    fleet = await _fleet(settings, observers)
 
-    health = Health(settings.state_dir / "health.json", users=settings.check_users)
+    health = Health(settings.state_dir / "health.json", users=settings.check_users, observer=observers)
     books = (overrides, *((fleet.orders,) if fleet else ()))
     statuses = BackendStatusTracker(books, health, health.clock)
+    observers.add(statuses)
 
     record = HostRecord(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
@@ -134,22 +135,22 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
     )
 
 
-def _overrides(settings: Settings) -> OverrideStore:
+def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
     """The overrides of this host, loaded; what is wrong with their file is logged."""
-    overrides = OverrideStore(settings.state_dir / "overrides.json", now)
+    overrides = OverrideStore(settings.state_dir / "overrides.json", now, observers)
     overrides.load()
     for fault in overrides.faults():
         log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
     return overrides
 
 
-async def _fleet(settings: Settings) -> Fleet | None:
+async def _fleet(settings: Settings, observers: Observers) -> Fleet | None:
     """What an earlier run has known of etcd, if that is configured; else nothing of it is even imported."""
     if settings.etcd is None:
         return None
     from vipd.control.fleet_member import Fleet
 
-    fleet = Fleet(settings, settings.etcd, now)
+    fleet = Fleet(settings, settings.etcd, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
 

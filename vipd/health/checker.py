@@ -1,4 +1,4 @@
-"""Health checks for the rest of vipd: follows targets, keeps verdicts, and calls back when one changes."""
+"""Health checks for the rest of vipd: follows targets, keeps verdicts, and reports when one changes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from vipd.health.verdict_log import VerdictLog
 from vipd.host.accounts import CheckUsers
 from vipd.host.containment import log_once
 from vipd.host.descriptors import make_room
+from vipd.host.observer import Observer
 from vipd.model.check_target import Target
 from vipd.model.durations import CHECK_BOUNDS, Durations
 
@@ -64,7 +65,8 @@ class Health:
     """Follows targets and knows their verdicts; asks while `run` runs.
 
     `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
-    1970, `random` numbers from 0 up to 1. `users` may run programs of checks.
+    1970, `random` numbers from 0 up to 1. `users` may run programs of checks. `observer` gets
+    `verdicts_changed` soon after verdicts or weights of checks changed, with many targets at once.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Health:
         wall: Callable[[], float] = time.time,
         random: Callable[[], float] = any_part,
         users: CheckUsers = CheckUsers(),  # noqa: B008 (a value)
+        observer: Observer | None = None,
     ) -> None:
-        self._users_of_checks = users
+        self._users_of_checks, self._observer = users, observer or Observer()
         self.clock, self._wall, self._random = clock, wall, random
         self._saved = SavedVerdicts(file, clock, wall)
         self._memory = Memory(self._doubt)
@@ -91,8 +94,6 @@ class Health:
         self._log = VerdictLog(self._services_of)
         self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
         """How long checks took, by their type. One that vipd could not make is not among them."""
-        self.listeners: list[Callable[[frozenset[Target]], None]] = []
-        """Called soon after verdicts or said weights changed, with those targets, many at once."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
         """The targets that a service has from now on; none when it is gone.
@@ -241,11 +242,7 @@ class Health:
             self._log.write(((target, self._records[target]) for target in changed), now)
         except Exception as error:
             log_once(error, "logging verdicts")
-        for listener in self.listeners:
-            try:
-                listener(changed)
-            except Exception as error:
-                log_once(error, "telling of verdicts")
+        self._observer.verdicts_changed(changed)
 
     def _services_of(self, target: Target) -> list[str]:
         return list(self._users.get(target, ()))

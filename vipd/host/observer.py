@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from vipd.host.containment import Containment
+from vipd.model.check_target import Target
 from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.override import Subject
 
 
 class Observer:
@@ -15,6 +17,12 @@ class Observer:
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
+
+    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+        """Overrides of these subjects are given, cleared or expired; what was given or cleared is on disk."""
+
+    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+        """Health checks have another verdict, or another weight, for these targets."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new or other than before, or gone (None). The dataplane has them, the kernel does
@@ -56,6 +64,18 @@ class Observers(Observer):
         for observer in self._observers:
             with self._around(observer, "taking this host's addresses"):
                 observer.host_changed(addresses)
+
+    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking changed overrides"):
+                observer.overrides_changed(subjects)
+
+    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+        """Tell all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking changed verdicts"):
+                observer.verdicts_changed(targets)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Tell all observers."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
 from vipd.host.durable import MOST_BYTES, make_directory, read_own, why, write_durably
+from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import (
     Key,
@@ -41,13 +42,12 @@ _HINT = "hint: mend it or move it aside, then vipctl reload"
 class OverrideStore:
     """All orders in force. One that cannot be read is reported and left out, and keeps the file unchanged."""
 
-    def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
-        self._path, self._clock = path, clock
+    def __init__(self, path: Path, clock: Callable[[], datetime], observer: Observer | None = None) -> None:
+        """`observer` gets `overrides_changed` after a change is on disk, or time has ended orders."""
+        self._path, self._clock, self._observer = path, clock, observer or Observer()
         self._overrides: dict[Key, Override] = {}
         self._ended_unsaved = False
         self._faults: tuple[str, ...] = ()
-        self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
-        """Called with what orders have changed about: after a change is on disk, or time ended them."""
 
     @property
     def location(self) -> str:
@@ -95,7 +95,7 @@ class OverrideStore:
         if self._faults:
             before = self._overrides
             self.load()
-            self.changed(_different(before, self._overrides))
+            self._observer.overrides_changed(_different(before, self._overrides))
 
     def put(self, *orders: Override) -> None:
         """Make these orders hold, on disk first; each replaces what was said before of the same part.
@@ -117,7 +117,7 @@ class OverrideStore:
     def tick(self) -> None:
         """Let orders end whose time has come. The file follows with `save_ended`."""
         if changed := self._end():
-            self.changed(changed)
+            self._observer.overrides_changed(changed)
 
     def save_ended(self) -> None:
         """Bring to disk that orders have ended, if it is not. Raises StoreError."""
@@ -138,7 +138,7 @@ class OverrideStore:
     def _change(self, wanted: dict[Key, Override], subjects: frozenset[Subject]) -> None:
         self._save(wanted)
         self._overrides = wanted
-        self.changed(subjects)
+        self._observer.overrides_changed(subjects)
 
     def _save(self, wanted: dict[Key, Override]) -> None:
         if self._faults:

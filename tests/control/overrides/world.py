@@ -24,6 +24,7 @@ from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.operations import RefusedError
 from vipd.host import durable
+from vipd.host.observer import Observers
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
@@ -155,13 +156,14 @@ class World:
 
     def start(self) -> None:
         """A daemon starts, on what an earlier one left."""
-        self.store = OverrideStore(self.path, lambda: self.now)
+        observers = Observers()
+        self.store = OverrideStore(self.path, lambda: self.now, observers)
         self.store.load()
         self.orders: FleetOverrides | None = None
         fleet: Fleet | None = None
         if self.configured:
             etcd = cast(EtcdSource, self.etcd)
-            self.orders = FleetOverrides(lambda: self.etcd.overrides, lambda: self.now)
+            self.orders = FleetOverrides(lambda: self.etcd.overrides, lambda: self.now, observers)
             stored = EtcdStore(cast(EtcdClient, self.etcd), etcd, PREFIX, lambda: self.now)
             fleet = cast(Fleet, SimpleNamespace(orders=self.orders, store=stored, name="h1"))
             self.orders.refresh()
@@ -169,8 +171,7 @@ class World:
         self.fitness = BackendStatusTracker(
             books, cast(Checking, SimpleNamespace(follow=_ignore)), lambda: 0.0
         )
-        for book in books:
-            book.changed = self.fitness.overrides_changed
+        observers.add(self.fitness)
         reconciler = SimpleNamespace(
             services=self.services, clock=lambda: self.now, progress=Progress(applied=1)
         )

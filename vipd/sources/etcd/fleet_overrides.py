@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from vipd.model.override import Key, Override, Overrides, Subject, lapsed, next_lapse
+from vipd.host.observer import Observer
+from vipd.model.override import Key, Override, Overrides, lapsed, next_lapse
 from vipd.sources.etcd.fleet_keys import read_overrides
 
 
 class FleetOverrides:
     """The orders that stand in etcd and whose time is not over by this host's clock."""
 
-    def __init__(self, values: Callable[[], Mapping[str, str]], clock: Callable[[], datetime]) -> None:
-        """`values` are those below `overrides/`, by the rest of their key."""
-        self._values, self._clock = values, clock
+    def __init__(
+        self,
+        values: Callable[[], Mapping[str, str]],
+        clock: Callable[[], datetime],
+        observer: Observer | None = None,
+    ) -> None:
+        """`values` are those below `overrides/`, by the rest of their key. `observer` gets
+        `overrides_changed`."""
+        self._values, self._clock, self._observer = values, clock, observer or Observer()
         self._read: dict[str, str] = {}
         self._stored: dict[Key, Override] = {}
         self._overrides: dict[Key, Override] = {}
         self._faults: tuple[str, ...] = ()
-        self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
-        """Called with what orders have changed about."""
 
     @property
     def overrides(self) -> Overrides:
@@ -51,4 +56,4 @@ class FleetOverrides:
         keys = before.keys() | wanted.keys()
         different = frozenset(key.subject for key in keys if before.get(key) != wanted.get(key))
         if different:
-            self.changed(different)
+            self._observer.overrides_changed(different)
