@@ -131,7 +131,7 @@ class FakeDataplane:
         """As all."""
         self.invalidate_all()
 
-    def watch(self, own: object) -> Disturbances:
+    def watch(self, options: object) -> Disturbances:
         """Nobody else changes this kernel."""
         raise NotImplementedError
 

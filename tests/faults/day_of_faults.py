@@ -96,7 +96,7 @@ class Kernel(FakeDataplane):
         """Counts nothing."""
         return Counters()
 
-    def watch(self, own: object) -> Any:
+    def watch(self, options: object) -> Any:
         """Reports nothing."""
         return Watch()
 

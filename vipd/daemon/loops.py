@@ -20,7 +20,7 @@ from vipd.control.background_tasks import (
 )
 from vipd.control.reconciler import Reconciler
 from vipd.daemon.wiring import Parts
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.host.observer import Observer
 from vipd.host.supervisor import Loop, Pace, Task, Work
 from vipd.model.check_target import Target
@@ -109,13 +109,10 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
     """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
     that is another one."""
 
-    def open_watch() -> Disturbances:
-        watch = parts.dataplane.watch(parts.own)
-        watch.supervise = parts.supervisor.run_meanwhile
-        return watch
-
+    options = WatchOptions(parts.own, parts.supervisor.run_meanwhile)
     while True:
         switched.clear()
+        open_watch = partial(parts.dataplane.watch, options)
         watching = watch_rules(open_watch, parts.repair_backoff, parts.dataplane, parts.reconciler)
         work = [asyncio.create_task(watching), asyncio.create_task(switched.wait())]
         try:

@@ -12,8 +12,7 @@ from vipd.model.service import Family
 if TYPE_CHECKING:
     from vipd.dataplane.counting import FlowCounter
     from vipd.dataplane.iptables.options import RuleOptions
-    from vipd.dataplane.iptables.watch.own import OwnProcesses
-    from vipd.dataplane.iptables.watch.stream import Disturbances
+    from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
     from vipd.dataplane.nftables.options import TableOptions
 
 DataplaneName = Literal["iptables", "nftables"]
@@ -99,9 +98,8 @@ class Dataplane(Protocol):
     def counter(self) -> FlowCounter:
         """Counts new flows."""
 
-    def watch(self, own: OwnProcesses) -> Disturbances:
-        """Sees that somebody else changes the rules; what the `own` processes change is passed over. To be
-        entered before the first write."""
+    def watch(self, options: WatchOptions) -> Disturbances:
+        """Sees that somebody else changes the rules. To be entered before the first write."""
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
         """What shapes a family's rules besides the forwardings."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +23,7 @@ from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardScope, concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.host.batches import in_batches
 from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
@@ -280,12 +279,15 @@ class SwitchableDataplane:
         """What shapes a family's rules in the dataplane in use: by these a packet's fate is explained."""
         return self.current.options_of(family)
 
-    def watch(self, own: OwnProcesses) -> Disturbances:
+    def watch(self, options: WatchOptions) -> Disturbances:
         """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
-        watch, accepts, names = self.current.watch(own), self.accepts, Names(self._registry.prefix)
-        watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
-        watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)
-        return watch
+        accepts, names = self.accepts, Names(self._registry.prefix)
+        with_forward = replace(
+            options,
+            widen=lambda scope: ForwardScope(names, scope.families, scope, accepts),
+            polls=((ForwardPoll(accepts), "polling chains of the forward hook"),),
+        )
+        return self.current.watch(with_forward)
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses, as reported last."""

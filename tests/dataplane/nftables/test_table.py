@@ -17,6 +17,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
 from vipd.dataplane.nftables.options import TableOptions
@@ -100,7 +101,7 @@ def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
     async def watched() -> list[ExternalChange]:
         programmed.declare([WEB])
         found: list[ExternalChange] = []
-        async with TableWatch(Names("VIPD"), own, lambda: listening) as watch:
+        async with TableWatch(Names("VIPD"), WatchOptions(own), lambda: listening) as watch:
             await programmed.dataplane.apply(await programmed.dataplane.plan())
             try:
                 found.append(await asyncio.wait_for(anext(watch), 0.5))
@@ -287,7 +288,8 @@ def seen(inside: Inside, kind_of_change: Callable[[], object]) -> ExternalChange
     """What is told of a deed."""
 
     async def watched() -> ExternalChange:
-        async with TableWatch(Names("VIPD"), OwnProcesses(time.monotonic), lambda: listening) as watch:
+        options = WatchOptions(OwnProcesses(time.monotonic))
+        async with TableWatch(Names("VIPD"), options, lambda: listening) as watch:
             await asyncio.to_thread(kind_of_change)
             return await asyncio.wait_for(anext(watch), 60)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from vipd.dataplane.dual_stack import DualStackDataplane, FamilyPlans
@@ -12,8 +13,8 @@ from vipd.dataplane.iptables.family import FamilyRules
 from vipd.dataplane.iptables.former import Kept
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Plan
-from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
+from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
@@ -33,7 +34,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         super().__init__(families)
         self._names = names
         self.counter: RuleCounter = counter
-        """Its `hear` wants the kernel's notifications of nf_tables rules."""
+        """Its `on_message` wants the kernel's notifications of nf_tables rules."""
 
     @classmethod
     async def start(
@@ -57,11 +58,9 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         key = forwarding.key
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
 
-    def watch(self, own: OwnProcesses) -> Watch:
+    def watch(self, options: WatchOptions) -> Watch:
         """Sees that somebody else changes rules; the counter hears what deleted rules had counted."""
-        watch = Watch(self.watched(), self._names, own)
-        watch.on_message = self.counter.on_message
-        return watch
+        return Watch(self.watched(), self._names, replace(options, on_message=self.counter.on_message))
 
     def watched(self) -> tuple[WatchedFamily, ...]:
         """How to see that somebody else changes our rules, for each family that has tools."""

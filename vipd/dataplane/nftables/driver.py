@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from vipd.dataplane.dual_stack import DualStackDataplane, FamilyPlans
 from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.compile import fill_tables, first_chain
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
@@ -59,9 +59,9 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
             if names := {chain.name for of, chain in chains if of is family}:
                 table.invalidate(names)
 
-    def watch(self, own: OwnProcesses) -> TableWatch:
+    def watch(self, options: WatchOptions) -> TableWatch:
         """Sees that somebody else changes the table."""
-        return TableWatch(self._names, own)
+        return TableWatch(self._names, options)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The chain that the service's first frontend leads to, and for each endpoint its map."""

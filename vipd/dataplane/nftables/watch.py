@@ -14,8 +14,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, Scope
 from vipd.dataplane.iptables.watch.messages import KINDS_WITH_SETS, Change, Kind
-from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
 from vipd.dataplane.nftables.options import table_name
 from vipd.model.service import Family
 
@@ -40,14 +39,15 @@ class TableWatch(Disturbances):
     """
 
     def __init__(
-        self, names: Names, own: OwnProcesses, open_events: Callable[[], socket] = open_socket
+        self, names: Names, options: WatchOptions, open_events: Callable[[], socket] = open_socket
     ) -> None:
-        super().__init__()
-        self._names, self._own, self._open = names, own, open_events
+        super().__init__(options)
+        self._names, self._open = names, open_events
         self.ways: dict[Family, str] = dict.fromkeys(Family, "events")
         """How each family is watched, for status."""
 
     def _begin(self) -> None:
         clock = asyncio.get_running_loop().time
-        scope = self._widened(TableScope(self._names, frozenset(Family)))
-        self._start(RuleEvents(self._open(), scope, self._own, clock, kinds=KINDS_WITH_SETS), "table events")
+        options, scope = self._options, self._options.scope(TableScope(self._names, frozenset(Family)))
+        events = RuleEvents(self._open(), scope, options.own, clock, options.on_message, KINDS_WITH_SETS)
+        self._start(events, "table events")

@@ -23,7 +23,7 @@ from vipd.dataplane.iptables.watch.messages import Generation, read_messages
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.iptables.watch.repair_backoff import MOST_QUARRELS, RepairBackoff
-from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances
+from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances, WatchOptions
 from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.host.supervisor import Supervisor
 from vipd.model.service import Family
@@ -39,7 +39,7 @@ class Stream(Disturbances):
     """A watch of watchers that a test has made."""
 
     def __init__(self, *watchers: object) -> None:
-        super().__init__()
+        super().__init__(WatchOptions(OwnProcesses(lambda: 0.0)))
         self._made = watchers
 
     def _begin(self) -> None:
@@ -249,8 +249,8 @@ def test_a_poll_that_fails_is_named_and_ends_no_other(
 
     async def story() -> None:
         supervisor, own = Supervisor((OSError, ApplyError)), OwnProcesses(lambda: 0.0)
-        watch = Watch([watched(family) for family in Family], NAMES, own, open_events=no_events)
-        watch.supervise = supervisor.run_meanwhile
+        options = WatchOptions(own, supervisor.run_meanwhile)
+        watch = Watch([watched(family) for family in Family], NAMES, options, open_events=no_events)
         async with watch:
             assert (await anext(watch)).families == {Family.IPV4}
             await asyncio.sleep(3600)

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from vipd.control.background_tasks import watch_rules
 from vipd.control.progress import Progress
+from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
 
 
 class Dying(Disturbances):
@@ -44,7 +45,7 @@ def test_a_watch_that_is_opened_again_doubts_everything() -> None:
     def open_watch() -> Any:
         nonlocal opened
         opened += 1
-        return Dying()
+        return Dying(WatchOptions(OwnProcesses(lambda: 0.0)))
 
     async def watch() -> None:
         for _ in range(3):  # as the supervisor of loops does

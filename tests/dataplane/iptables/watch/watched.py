@@ -20,6 +20,7 @@ from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.iptables.watch.watcher import Watch
 from vipd.host.changes import HostRecord
 from vipd.host.process import Finished, run
@@ -49,7 +50,7 @@ class Watched:
             Watch(
                 self.dataplane.watched(),
                 Names("VIPD"),
-                self.own,
+                WatchOptions(self.own),
                 open_events=open_events,
                 open_tables=lambda family: inside(self.namespace, partial(LegacyTables, family)),
             )

@@ -6,10 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vipd.dataplane.iptables.watch.external_change import ExternalChange, Scope
+from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 
 LOOK_AGAIN = Pace(longest=5.0)
@@ -41,30 +43,44 @@ class Watcher(Protocol):
         """Ends only by a fault."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What a watch is to pass over, to report besides, and how it is run."""
+
+    own: OwnProcesses
+    """Their changes are not reported."""
+    supervise: Callable[[str, Work], Coroutine[Any, Any, None]] = field(
+        default_factory=lambda: Supervisor().run_meanwhile
+    )
+    """Runs each watcher that polls, so that its failures end no other one."""
+    widen: Callable[[Scope], Scope] | None = None
+    """Adds to what concerns a dataplane what else is to be reported."""
+    polls: tuple[tuple[Watcher, str], ...] = ()
+    """More watchers that poll, each with its name."""
+    on_message: Callable[[bytes], None] | None = None
+    """Gets the kernel's notifications as they come, our own changes too."""
+
+    def scope(self, scope: Scope) -> Scope:
+        """What a watch reports of a dataplane that reports this scope by itself."""
+        return self.widen(scope) if self.widen else scope
+
+
 class Disturbances:
     """Watches from entry to exit: `async with ... as watch: async for disturbance in watch`.
 
     Disturbances that nobody has taken yet are kept. Whoever iterates gets the fault of a watcher, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: WatchOptions) -> None:
+        self._options = options
         self._found: deque[ExternalChange | BaseException] = deque()
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
-        self.widen: Callable[[Scope], Scope] | None = None
-        """Adds to what concerns a dataplane what else is to be reported. Set it before entry."""
-        self.beside: tuple[tuple[Watcher, str], ...] = ()
-        """More watchers that poll, each with its name. Set them before entry."""
-        self.supervise: Callable[[str, Work], Coroutine[Any, Any, None]] = Supervisor().run_meanwhile
-        """Runs each watcher that polls, so that its failures end no other one. Set it before entry."""
 
     def _begin(self) -> None:
         """Start the watchers. May raise OSError."""
         raise AssertionError("each kind of watch has its own")
-
-    def _widened(self, scope: Scope) -> Scope:
-        return self.widen(scope) if self.widen else scope
 
     def _start(self, watcher: Watcher, name: str) -> None:
         self._run(watcher, watcher.run(self._report), name)
@@ -72,7 +88,7 @@ class Disturbances:
     def _start_poll(self, watcher: Watcher, name: str) -> None:
         """Start a watcher that can be run again when it has failed, and loses nothing by that."""
         work = Loop(lambda: watcher.run(self._report), Task(LOOK_AGAIN))
-        self._run(watcher, self.supervise(name, work), name)
+        self._run(watcher, self._options.supervise(name, work), name)
 
     def _run(self, watcher: Watcher, work: Coroutine[Any, Any, None], name: str) -> None:
         self._stack.callback(watcher.close)
@@ -101,7 +117,7 @@ class Disturbances:
     async def __aenter__(self) -> Self:
         try:
             self._begin()
-            for watcher, name in self.beside:
+            for watcher, name in self._options.polls:
                 self._start_poll(watcher, name)
         except BaseException:
             await self._stack.aclose()

@@ -1,6 +1,6 @@
 """The entry point: one stream of external changes, by events where the kernel has them, else by polling.
 
-async with Watch(families, names, own) as watch:
+async with Watch(families, names, WatchOptions(own)) as watch:
     async for disturbance in watch: ...
 """
 
@@ -15,9 +15,8 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
 from vipd.dataplane.iptables.watch.external_change import Scope
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
-from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, RulePoll, WatchedFamily
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
@@ -34,16 +33,14 @@ class Watch(Disturbances):
         self,
         families: Sequence[WatchedFamily],
         names: Names,
-        own: OwnProcesses,
+        options: WatchOptions,
         interval: float = POLL_SECONDS,
         open_events: Callable[[], socket] = open_socket,
         open_tables: Callable[[Family], LegacyTables] = LegacyTables,
     ) -> None:
-        super().__init__()
-        self._families, self._names, self._own, self._interval = tuple(families), names, own, interval
+        super().__init__(options)
+        self._families, self._names, self._interval = tuple(families), names, interval
         self._open_events, self._open_tables = open_events, open_tables
-        self.on_message: Callable[[bytes], None] | None = None
-        """Gets the kernel's notifications as they come, our own changes too. Set it before entry."""
         self.ways: dict[Family, str] = {}
         """How each family is watched, for status: `events`, `poll`, or `poll: ` and why not by events."""
 
@@ -56,7 +53,7 @@ class Watch(Disturbances):
     def _start_events(self) -> None:
         self.ways = {watched.family: "poll" for watched in self._families}
         told = frozenset(watched.family for watched in self._families if not watched.legacy)
-        if not told and not self.widen:
+        if not told and not self._options.widen:
             return
         try:
             listening = self._open_events()
@@ -66,8 +63,9 @@ class Watch(Disturbances):
             return
         clock = asyncio.get_running_loop().time
         self.ways |= dict.fromkeys(told, "events")
-        scope = self._widened(Scope(self._names, told))
-        self._start(RuleEvents(listening, scope, self._own, clock, self.on_message), "rule events")
+        scope = self._options.scope(Scope(self._names, told))
+        events = RuleEvents(listening, scope, self._options.own, clock, self._options.on_message)
+        self._start(events, "rule events")
 
     def _poll(self, watched: WatchedFamily) -> RulePoll:
         tables = None
