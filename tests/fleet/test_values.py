@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from tests.lab.recording_observer import RecordingObserver
+from tests.model.samples import service
+from vipd.daemon import wiring
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.syntax import parse_backend
-from vipd.model.backend_status import Admin
+from vipd.host.process import Finished
+from vipd.host.settings.settings import load_settings
+from vipd.model.backend_status import Admin, BackendStatuses
 from vipd.model.override import Override, Subject, to_json
 from vipd.model.service import Service
 from vipd.sources.etcd.fleet_keys import (
@@ -107,6 +114,35 @@ def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> No
     values = {}
     orders.refresh()
     assert observer.overrides == [{DRAIN.subject}] * 2
+
+
+def test_a_single_step_obeys_an_order_that_etcd_has_just_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vipd --once` runs no loop that ends overrides."""
+
+    async def no_programs(argv: Sequence[str], stdin: str) -> Finished:
+        raise FileNotFoundError(argv[0])
+
+    monkeypatch.setattr(wiring, "rule_programs", lambda *_: no_programs)
+    etcd, directory = {"endpoints": ["http://127.0.0.1:1"]}, str(tmp_path)
+    settings = load_settings(
+        flags={"etcd": etcd, "state_dir": directory, "services_dir": directory, "dataplane": "iptables"}
+    )
+
+    async def story() -> BackendStatuses:
+        parts = await wiring.wire(settings)
+        web = service("shop/web", "10.96.0.10", "", 1, "10.244.0.5")
+        parts.statuses.follow({web.name: web})
+        order = replace(DRAIN, subject=Subject(web.name, "10.244.0.5"))
+        assert parts.fleet is not None
+        parts.fleet.orders._values = lambda: {"x": order_value(order)}
+        parts.fleet.orders.refresh()
+        assert parts.statuses.take_dirty() == {web.name}
+        await parts.fleet.close()
+        return parts.statuses.backend_statuses(web)
+
+    assert [status.admin for status in asyncio.run(story()).values()] == [Admin.DRAINING]
 
 
 def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:
