@@ -18,7 +18,7 @@ from vipd.control import address_policy, admission, catalog, changes
 from vipd.control import claim_conflicts as contest
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.catalog import ContainedCatalog
+from vipd.control.catalog import Catalog
 from vipd.control.claim_conflicts import Contest
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
@@ -160,7 +160,7 @@ def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
     units = {f"file:/{n}": Unit(declared(service(f"s{n}", f"10.97.0.{n}"))) for n in range(others)}
     known = declared(service("old", "10.96.0.66"))
     units["file:/bad"] = Unit(declared(BOMB), known)
-    contained = ContainedCatalog()
+    contained = Catalog()
     merged = contained.merge(units, units.keys())
     assert set(merged.services) == {"old", *(f"s{n}" for n in range(others))}
     assert set(merged.problems) == {"file:/bad"}
@@ -186,8 +186,8 @@ def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(catalog, "conflicts_between", breaking)
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(WEB))}
-    contained = ContainedCatalog()
-    contained._catalog.merge = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first
+    contained = Catalog()
+    contained._take = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first
     assert set(contained.merge(units, units.keys()).services) == {"dns"}
 
 

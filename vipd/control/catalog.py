@@ -44,6 +44,9 @@ class Catalog:
 
     Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
     that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
+
+    A unit whose merge raises is held: its accepted version serves, and the exception is a problem of it. Each
+    merge tries again what is held.
     """
 
     def __init__(self) -> None:
@@ -54,16 +57,28 @@ class Catalog:
         """Who claims what in the snapshot. Empty while it is contested."""
         self._uses = AddressUses()
         """Of its addresses, likewise."""
+        self._held: dict[str, Unit] = {}
+        """What is merged in place of the units that cannot be merged."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether some unit is held."""
+        return bool(self._held)
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
         """What `merge` says of these units; `changed` names those that are other than at the last call, and
-        those that are gone."""
-        if not changed:
-            self._merged = replace(self._merged, dirty=())
-        elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
-            self._start_over(units)
-        else:
-            self._take(units, changed, exchange)
+        those that are gone. Raises only what no unit is to blame for."""
+        changed = {*changed, *self._held}
+        self._held.clear()
+        try:
+            if not changed:
+                self._merged = replace(self._merged, dirty=())
+            elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
+                self._start_over(units)
+            else:
+                self._take(units, changed, exchange)
+        except Exception as error:
+            self._hold(units, sorted(changed & units.keys()), error)
         return self._merged
 
     def _exchange(self, units: Units, changed: Collection[str]) -> _Exchange | None:
@@ -91,10 +106,11 @@ class Catalog:
 
     def _take(self, units: Units, changed: Collection[str], exchange: _Exchange) -> None:
         staying = {service.name for service in exchange.coming}
+        # Before anything is changed: this may raise.
+        released = [claim for service in exchange.leaving for claim in claims_of(service)]
+        for claim in released:
+            self._owners.pop(claim, None)
         for service in exchange.leaving:
-            for claim in claims_of(service):
-                if claim not in exchange.owners:
-                    self._owners.pop(claim, None)
             if service.name not in staying:
                 self._services.pop(service.name, None)
         self._owners.update(exchange.owners)
@@ -120,6 +136,50 @@ class Catalog:
         dirty = [name for name in before if name not in after]
         dirty += [name for name, service in after.items() if before.get(name) is not service]
         self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
+
+    def _view(self, units: Units, instead: Units | None = None) -> Units:
+        """The units, those that are held in another version, and so those of `instead`."""
+        held = {name: held for name, held in self._held.items() if name in units}
+        return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
+
+    def _hold(self, units: Units, changed: Sequence[str], error: Exception) -> None:
+        """Hold those of the changed units that cannot be merged, and merge the rest."""
+        before = self._merged.services
+        in_place = self._in_place(units, changed, error)
+        faulty = self._faulty(units, in_place, changed, set()) if changed else []
+        self._held = {name: in_place[name] for name in faulty}
+        # From scratch, and all of it dirty: what a merge that failed has left half done is not to be trusted.
+        self._start_over(self._view(units))
+        self._merged = replace(self._merged, dirty=tuple(dict.fromkeys((*before, *self._services))))
+
+    def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
+        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
+        error when a merge fails even then."""
+        accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
+        nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
+        for in_place in (accepted, nothing):
+            if _merges(self._view(units, in_place)):
+                return in_place
+        raise error
+
+    def _faulty(
+        self,
+        units: Units,
+        in_place: Units,
+        suspects: Sequence[str],
+        sound: set[str],
+    ) -> list[str]:
+        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
+        `sound`."""
+        left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
+        if _merges(self._view(units, left_out)):
+            sound.update(suspects)
+            return []
+        if len(suspects) == 1:
+            return list(suspects)
+        middle = len(suspects) // 2
+        first = self._faulty(units, in_place, suspects[:middle], sound)
+        return first + self._faulty(units, in_place, suspects[middle:], sound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,78 +238,6 @@ def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
             uses.add((loser, claim, service.name))
         problems.setdefault(loser, []).append(conflict.problem_of(loser))
     return problems
-
-
-class ContainedCatalog:
-    """Merges as `Catalog` does. A unit whose merge raises is held: its accepted version serves, and the
-    exception is a problem of it. Each merge tries again what is held."""
-
-    def __init__(self) -> None:
-        self._catalog = Catalog()
-        self._merged = Merged({}, {}, {})
-        self._held: dict[str, Unit] = {}
-        """What is merged in place of the units that cannot be merged."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether some unit is held."""
-        return bool(self._held)
-
-    def merge(self, units: Units, changed: Collection[str]) -> Merged:
-        """What `Catalog.merge` says. Raises only what no unit is to blame for."""
-        changed = {*changed, *self._held}
-        self._held.clear()
-        try:
-            merged = self._catalog.merge(self._view(units), changed)
-        except Exception as error:
-            merged = self._merge_without(units, sorted(changed & units.keys()), error)
-        self._merged = merged
-        return merged
-
-    def _view(self, units: Units, instead: Units | None = None) -> Units:
-        """The units, those that are held in another version, and so those of `instead`."""
-        held = {name: held for name, held in self._held.items() if name in units}
-        return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
-
-    def _merge_without(self, units: Units, changed: Sequence[str], error: Exception) -> Merged:
-        """Hold those of the changed units that cannot be merged, and merge the rest."""
-        in_place = self._in_place(units, changed, error)
-        faulty = self._faulty(units, in_place, changed, set()) if changed else []
-        self._held = {name: in_place[name] for name in faulty}
-        # Another catalog: what a merge that failed has left half done is not to be trusted.
-        self._catalog, before = Catalog(), self._merged.services
-        view = self._view(units)
-        merged = self._catalog.merge(view, view.keys())
-        return replace(merged, dirty=tuple(dict.fromkeys((*before, *merged.services))))
-
-    def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
-        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
-        error when a merge fails even then."""
-        accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
-        nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
-        for in_place in (accepted, nothing):
-            if _merges(self._view(units, in_place)):
-                return in_place
-        raise error
-
-    def _faulty(
-        self,
-        units: Units,
-        in_place: Units,
-        suspects: Sequence[str],
-        sound: set[str],
-    ) -> list[str]:
-        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
-        `sound`."""
-        left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
-        if _merges(self._view(units, left_out)):
-            sound.update(suspects)
-            return []
-        if len(suspects) == 1:
-            return list(suspects)
-        middle = len(suspects) // 2
-        first = self._faulty(units, in_place, suspects[:middle], sound)
-        return first + self._faulty(units, in_place, suspects[middle:], sound)
 
 
 def _merges(units: Units) -> bool:

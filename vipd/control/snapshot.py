@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.admission import Admission
-from vipd.control.catalog import ContainedCatalog, Merged
+from vipd.control.catalog import Catalog, Merged
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import Unit
@@ -47,7 +47,7 @@ class Snapshot:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
-        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
+        self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
         self._merged = Merged({}, {}, {})
         self._faults: Mapping[str, tuple[str, ...]] | None = None
         """None: there was no merge yet."""
@@ -102,7 +102,7 @@ class Snapshot:
 
     def invalidate(self) -> None:
         """Trust nothing that is remembered: the next merge reads, admits and merges everything anew."""
-        self._admission, self._catalog, self._registrar = Admission(), ContainedCatalog(), Registrar()
+        self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:
         """A source's units; while it fails in a way that nobody expected, those that it had."""
