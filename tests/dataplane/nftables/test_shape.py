@@ -77,6 +77,27 @@ def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
     assert len(list(plan.transactions())) == 1
 
 
+def test_a_change_compiles_the_old_form_and_the_new_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(3))), list[Forwarding]()
+
+    def noted(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
+        asked.append(forwarding)
+        return compile_forwarding(forwarding, options, handlers)
+
+    made.written()
+    monkeypatch.setattr("vipd.dataplane.nftables.table.compile_forwarding", noted)
+    first, second, last = (choose(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2))
+    made.update(first.key, first)
+    assert len(asked) == 2
+    made.update(second.key, second)
+    (step,), _ = made.touched()
+    assert "10.244.0.2 . 8080" in step.deleted.values(), "what the kernel holds, not what was never written"
+    assert "10.244.0.4 . 8080" in step.added.values()
+    assert len(asked) == 3
+    made.update(last.key, last)
+    assert made.touched()[0] == [], "as the kernel holds it"
+
+
 def changed(made: WantedTable, service: Service) -> Plan:
     """What has to be written when one service is declared anew, all others being written."""
     installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves

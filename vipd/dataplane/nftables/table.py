@@ -96,6 +96,8 @@ class WantedTable:
         self._touched: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
         """Of forwardings that were touched, until they are written."""
+        self._written: dict[ForwardingKey, Fragment] = {}
+        """What those were compiled to that the kernel held in their place, as far as it is known."""
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
         """What is compiled already of an update that is to come: the new form, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
@@ -135,8 +137,10 @@ class WantedTable:
         fragment = self._compile(forwarding, ahead) if forwarding is not None else None
         before = self._forwardings.pop(key, None)
         if before is not None:
-            known = self._fragments.pop(key, None)
-            self._count(known or self._compile(before, ahead), -1)
+            old = self._fragments.pop(key, None) or self._compile(before, ahead)
+            self._count(old, -1)
+            if before is self._committed.get(key):
+                self._written[key] = old
         if forwarding is not None and fragment is not None:
             self._forwardings[key] = forwarding
             self._fragments[key] = fragment
@@ -218,6 +222,7 @@ class WantedTable:
                 self._committed.pop(key, None)
         self._touched.clear()
         self._fragments.clear()
+        self._written.clear()
         self._shared_before.clear()
         self._numbers_before = self._numbers()
         self._handlers.keep(self._entries)
@@ -232,7 +237,7 @@ class WantedTable:
     def _changed(self, key: ForwardingKey) -> Step:
         """What differs of one forwarding from what was written."""
         committed = self._committed.get(key)
-        before = self._compile(committed) if committed else Fragment()
+        before = self._written.get(key) or (self._compile(committed) if committed else Fragment())
         after = self._fragments[key] if key in self._forwardings else Fragment()
         step = Step.between((key,), before.elements, after.elements)
         goes_on = step.deleted and after.elements
