@@ -156,9 +156,22 @@ class Admission:
         policy = self._policy
         if check_problems is not None:
             policy = replace(policy, check_problems=check_problems)
+        found = set[str]()
         # Those that serve already come first, so that newcomers find no room rather than they.
-        order = sorted(changed, key=lambda name: (self._newcomer(name), name))
-        return {name for name in order if name not in self._given or self._renew(name, policy)}
+        for name in sorted(changed, key=lambda name: (self._newcomer(name), name)):
+            unit, before = self._given.get(name), self._admitted.get(name)
+            if unit is None:
+                found.add(name)
+                continue
+            if before and name not in self._refused and _same(before.given, unit):
+                continue
+            try:
+                after = _admitted(unit, policy, before)
+            except Exception as error:  # it refuses this unit alone
+                after = _Admitted(unit, refused(name, unit, error, "admitting it"))
+            if self._keep(name, after):
+                found.add(name)
+        return found
 
     def _newcomer(self, name: str) -> bool:
         unit = self._given.get(name)
@@ -174,23 +187,16 @@ class Admission:
             self._refused.discard(name)
         return gone
 
-    def _renew(self, name: str, policy: AddressPolicy) -> bool:
-        """Look at a unit; whether what is let in is another one than before. An exception that nobody
-        expected refuses this unit alone."""
-        before, unit = self._admitted.get(name), self._given[name]
-        if before and name not in self._refused and _same(before.given, unit):
-            return False
-        try:
-            after = _admitted(unit, policy, before)
-        except Exception as error:
-            after = _Admitted(unit, refused(name, unit, error, "admitting it"))
-        after = replace(after, unit=self._budget.take(name, after.unit))
-        self._admitted[name] = after
-        (self._refused.discard if after.unit.candidate.ok else self._refused.add)(name)
+    def _keep(self, name: str, admitted: _Admitted) -> bool:
+        """Note how a unit was let in, as far as there is room for it; whether that is otherwise than
+        before."""
+        unit = self._budget.take(name, admitted.unit)
+        self._admitted[name] = replace(admitted, unit=unit)
+        (self._refused.discard if unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)
-        if known is not None and _alike(known, after.unit):
+        if known is not None and _alike(known, unit):
             return False
-        self.units[name] = after.unit
+        self.units[name] = unit
         return True
 
 

@@ -44,8 +44,11 @@ def parse_incrementally(
     """
     text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
     change = _change(text, earlier, known)
-    found = change and _combined(change, path, known, source)
-    return found or parse_declaration(text, path, source)
+    if change is not None:
+        found = _combined(known, change, parse_declaration(change.text, path, source))
+        if found is not None:
+            return found
+    return parse_declaration(text, path, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,8 @@ def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | Non
     return start, mark, re.compile(rb"\n(?!- )[^ #\n]" if not item[1] else rb"\n[^ #\n]")
 
 
-def _combined(change: _Change, path: str, known: Declaration, source: str) -> Declaration | None:
+def _combined(known: Declaration, change: _Change, read: Declaration) -> Declaration | None:
     """The known services with those that were read anew; None if there is anything to be said of them."""
-    read = parse_declaration(change.text, path, source)
     if not read.ok or read.notes:
         return None
     before, between, behind = _split(known.services, change.first, change.end)
