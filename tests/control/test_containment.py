@@ -191,6 +191,19 @@ def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.Monk
     assert set(contained.merge(units, units.keys()).services) == {"dns"}
 
 
+def test_a_merge_that_fails_halfway_loses_no_service_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = Bomb(monkeypatch, catalog, "claims_of")
+    bomb.armed = False
+    units = {"file:/a": Unit(declared(DNS, BOMB))}
+    merging = Catalog()
+    merging.merge(units, units.keys())
+    units["file:/a"] = Unit(declared(WEB))
+    bomb.armed = True
+    merged = merging.merge(units, units.keys())
+    assert set(merged.services) == {"web"}
+    assert set(merged.dirty) == {"dns", "bomb", "web"}
+
+
 def selected(monkeypatch: pytest.MonkeyPatch) -> Bomb:
     return Bomb(monkeypatch, changes, "choose")
 
