@@ -119,7 +119,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
 async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     """End what waits, save what was counted, end the loops."""
     if parts.fleet:
-        parts.fleet.store.stopping = True
+        parts.fleet.store.stop_waiting()
     await parts.reconciler.stop_waiting()
     if parts.reconciler.progress.applied:  # else there are no rules yet that could have counted
         await parts.numbers.close()

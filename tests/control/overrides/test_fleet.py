@@ -75,7 +75,7 @@ def test_nobody_waits_for_etcd_while_vipd_stops(world: World) -> None:
         waiting = asyncio.create_task(store.wait_followed(Written(7, {f"{BELOW}x": True})))
         await asyncio.sleep(0)
         assert not waiting.done()
-        store.stopping = True
+        store.stop_waiting()
         return await waiting
 
     assert "vipd is stopping" in asyncio.run(story())

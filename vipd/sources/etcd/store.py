@@ -65,8 +65,7 @@ class EtcdStore:
         self, client: EtcdClient, source: EtcdSource, prefix: str, clock: Callable[[], datetime]
     ) -> None:
         self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
-        self.stopping = False
-        """Whether nobody is to wait any more until this host knows of a write."""
+        self._stopping = False
 
     @property
     def services(self) -> dict[str, Service]:
@@ -154,12 +153,16 @@ class EtcdStore:
             revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
         return Written(revision, dict.fromkeys(keys, False))
 
+    def stop_waiting(self) -> None:
+        """vipd stops: end every `wait_followed`."""
+        self._stopping = True
+
     async def wait_followed(self, written: Written) -> str:
         """Wait until this host knows of a write; why it does not, or does not follow it, else empty."""
         clock = asyncio.get_running_loop().time
         end = clock() + FOLLOWED_SECONDS
         while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
-            if self.stopping:
+            if self._stopping:
                 return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
                 late = (
