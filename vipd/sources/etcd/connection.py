@@ -72,6 +72,7 @@ class Connection:
         self._context: ssl.SSLContext | None = None
         self._files: Signatures = ()
         self._token: str | None = None
+        """The one in use; None: never logged in; empty: etcd's authentication is off."""
         self._refreshing = asyncio.Lock()
 
     @property
@@ -83,11 +84,6 @@ class Connection:
     def timeout(self) -> float:
         """Seconds for one answer of one endpoint."""
         return self._settings.timeout
-
-    @property
-    def token(self) -> str | None:
-        """The token in use; None: never logged in; empty: etcd's authentication is off."""
-        return self._token
 
     def failed(self, endpoint: str) -> None:
         """The caller found an endpoint to be of no use: ask others first."""
