@@ -212,7 +212,7 @@ ETCD = (
     Seam(
         "answers of etcd",
         "vipd.sources.etcd.lines:read_body",
-        ("vipd.sources.etcd.connection", "vipd.sources.etcd.lines", "vipd.sources.etcd.transport_faults"),
+        ("vipd.sources.etcd.transport", "vipd.sources.etcd.lines", "vipd.sources.etcd.transport_faults"),
         "last known services go on serving",
         nothing=lambda: "",
     ),
