@@ -15,10 +15,10 @@ import pytest
 
 from tests.api.serving import WEB, Api, served
 from tests.faults.instrumented import described, yardstick
+from tests.model.samples import many_declared
 from vipd.api import request_bodies
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import RefusedError, spec_of
-from vipd.observe.bench.declared import declaration
 
 STANDSTILL = 20.0
 """No callback may take longer than so many times the yardstick: 50 ms of processor time."""
@@ -128,7 +128,7 @@ def held_up(story: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def many() -> list[dict[str, object]]:
-    declared = parse_declaration(declaration(MANY, 5), "many.yaml").services
+    declared = parse_declaration(many_declared(MANY, 5), "many.yaml").services
     return [spec_of(service) for service in declared]
 
 

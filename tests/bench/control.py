@@ -19,8 +19,8 @@ from tests.fleet.network import entered
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import Lab, Wiring
+from tests.model.samples import many_declared
 from tests.sources.etcd.members import Cluster, Member, install
-from vipd.observe.bench.declared import declaration
 
 GROUP = "control"
 PATIENCE = 30.0
@@ -136,7 +136,7 @@ def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator
         with entered(lab.host):
             etcd.start()
         daemon = Daemon(lab.host, etcd={"endpoints": list(etcd.urls)}, log_level="warning", **settings)
-        daemon.write(declaration(extent.control_services).partition("services:\n")[2])
+        daemon.write(many_declared(extent.control_services).partition("services:\n")[2])
         stack.enter_context(daemon)
         prober = lab.client.start(sys.executable, "-I", str(Path(__file__).with_name("prober.py")))
         victims = _victims(lab, daemon, extent.control_rounds)

@@ -15,7 +15,7 @@ from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.topology import Lab, Wiring
-from vipd.observe.bench.declared import declaration
+from tests.model.samples import many_declared
 
 GROUP = "daemon"
 START_SECONDS = 300.0
@@ -155,7 +155,7 @@ def prepared(services: int, settings: Mapping[str, Any]) -> Iterator[Daemon]:
     """A daemon that is not started, with that many services in its file."""
     with Lab(Wiring(backends=1)) as lab:
         daemon = Daemon(lab.host, log_level="warning", **settings)
-        daemon.write(declaration(services).partition("services:\n")[2])
+        daemon.write(many_declared(services).partition("services:\n")[2])
         yield daemon
 
 

@@ -13,6 +13,7 @@ from tests.model.samples import declared, service
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
+from vipd.host.observer import Observer
 from vipd.model.service import Service
 
 PATIENCE_SECONDS = 60.0
@@ -71,6 +72,17 @@ class World:
         while not await self.settled(wish):
             assert asyncio.get_running_loop().time() < end, self.reconciler.progress.fault
             await asyncio.sleep(0.005)
+
+
+class Heartbeats(Observer):
+    """Counts heartbeats."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def heartbeat(self) -> None:
+        """One more."""
+        self.count += 1
 
 
 Story = Callable[[World], Awaitable[None]]

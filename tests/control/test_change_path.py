@@ -16,10 +16,10 @@ import pytest
 from tests.control.change_path import Function, Trace
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.namespace import Namespace
+from tests.model.samples import many_declared
 from vipd.daemon import wiring
 from vipd.host.process import Finished
 from vipd.host.settings.settings import Settings
-from vipd.observe.bench.declared import declaration as many_services
 
 SERVICES = 50
 OLD, NEW = "10.128.0.11,", "10.250.0.{},"
@@ -72,7 +72,7 @@ async def traced(settings: Settings, directory: Path, monkeypatch: pytest.Monkey
         assert await parts.reconciler.step(), parts.reconciler.progress.fault
 
     monkeypatch.setattr(wiring, "rule_programs", lambda *_: run)
-    text = many_services(SERVICES)
+    text = many_declared(SERVICES)
     save(directory, text)
     trace = Trace(STOPS)
     asyncio.get_running_loop().set_default_executor(trace.executor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, World, lived
+from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, Heartbeats, World, lived
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import broken, declared, service
 from vipd.control import changes as room
@@ -284,12 +284,15 @@ def test_cancelling_ends_the_loop_during_a_step() -> None:
 
 
 def test_a_large_load_shows_that_it_goes_on() -> None:
-    async def story(world: World) -> None:
-        await world.fulfilled(world.reconciler.request_sync())
-
     def beats(number: int) -> int:
-        services = (service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number))
-        return lived(story, *services).reconciler.observers.heartbeats
+        heartbeats = Heartbeats()
+
+        async def story(world: World) -> None:
+            world.reconciler.observers.add(heartbeats)
+            await world.fulfilled(world.reconciler.request_sync())
+
+        lived(story, *(service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number)))
+        return heartbeats.count
 
     assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"
 

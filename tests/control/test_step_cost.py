@@ -17,6 +17,7 @@ from types import FrameType
 import pytest
 
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
+from tests.model.samples import many_declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Partners, Reconciler
 from vipd.control.selection import SelectionPolicy, choose
@@ -37,7 +38,6 @@ from vipd.host.requirements import HostNeeds
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Backend, Family, Service
-from vipd.observe.bench.declared import declaration as many_services
 from vipd.observe.health_ports import HealthPorts
 
 FEW, MANY = 100, 2000
@@ -81,7 +81,7 @@ def calls(work: Callable[[], object]) -> int:
 @cache
 def services(count: int) -> tuple[Service, ...]:
     """So many services with five backends each."""
-    return parse_declaration(many_services(count), PATH).services
+    return parse_declaration(many_declared(count), PATH).services
 
 
 @cache
@@ -274,7 +274,7 @@ def test_planning_one_change_costs_the_same_however_many_services_there_are(
 def test_reading_a_file_in_which_one_service_differs_costs_the_same_however_many_are_in_it() -> None:
     counts = []
     for count in (FEW, MANY):
-        text = many_services(count)
+        text = many_declared(count)
         known = parse_declaration(text, PATH)
         new = text.replace("10.128.0.11,", "10.250.0.1,")
         counts.append(calls(partial(parse_incrementally, new, PATH, text, known)))
@@ -288,7 +288,7 @@ as comprehensions are no functions there any more."""
 
 
 def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
-    text, found = many_services(FEW), forwardings(FEW)
+    text, found = many_declared(FEW), forwardings(FEW)
     parsed = services(FEW)
     table = WantedTable(TableOptions.of(SETTINGS, Family.IPV4))
     ruleset = Ruleset(RuleOptions.of(SETTINGS, Family.IPV4, random_fully=True))

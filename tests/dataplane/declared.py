@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.iptables.driver import IptablesDataplane, IptablesPlan
+from vipd.dataplane.dual_stack import FamilyPlans
+from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.dataplane.iptables.plan import Plan
 from vipd.host.changes import HostRecord
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -67,20 +69,20 @@ class Machine:
         self.dataplane.update(changes)
         self._forwardings = new
 
-    def plan(self) -> IptablesPlan:
+    def plan(self) -> FamilyPlans[Plan]:
         """What has to be written now."""
         return asyncio.run(self.dataplane.plan())
 
-    def apply(self, plan: IptablesPlan) -> None:
+    def apply(self, plan: FamilyPlans[Plan]) -> None:
         """Write it. Raises ApplyError."""
         asyncio.run(self.dataplane.apply(plan))
 
-    def become(self, services: Iterable[Service]) -> IptablesPlan:
+    def become(self, services: Iterable[Service]) -> FamilyPlans[Plan]:
         """One step of the reconciler; returns what was written."""
         self.declare(services)
         return self.step()
 
-    def step(self) -> IptablesPlan:
+    def step(self) -> FamilyPlans[Plan]:
         """Plan and, when there is something to do, apply."""
         plan = self.plan()
         if plan:

@@ -265,8 +265,8 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
         "vipd.host.vip_routes:VipRoutes.look": _same,
-        "vipd.sources.etcd.connection:Connection._open": _opened(control.etcd),
-        "vipd.sources.etcd.connection:diagnose": _not_diagnosed,
+        "vipd.sources.etcd.transport:Transport._open": _opened(control.etcd),
+        "vipd.sources.etcd.transport:diagnose": _not_diagnosed,
         "vipd.host.local_sockets:LocalSockets.read": lambda _: (),
         # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
         "vipd.control.background_tasks:POLL_HOST_SECONDS": 60.0,

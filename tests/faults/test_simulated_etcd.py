@@ -14,9 +14,9 @@ from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.sources.etcd.members import cluster, install
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import RejectedError
 from vipd.sources.etcd.messages import Found, KeyRange, KeyValue
+from vipd.sources.etcd.transport import Transport
 
 
 def test_it_answers_as_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,10 +26,10 @@ def test_it_answers_as_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         real = asyncio.run(_story(etcd.urls, prefix))
     simulated = SimulatedEtcd()
 
-    async def opened(_: Connection) -> SimulatedEtcd:
+    async def opened(_: Transport) -> SimulatedEtcd:
         return simulated
 
-    monkeypatch.setattr(Connection, "_open", opened)
+    monkeypatch.setattr(Transport, "_open", opened)
     assert asyncio.run(_story(("http://127.0.0.1:1",), prefix)) == real
 
 

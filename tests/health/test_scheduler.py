@@ -126,8 +126,7 @@ def test_no_more_run_at_once_than_there_is_room_for_and_all_get_their_turn() -> 
         made.add(targets)
         for _ in range(10):
             await asyncio.sleep(0.01)
-            assert made.running <= 3
-            assert made.crowded == (len(probers.asked) < 10)
+            assert made.running == min(3, 10 - len(probers.answers))
             for held in probers.held:
                 held.done(GOOD)
             probers.held.clear()

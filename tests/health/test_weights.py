@@ -16,7 +16,7 @@ from tests.model.samples import service
 from vipd.control.backend_status_tracker import BackendStatusTracker, Verdict
 from vipd.control.selection import SelectionPolicy, choose
 from vipd.health.result import SaidWeight, parse_weight
-from vipd.health.weights import STEPS, Claim, effective_weight, ramp, weights
+from vipd.health.weights import STEPS, Claim, ramp, weights
 from vipd.model.check import Check, TcpProbe
 from vipd.model.check_target import Target
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
@@ -33,20 +33,22 @@ claims = st.lists(
 
 @given(st.integers(0, MAX_WEIGHT), st.floats(0, 1e6), st.integers(1, 3600))
 def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_start: int) -> None:
+    both = (Claim(weight), Claim(weight, healthy_since=since))
     now, seen = since, []
     while True:
-        value, next_step = effective_weight(since, slow_start, weight, now)
-        seen.append(value)
+        found, next_step = weights(both, slow_start, now)
+        seen.append(found)
         if next_step is None:
             break
         assert now < next_step < since + slow_start
-        assert effective_weight(since, slow_start, weight, (now + next_step) / 2)[0] in (value, seen[-1])
+        assert weights(both, slow_start, (now + next_step) / 2)[0] == found
         now = next_step
-    assert len(seen) == STEPS
-    assert seen == sorted(seen)
-    assert seen[-1] == weight
-    assert all(value >= 1 for value in seen) or weight == 0
-    assert effective_weight(since, slow_start, weight, since + slow_start) == (weight, None)
+    steps = range(1, STEPS + 1)
+    assert [young * STEPS for _, young in seen] == [
+        old * step for (old, _), step in zip(seen, steps, strict=True)
+    ]
+    assert all(young >= 1 for _, young in seen) or weight == 0
+    assert weights(both, slow_start, since + slow_start) == ((weight, weight), None)
 
 
 def test_without_slow_start_the_share_is_full_at_once() -> None:

@@ -111,7 +111,7 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
         free.wait(60)
 
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("vipd.sources.etcd.connection.signatures", hangs)
+    monkeypatch.setattr("vipd.sources.etcd.transport.signatures", hangs)
     monkeypatch.setattr("vipd.sources.etcd.connection.password", hangs)
     monkeypatch.setattr("vipd.health.probes.http.tls_context", hangs)
 
@@ -129,7 +129,7 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
         settings = EtcdSettings(("https://127.0.0.1:9",), ca=where, user="me", password_file=where)
         connection = Connection(settings, Random(1))
         with pytest.raises(TLSError, match="its file system hangs"):
-            await connection._open()
+            await connection.transport._open()
         with pytest.raises(AuthFailedError, match="its file system hangs"):
             await connection._password()
         for timeout in (0.1, 5.0):

@@ -18,8 +18,8 @@ import pytest
 from tests.model.samples import service
 from vipd.control.catalog import merge
 from vipd.control.host import FORWARDING, LIBERAL, restore_sysctls
+from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
-from vipd.dataplane.switching import ChosenDataplane
 from vipd.host.changes import FILE_NAME, SYSCTLS, HostRecord
 from vipd.host.durable import (
     keep_aside,

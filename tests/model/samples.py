@@ -5,6 +5,7 @@ from __future__ import annotations
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import NOTHING, Unit
 from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
+from vipd.observe.bench.declared import PORT, TARGET, many_services
 
 HEAD = "apiVersion: vipd/v1\nservices:\n"
 
@@ -35,3 +36,17 @@ def block(address: str, name: str = "", *backends: str) -> str:
     """One item of `services:` as text, on 53/udp."""
     named = f"name: {name}, " if name else ""
     return f"  - {{{named}address: {address}, ports: [53/udp], backends: [{', '.join(backends)}]}}\n"
+
+
+def many_declared(count: int, backends: int = 5) -> str:
+    """The services that `vipctl bench` measures with, as a vipd/v1 document."""
+    return HEAD + "".join(map(_benched, many_services(count, backends)))
+
+
+def _benched(made: Service) -> str:
+    return (
+        f"  - name: {made.name}\n"
+        f"    address: {made.addresses[0]}\n"
+        f"    ports: [{{name: http, port: {PORT}, protocol: tcp, target: {TARGET}}}]\n"
+        f"    backends: [{', '.join(backend.address for backend in made.backends)}]\n"
+    )

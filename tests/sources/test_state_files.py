@@ -18,9 +18,9 @@ import pytest
 from tests.api.daemon_process import host
 from tests.model.samples import HEAD, block
 from tests.sources.etcd.gateway import broken
+from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
-from vipd.dataplane.switching import ChosenDataplane
 from vipd.declaration.native import parse_declaration
 from vipd.health.memory import SavedVerdicts, encode
 from vipd.health.remembered import Remembered

@@ -57,3 +57,17 @@ def settings_options(
         "--set", "assignments", metavar="KEY=VALUE", type=SETTING, multiple=True, help=one_help
     )
     return lambda command: file(one(command))
+
+
+def files_argument(command: Command) -> Command:
+    """Give a command any number of FILE as `files`, and each `-f FILE` as one of `named`."""
+    named = click.option(
+        "-f",
+        "--file",
+        "named",
+        metavar="FILE",
+        type=FILE,
+        multiple=True,
+        help="The same as FILE; repeatable.",
+    )
+    return click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)(named(command))

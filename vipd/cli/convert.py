@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from vipd.cli.argument_types import FILE
+from vipd.cli.argument_types import files_argument
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option
@@ -14,16 +14,7 @@ from vipd.declaration.native import format_declaration, service_to_spec
 
 
 @click.command()
-@click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
-@click.option(
-    "-f",
-    "--file",
-    "named",
-    metavar="FILE",
-    type=FILE,
-    multiple=True,
-    help="The same as FILE; repeatable.",
-)
+@files_argument
 @output_option("yaml", "json")
 @click.option("-q", "--quiet", is_flag=True, help="Do not tell what is left out.")
 def convert(files: tuple[str, ...], named: tuple[str, ...], form: str, quiet: bool) -> int:

@@ -7,7 +7,7 @@ from difflib import ndiff
 
 import click
 
-from vipd.cli.argument_types import FILE
+from vipd.cli.argument_types import files_argument
 from vipd.cli.changes import print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
@@ -27,16 +27,7 @@ def _file_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option(
         "--prune", is_flag=True, help="Also remove what the store holds and no FILE declares."
     )(command)
-    command = click.option(
-        "-f",
-        "--file",
-        "named",
-        metavar="FILE",
-        type=FILE,
-        multiple=True,
-        help="The same as FILE; repeatable.",
-    )(command)
-    return click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)(command)
+    return files_argument(command)
 
 
 @click.command()

@@ -13,9 +13,9 @@ from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
 from vipd.control.address_policy import AddressPolicy, admit_service
 from vipd.control.selection import SelectionPolicy, choose
+from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.switching import ChosenDataplane
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.host.settings.settings import Settings, balances_of, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments

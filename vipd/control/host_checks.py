@@ -34,8 +34,6 @@ DEFAULT_LIST_LIMIT = 100
 LISTS_AT_ONCE = 2000
 """Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
 NAMED_SERVICES = 3
-_ACCEPTS = tuple((family, variant) for family in Family for variant in ("nft", "legacy"))
-"""Accepts in FORWARD stay there: who wrote them knows whether they are needed."""
 
 
 class HostChecks:

@@ -25,7 +25,7 @@ from vipd.control.reload import reload
 from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
 from vipd.daemon.wiring import Parts, now, sources, wire
-from vipd.dataplane.switching import ChosenDataplane
+from vipd.dataplane.chosen import ChosenDataplane
 from vipd.host.changes import HostRecord
 from vipd.host.gc_control import leave_out
 from vipd.host.observer import Observers

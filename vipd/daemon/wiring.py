@@ -14,6 +14,7 @@ from vipd.control.host import HostNet
 from vipd.control.reconciler import Partners, Reconciler
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
@@ -21,7 +22,7 @@ from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import HostDataplanes, dataplane_meant
-from vipd.dataplane.switching import ChosenDataplane, SwitchableDataplane
+from vipd.dataplane.switching import SwitchableDataplane
 from vipd.health.checker import Health
 from vipd.host.changes import HostRecord
 from vipd.host.observer import Observers

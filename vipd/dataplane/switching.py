@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
@@ -26,49 +25,16 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.host.batches import in_batches
-from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
-
-_LONGEST_NAME = 4096
-
 
 Ready = Callable[[], Awaitable[None]]
 
 
 async def at_once() -> None:
     """Nothing is to be done before."""
-
-
-class ChosenDataplane:
-    """What an operator has chosen in place of the settings, kept in the state directory."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / "dataplane"
-
-    def read(self) -> str:
-        """The name, or `auto`; empty if the settings count."""
-        try:
-            chosen = read_own(self._path, _LONGEST_NAME).decode().strip()
-            if chosen not in (*DATAPLANES, "auto"):
-                raise ValueError("it names no dataplane")
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as error:
-            what, aside = "the dataplane that was chosen cannot be read", keep_aside(self._path)
-            log.warning("%s: %s: %s; the settings count; %s", self._path, what, why(error), aside)
-            return ""
-        return chosen
-
-    def write(self, chosen: str) -> None:
-        """Make it last; empty: the settings count again. Raises OSError."""
-        if chosen:
-            make_directory(self._path.parent)
-            write_durably(self._path, f"{chosen}\n".encode())
-        else:
-            remove_own(self._path)
 
 
 class DataplaneRegistry(Protocol):

@@ -91,14 +91,7 @@ def parse_port(text: str) -> ServicePort:
 
 def parse_port_number(text: str) -> int:
     """A port, 1..65535, in decimal without leading zeros."""
-    hint = f"a port is a number from 1 to {MAX_PORT}"
-    if not _DIGITS.fullmatch(text):
-        raise InvalidTextError(f"{shown(text)} is not a port", hint)
-    if text[0] == "0" and len(text) > 1:
-        raise InvalidTextError(f"the port {shown(text)} has a leading zero", "write it in plain decimal")
-    if not 1 <= int(text) <= MAX_PORT:
-        raise InvalidTextError(f"the port {text} is out of range", hint)
-    return int(text)
+    return _decimal(text, "port", range(1, MAX_PORT + 1), f"a port is a number from 1 to {MAX_PORT}")
 
 
 def parse_protocol(text: str) -> Protocol:
@@ -133,12 +126,16 @@ def parse_backend(text: str) -> Backend:
 def parse_weight(text: str) -> int:
     """A weight, 0..65535, in decimal without leading zeros."""
     hint = f"a weight is a whole number from 0 to {MAX_WEIGHT}"
+    return _decimal(text, "weight", range(MAX_WEIGHT + 1), hint)
+
+
+def _decimal(text: str, noun: str, allowed: range, hint: str) -> int:
     if not _DIGITS.fullmatch(text):
-        raise InvalidTextError(f"{shown(text)} is not a weight", hint)
+        raise InvalidTextError(f"{shown(text)} is not a {noun}", hint)
     if text[0] == "0" and len(text) > 1:
-        raise InvalidTextError(f"the weight {shown(text)} has a leading zero", "write it in plain decimal")
-    if int(text) > MAX_WEIGHT:
-        raise InvalidTextError(f"the weight {text} is out of range", hint)
+        raise InvalidTextError(f"the {noun} {shown(text)} has a leading zero", "write it in plain decimal")
+    if int(text) not in allowed:
+        raise InvalidTextError(f"the {noun} {text} is out of range", hint)
     return int(text)
 
 

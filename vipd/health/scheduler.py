@@ -87,11 +87,6 @@ class Scheduler:
         """Probes on their way."""
         return sum(slots.running for slots in self._slots.values())
 
-    @property
-    def crowded(self) -> bool:
-        """Whether probes wait for others to end."""
-        return any(slots.waiting and slots.running >= slots.most for slots in self._slots.values())
-
     def troubles(self) -> list[str]:
         """Which types of checks are late, as all their places are taken."""
         now = self._loop.time()

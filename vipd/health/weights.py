@@ -39,17 +39,6 @@ def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
     return Ramp(STEPS - len(later), later[0]) if later else FULL
 
 
-def effective_weight(
-    healthy_since: float | None, slow_start: float, weight: int, now: float
-) -> tuple[int, float | None]:
-    """The weight of one backend now, at least 1 unless it is 0, and when that changes.
-
-    Small weights have no tenths: where a share should be exact, use `weights`.
-    """
-    step, next_step = ramp(healthy_since, slow_start, now)
-    return _at_least_one(Fraction(weight * step, STEPS)), next_step
-
-
 class Claim(NamedTuple):
     """What decides on one backend's share."""
 

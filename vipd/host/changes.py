@@ -107,13 +107,6 @@ class HostRecord:
             changes.prefixes += [prefix] if prefix not in changes.prefixes else []
             self._write(changes)
 
-    def forget_prefix(self, prefix: str) -> None:
-        """Every chain of a prefix has been removed."""
-        changes = self._to_change()
-        if prefix in changes.prefixes:
-            changes.prefixes.remove(prefix)
-            self._write(changes)
-
     def device(self, name: str, state: str) -> None:
         """A device is about to be `made`, or to get routes, having been found `up` or `down`.
 

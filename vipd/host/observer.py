@@ -48,8 +48,6 @@ class Observers(Observer):
     def __init__(self, heartbeat_seconds: float = 60.0) -> None:
         """`heartbeat_seconds`: the longest time without a heartbeat while nothing happens."""
         self.heartbeat_seconds = heartbeat_seconds
-        self.heartbeats = 0
-        """How many there were."""
         self.containment = Containment()
         """Exceptions that nobody expected, of observers and of other parts that belong to no unit and no
         service."""
@@ -102,8 +100,7 @@ class Observers(Observer):
                 observer.dataplane_switched()
 
     def heartbeat(self) -> None:
-        """Count it, and tell all observers."""
-        self.heartbeats += 1
+        """Tell all observers."""
         for observer in self._observers:
             with self._around(observer, "sending a heartbeat"):
                 observer.heartbeat()

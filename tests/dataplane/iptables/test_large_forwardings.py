@@ -15,9 +15,9 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import table
+from vipd.dataplane.nftables.chains import Handlers
 from vipd.dataplane.nftables.compile import _Compilation, compile_forwarding, first_chain
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import WantedTable
 from vipd.dataplane.slots import slot_counts

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from tests.dataplane.iptables.watch.inside import inside
 from vipd.control.selection import Host, SelectionPolicy, choose
-from vipd.dataplane.nftables.driver import NftablesDataplane, NftablesPlan
+from vipd.dataplane.dual_stack import FamilyPlans
+from vipd.dataplane.nftables.driver import NftablesDataplane
+from vipd.dataplane.nftables.plan import Plan
 from vipd.host.changes import HostRecord
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import Finished, Runner, run
@@ -78,24 +80,24 @@ class Programmed:
         self.dataplane.update(changes)
         self.forwardings = new
 
-    def plan(self) -> NftablesPlan:
+    def plan(self) -> FamilyPlans[Plan]:
         """What has to be written now."""
         return asyncio.run(self.dataplane.plan())
 
-    def write(self) -> NftablesPlan:
+    def write(self) -> FamilyPlans[Plan]:
         """Plan and, when there is something to do, apply; what was written."""
         plan = self.plan()
         if plan:
             asyncio.run(self.dataplane.apply(plan))
         return plan
 
-    def step(self) -> NftablesPlan:
+    def step(self) -> FamilyPlans[Plan]:
         """Plan, write, and clear away what is left over; what was written."""
         plan = self.write()
         asyncio.run(self.dataplane.collect_garbage())
         return plan
 
-    def become(self, *services: Service) -> NftablesPlan:
+    def become(self, *services: Service) -> FamilyPlans[Plan]:
         """One step of the reconciler; what was written."""
         self.declare(services)
         return self.step()

@@ -8,12 +8,12 @@ import pytest
 
 from tests.dataplane.nftables.declared import numbered
 from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.nftables.chains import Spread
+from vipd.dataplane.nftables.chains import Handlers
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
-from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
+from vipd.dataplane.nftables.spread import Spread
 from vipd.dataplane.nftables.table import Step, WantedTable
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
@@ -202,7 +202,7 @@ def test_a_new_service_of_a_known_kind_changes_no_verdict() -> None:
 def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though what follows from their names were the same."""
     monkeypatch.setattr(
-        "vipd.dataplane.nftables.handlers.name_address",
+        "vipd.dataplane.nftables.chains.name_address",
         lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
     )
     handlers = Handlers(Family.IPV4)
@@ -222,7 +222,7 @@ def test_a_chain_has_no_number_that_a_slot_may_have(
 ) -> None:
     """Rules tell by the number whether one was found."""
     names = {"random-1": slot, "random-1 1": "77.0.0.1"}
-    monkeypatch.setattr("vipd.dataplane.nftables.handlers.name_address", lambda _, name: names[name])
+    monkeypatch.setattr("vipd.dataplane.nftables.chains.name_address", lambda _, name: names[name])
     assert Handlers(family).number("random-1") == "77.0.0.1"
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, World, lived
+from tests.control.reconciling import DNS, WEB, Heartbeats, World, lived
 from tests.dataplane.fake_dataplane import broken_tool
 from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
-from vipd.host.observer import Observer, Observers
+from vipd.host.observer import Observers
 from vipd.host.systemd.notify import Notifier, one_line
 
 
@@ -273,7 +273,8 @@ def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifi
 
 def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
     async def story(world: World) -> None:
-        observers = world.reconciler.observers
+        observers, heartbeats = world.reconciler.observers, Heartbeats()
+        observers.add(heartbeats)
         await world.fulfilled(world.reconciler.request_sync())
         observers.heartbeat_seconds = 0.02
         world.reconciler.request_sync()
@@ -283,9 +284,9 @@ def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
         world.dataplane.entered.clear()
         wish = world.reconciler.request_sync()
         await world.dataplane.entered.wait()
-        hung = observers.heartbeats
+        hung = heartbeats.count
         await asyncio.sleep(0.2)
-        assert observers.heartbeats == hung
+        assert heartbeats.count == hung
         world.dataplane.gate.set()
         await world.fulfilled(wish)
         await beaten(observers, 3)
@@ -295,11 +296,12 @@ def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
 
 async def beaten(observers: Observers, times: int) -> None:
     """Return after so many more heartbeats."""
-    reached, last = asyncio.Event(), observers.heartbeats + times
+    reached = asyncio.Event()
 
-    class Counting(Observer):
+    class Counting(Heartbeats):
         def heartbeat(self) -> None:
-            if observers.heartbeats >= last:
+            super().heartbeat()
+            if self.count >= times:
                 reached.set()
 
     observers.add(Counting())
@@ -307,13 +309,10 @@ async def beaten(observers: Observers, times: int) -> None:
 
 
 def test_heartbeats_are_told_to_observers() -> None:
-    observers, heard = Observers(), list[int]()
-
-    class Hearing(Observer):
-        def heartbeat(self) -> None:
-            heard.append(observers.heartbeats)
-
-    observers.add(Hearing())
+    observers, both = Observers(), (Heartbeats(), Heartbeats())
+    for heartbeats in both:
+        observers.add(heartbeats)
     observers.heartbeat()
+    assert [heartbeats.count for heartbeats in both] == [1, 1]
     observers.heartbeat()
-    assert heard == [1, 2]
+    assert [heartbeats.count for heartbeats in both] == [2, 2]

@@ -13,9 +13,8 @@ import pytest
 
 from tests.host.systemd.manager import REFUSAL, Unit, unit
 from tests.lab.waiting import wait_until
-from tests.model.samples import block
+from tests.model.samples import block, many_declared
 from vipd.daemon.status_reporter import READY_DESPITE_SECONDS
-from vipd.observe.bench.declared import declaration as many_services
 
 pytestmark = pytest.mark.root
 
@@ -138,7 +137,7 @@ def test_signs_of_life_end_when_a_step_hangs_and_the_api_goes_on() -> None:
 def test_a_long_load_gives_signs_of_life_and_asks_for_time() -> None:
     with unit(WATCHDOG_USEC="2000000", WATCHDOG_PID="") as node:
         told = node.manager
-        (node.services_dir / "many.yaml").write_text(many_services(2400, backends=1))
+        (node.services_dir / "many.yaml").write_text(many_declared(2400, backends=1))
         node.tools.set("seconds", "0.5")
         node.begin()
         wait_until(lambda: ready(node), "ready", 200)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.observe.explain.test_explain import HOST, WEB, forwarding
 from tests.observe.explain.test_explain import told as told_by_rules
-from vipd.dataplane.nftables.handlers import Handlers
+from vipd.dataplane.nftables.chains import Handlers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding

@@ -96,8 +96,11 @@ class Gateway:
         self.status: dict[str, int] = {}
         self.altered: Callable[[str, bytes], bytes] = lambda path, line: line
         """Called with each answer, and with each line of a watch."""
+        self.authorization: dict[str, str] = {}
+        """The token that the last request to a path carried."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.authorization[request.path] = request.headers.get("Authorization", "")
         said = self.says.get(request.path)
         if said is not None:
             return web.Response(body=said, status=self.status.get(request.path, 200))

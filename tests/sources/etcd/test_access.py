@@ -114,25 +114,23 @@ def test_no_user_where_one_is_needed(guarded: Cluster) -> None:
 def test_an_expired_token_is_renewed_once_for_all_who_need_it(guarded: Cluster, tmp_path: Path) -> None:
     async def scene() -> None:
         async with client_with(user(guarded, tmp_path)) as client:
+            tokens, log_in = list[str](), client.connection._log_in
+
+            async def recorded(endpoint: str) -> str:
+                tokens.append(await log_in(endpoint))
+                return tokens[-1]
+
+            client.connection._log_in = recorded  # type: ignore[method-assign]
             await client.get(MINE)
-            first, log_ins = client.connection.token, 0
-            log_in = client.connection._log_in
-
-            async def counted(endpoint: str) -> str:
-                nonlocal log_ins
-                log_ins += 1
-                return await log_in(endpoint)
-
-            client.connection._log_in = counted  # type: ignore[method-assign]
+            assert len(tokens) == 1
             async with asyncio.timeout(90):
-                while not log_ins:  # each use prolongs it, and a busy etcd looks late
+                while len(tokens) == 1:  # each use prolongs it, and a busy etcd looks late
                     await asyncio.sleep(TOKEN_SECONDS + 1.2)
                     await asyncio.gather(*(client.get(MINE) for _ in range(10)))
-            assert log_ins == 1
-            assert client.connection.token != first
+            assert len(tokens) == len(set(tokens)) == 2
             client.connection._token = "no.1"
             async with client.watch(KeyRange(MINE), 1):
-                assert log_ins == 2
+                assert len(tokens) == 3
 
     asyncio.run(scene())
 

@@ -21,7 +21,7 @@ from tests.sources.etcd.members import Cluster, cluster
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Loop, Supervisor
 from vipd.sources.etcd import client as client_module
-from vipd.sources.etcd import connection, lines, replies, watch
+from vipd.sources.etcd import lines, replies, transport, watch
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
@@ -177,7 +177,7 @@ def test_a_broken_log_in_is_an_error_and_no_permission_to_go_without(tmp_path: P
                 there.says["/v3/auth/authenticate"] = json.dumps(answer).encode()
                 there.says["/v3/kv/range"] = json.dumps({"header": good["header"]}).encode()
                 error = await _answered(client, lambda c, _: c.get(b"/t/a"), name)
-                assert error is not None or client.connection.token, name
+                assert error is not None or there.authorization.get("/v3/kv/range"), name
                 await client.close()
 
     asyncio.run(scene())
@@ -364,7 +364,7 @@ def test_large_answers_are_read_beside_the_event_loop(monkeypatch: pytest.Monkey
         read.append(threading.current_thread() is threading.main_thread())
         return replies.read_object(text)
 
-    monkeypatch.setattr(connection, "read_object", noted)
+    monkeypatch.setattr(transport, "read_object", noted)
     monkeypatch.setattr(watch, "read_object", noted)
     kvs = [{"key": _b(f"/t/{n:04}"), "value": _b("x" * 1000), "mod_revision": "2"} for n in range(500)]
     header = {"cluster_id": "1", "revision": "9"}

@@ -99,7 +99,6 @@ _TO_PORT = rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_PORT}"
 _REFUSE = r"-j (?P<refusal>DROP|REJECT)(?: --reject-with \S+)?"
 _UNDER_WAY = r"! --tcp-flags FIN,SYN,RST,ACK SYN "
 _LIST = r"--name \S+ --mask \S+ --rsource "
-_FROM_HOST = "-m addrtype --src-type LOCAL "
 _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
 
 _GROUP = Pattern(Role.GROUP, "addresses in {network}", r"-d (?P<network>\S+) -j P-GRP-H")

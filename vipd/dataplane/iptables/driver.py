@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TypeAlias
 
-from vipd.dataplane.dual_stack import DualStackDataplane, FamilyPlans
+from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
 from vipd.dataplane.iptables.former import Kept
@@ -21,8 +20,6 @@ from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Family
-
-IptablesPlan: TypeAlias = FamilyPlans[Plan]
 
 
 class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):

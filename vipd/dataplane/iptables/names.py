@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from vipd.model.forwarding import Endpoint, ForwardingKey
 
-NAME_LIMIT = 28
-
 Rules = tuple[str, ...]
 """A chain's rules in order, each without its leading `-A CHAIN`."""
 

@@ -20,7 +20,6 @@ BROKEN_BEFORE = (1, 8, 3)
 """1.8.0 to 1.8.2 compare some rules wrongly and so duplicate them (contract 7.3)."""
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?: \((nf_tables|legacy)\))?")
-_MOST_SHOWN = 80
 _NO_CHAIN = "No chain/target/match by that name"
 _NO_TARGET = ("does not exist", "Couldn't load target")
 _NO_RULE = "Bad rule"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     FLOWS,
@@ -14,6 +13,7 @@ from vipd.dataplane.nftables.layout import (
     NODE_PORTS,
     PINGED,
     UNUSED,
+    Rules,
 )
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.service import Family, Protocol

@@ -1,38 +1,35 @@
-"""The chains that services share: how flows are let in, and how they are spread. Pure.
+"""The chains that services share, and by which flows come in; their numbers. Pure.
 
 A chain exists while some service needs one like it. Its name says all that it does, so equal needs meet in
-one chain, and there are as many as there are kinds of services, not services.
+one chain, and there are as many as there are kinds of services, not services. They lead to those of `spread`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from itertools import count
 from typing import Protocol
 
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
-    LOCAL_OFFSET,
     NODE_PORTS,
-    NUMBERS,
     RESERVED,
     UNUSED,
     Place,
+    Rules,
     allowed,
+    name_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.spread import Spread
 from vipd.dataplane.options import LOOPBACK
-from vipd.model.service import Balance, Family, Masquerade
-
-Rules = tuple[str, ...]
+from vipd.model.service import Family, Masquerade
 
 _LIMITED = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
 """For what is not the first segment of a TCP flow: of FIN, SYN, RST and ACK, that has SYN alone."""
-
-HASH_SEED = 0x76697064
-"""The same on every host, so that all of them send a client to the same backend."""
 
 
 class Chain(Protocol):
@@ -102,140 +99,6 @@ class Reset:
     def needs(self) -> tuple[Chain, ...]:
         """None."""
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class _PinRules:
-    """The rules of affinity by what they do; `Spread._pinned` has their order."""
-
-    look_up: str
-    """Find the client's pin."""
-    remember: str
-    """Make a pin to the endpoint, or have the one that there is last anew."""
-    restore: str
-    """Put the client's address back."""
-    translate: str
-    """Translate to the endpoint."""
-    forget: str
-    """Delete the pin."""
-    pick: str
-    """From a slot to the endpoint in it."""
-    agree: str
-    """Take the endpoint of the pin that stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Gives a flow one of a frontend's slots, and sends it to the endpoint there."""
-
-    slots: int
-    balance: Balance
-    place: Place = Place.ADDRESS
-    local: bool = False
-    """The slots of endpoints on this host."""
-    timeout: int | None = None
-    """Seconds for which a client keeps its endpoint; None: no affinity."""
-    owner: str = ""
-    """Whose turns it counts; the others count none."""
-
-    @property
-    def name(self) -> str:
-        """`random-3`, `node-local-source-hash-1021-pinned-600`, `round-robin-3-5c0ffee`."""
-        words = [self.place.value.rstrip("_"), "local" if self.local else "", self.balance, str(self.slots)]
-        pinned = f"pinned-{self.timeout}" if self.timeout is not None else ""
-        return "-".join(word for word in (*words, self.owner, pinned) if word)
-
-    def rules(self, options: TableOptions) -> Rules:
-        """The flow is marked as ours, then translated.
-
-        The destination address serves as the register that a rule can hand on to the next: it holds the slot,
-        or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet two
-        states of the maps when a change comes between them; slot 0 is then there.
-        """
-        mark = f"ct mark set ct mark | {options.flow_mark:#x}"
-        pinned = self.timeout is not None and options.affinity
-        return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
-
-    def needs(self) -> tuple[Chain, ...]:
-        """None."""
-        return ()
-
-    def _plain(self, options: TableOptions) -> Iterator[str]:
-        ip, frontend = options.ip, self._frontend(options)
-        for choice in self._choices(options):
-            yield choice
-            yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
-
-    def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """The rules of a service with affinity. The packet's two addresses serve as registers, since one rule
-        hands nothing else on to the next:
-
-            rule           runs if     source holds then  destination holds then
-            -------------  ----------  -----------------  ----------------------------------------
-            1  look up     always      service number     number of the pinned endpoint, or as before
-            2  remember    numbered    service number     the same; the pin lasts anew
-            3  restore     always      client             the same
-            4  translate   numbered    client             endpoint: the packet leaves the chain
-            5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
-            6  choose      always      any                number of the chosen slot
-            7  pick        always      any                number of the endpoint in that slot
-            8  remember    numbered    service number     the same; there is a pin
-            9  agree       numbered    service number     number of the endpoint of the pin that stands
-            10 restore     always      client             the same
-            11 translate   numbered    client             endpoint: the packet leaves the chain
-            12 forget      numbered    service number     the same; the pin is deleted
-            13 first slot  always      any                number of slot 0
-            14 pick        always      any                number of the endpoint in slot 0
-            15 remember    numbered    service number     the same; there is a pin
-            16 restore     always      client             the same
-            17 translate   numbered    client             endpoint: the packet leaves the chain
-
-        "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
-        which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
-        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
-        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
-        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
-        just emptied; slot 0 is there.
-        """
-        rule = self._pin_rules(options)
-        choose, first_slot = self._choices(options)
-        yield from (rule.look_up, rule.remember, rule.restore, rule.translate, rule.forget)  # 1 to 5
-        yield from (choose, rule.pick, rule.remember, rule.agree)  # 6 to 9
-        yield from (rule.restore, rule.translate, rule.forget)  # 10 to 12
-        yield from (first_slot, rule.pick, rule.remember, rule.restore, rule.translate)  # 13 to 17
-
-    def _pin_rules(self, options: TableOptions) -> _PinRules:
-        ip, frontend, client = options.ip, self._frontend(options), pin_key(options)
-        numbered = f"{ip} daddr {RESERVED[options.family]}"
-        to_service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
-        endpoints = self.place.numbered(self.local).name
-        pin = f"{client} timeout {self.timeout}s : {ip} daddr"
-        return _PinRules(
-            look_up=f"{to_service} {ip} daddr set {client} map @pins",
-            remember=f"{numbered} {to_service} update @pins {{ {pin} }}",
-            restore=f"{ip} saddr set ct original {ip} saddr",
-            translate=f"{numbered} dnat {ip} to {frontend} . {ip} daddr map @{endpoints}",
-            forget=f"{numbered} {to_service} delete @pins {{ {client} : {ip} daddr }}",
-            pick=f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}",
-            agree=f"{numbered} {ip} daddr set {client} map @pins",
-        )
-
-    def _frontend(self, options: TableOptions) -> str:
-        rest = "meta l4proto . th dport"
-        return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
-
-    def _choices(self, options: TableOptions) -> Iterator[str]:
-        """Choose a slot; then, for who finds nothing in it, the first."""
-        wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
-        offset = f" offset {LOCAL_OFFSET}" if self.local else ""
-        for choice in (self._choice(options), "numgen inc mod 1"):
-            yield f"{options.ip} daddr set {choice}{offset}{wide}"
-
-    def _choice(self, options: TableOptions) -> str:
-        if self.balance is Balance.SOURCE_HASH:
-            return f"jhash ct original {options.ip} saddr mod {self.slots} seed {HASH_SEED:#x}"
-        kind = "inc" if self.balance is Balance.ROUND_ROBIN else "random"
-        return f"numgen {kind} mod {self.slots}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +223,39 @@ class Limited:
         return ()
 
 
+class Handlers:
+    """Gives each chain a number, as an address, that no other chain has, nor a slot or an endpoint.
+
+    It follows from the chain's name, so it is the same after a restart. Where two chains would have the same,
+    the second takes another; which is the second may then be otherwise after a restart, and be written anew.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._numbers: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._reserved = ip_network(RESERVED[family])
+
+    def number(self, chain: str) -> str:
+        """That of a chain, by its name."""
+        return self._numbers.get(chain) or self._take(chain)
+
+    def keep(self, chains: Container[str]) -> None:
+        """Forget all chains but these."""
+        self._numbers = {chain: number for chain, number in self._numbers.items() if chain in chains}
+        self._taken = set(self._numbers.values())
+
+    def _take(self, chain: str) -> str:
+        names = (f"{chain} {attempt}" if attempt else chain for attempt in count())
+        numbers = (name_address(self._family, name) for name in names)
+        number = self._numbers[chain] = next(number for number in numbers if self._free(number))
+        self._taken.add(number)
+        return number
+
+    def _free(self, number: str) -> bool:
+        return number not in self._taken and ip_address(number) not in self._reserved
+
+
 def limits_sources(chain: str) -> bool:
     """Whether this is the name of a `Limited` chain."""
     return chain.partition("-")[0] == _LIMITED
@@ -370,15 +266,6 @@ def closure(chain: Chain) -> Iterator[Chain]:
     yield chain
     for needed in chain.needs():
         yield from closure(needed)
-
-
-def pin_key(options: TableOptions) -> str:
-    """The key of `pins` for a packet whose source address is the number of the service port."""
-    ip = options.ip
-    plain = f"ct original {ip} saddr . {ip} saddr"
-    if options.family is Family.IPV4:
-        return plain
-    return " . ".join(f"jhash {plain} mod 4294967295 seed {seed:#x}" for seed in (HASH_SEED, HASH_SEED + 1))
 
 
 def _mark(options: TableOptions) -> str:

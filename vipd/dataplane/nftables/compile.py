@@ -12,8 +12,7 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Limited, Masqueraded, Refuse, Reset, Spread
-from vipd.dataplane.nftables.handlers import Handlers
+from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Handlers, Limited, Masqueraded, Refuse, Reset
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
     LOCAL_OFFSET,
@@ -25,6 +24,7 @@ from vipd.dataplane.nftables.layout import (
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.spread import Spread
 from vipd.dataplane.slots import interleaved, slot_counts, slots
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Balance, ExternalAddress, Masquerade, Policy, Refusal, socket_text

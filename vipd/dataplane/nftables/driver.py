@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
-from typing import TypeAlias
 
-from vipd.dataplane.dual_stack import DualStackDataplane, FamilyPlans
+from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.compile import fill_tables, first_chain
@@ -22,8 +21,6 @@ from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Balance, Family
-
-NftablesPlan: TypeAlias = FamilyPlans[Plan]
 
 
 class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):

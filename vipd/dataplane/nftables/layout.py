@@ -14,6 +14,9 @@ from ipaddress import IPv4Address, IPv6Address
 
 from vipd.model.service import Family
 
+Rules = tuple[str, ...]
+"""Of a chain, in order."""
+
 FORMAT = 3
 """Of the whole table. A table of another format is replaced in one transaction."""
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from vipd.dataplane.nftables.base_chains import HOOKS, Hook
-from vipd.dataplane.nftables.chains import Rules
 from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, UNUSED, digest
+from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, UNUSED, Rules, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables.base_chains import HOOKS, fixed_chains
-from vipd.dataplane.nftables.chains import Rules, Spread
-from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, fixed_holders, pins
+from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, Rules, fixed_holders, pins
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.spread import Spread
 from vipd.dataplane.nftables.tools import Nft, rehearse
 from vipd.host.process import Runner
 from vipd.model.service import Balance, Family

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from vipd.dataplane.nftables.base_chains import HOOKS
-from vipd.dataplane.nftables.chains import Rules
-from vipd.dataplane.nftables.layout import HANDLERS, Holder, digest
+from vipd.dataplane.nftables.layout import HANDLERS, Holder, Rules, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import TABLE_COMMENT
 from vipd.dataplane.nftables.table import WantedTable

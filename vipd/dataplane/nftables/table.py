@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vipd.dataplane.nftables.base_chains import fixed_chains
-from vipd.dataplane.nftables.chains import Chain, Rules, Spread, closure
+from vipd.dataplane.nftables.chains import Chain, Handlers, closure
 from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
-from vipd.dataplane.nftables.handlers import Handlers
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     FRONTENDS,
@@ -22,11 +21,13 @@ from vipd.dataplane.nftables.layout import (
     NUMBERS,
     PINGED,
     Holder,
+    Rules,
     allowed,
     fixed_holders,
     number_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.dataplane.nftables.spread import Spread
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 

@@ -8,33 +8,14 @@ from dataclasses import replace
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 PORT, TARGET = 80, 8080
-MOST_SERVICES = 200_000
-"""More do not fit the addresses, at five backends each."""
 _USED_OF_256 = 250
 _SPARE = 64_000 * 100
 """Backend numbers from here on belong to no service: those that changes put in."""
 
 
 def many_services(count: int, backends: int = 5) -> tuple[Service, ...]:
-    """`count` services, the same for every call."""
+    """`count` services, the same for every call; 200,000 fit the addresses, at five backends each."""
     return tuple(_service(index, backends) for index in range(count))
-
-
-def declaration(count: int, backends: int = 5) -> str:
-    """The same services as a vipd/v1 document."""
-    blocks = [service_text(service) for service in many_services(count, backends)]
-    return "apiVersion: vipd/v1\nservices:\n" + "".join(blocks)
-
-
-def service_text(service: Service) -> str:
-    """One of these services as an element of `services:`."""
-    backends = ", ".join(backend.address for backend in service.backends)
-    return (
-        f"  - name: {service.name}\n"
-        f"    address: {service.addresses[0]}\n"
-        f"    ports: [{{name: http, port: {PORT}, protocol: tcp, target: {TARGET}}}]\n"
-        f"    backends: [{backends}]\n"
-    )
 
 
 def with_backends(service: Service, addresses: Sequence[str]) -> Service:

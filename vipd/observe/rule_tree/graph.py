@@ -19,6 +19,12 @@ class Box:
     kind: NodeKind
     fault: str = ""
 
+    @property
+    def text(self) -> str:
+        """Its lines, and its fault where they do not name it."""
+        fault = (self.fault,) if self.fault and self.fault not in self.lines else ()
+        return "\n".join((*self.lines, *fault))
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:

@@ -40,10 +40,9 @@ def _lines(graphs: Iterable[Graph]) -> Iterator[str]:
 
 
 def _box(box: Box) -> str:
-    lines = (*box.lines, *([box.fault] if box.fault and box.fault not in box.lines else []))
     ground = _WRONG if box.fault else _GROUNDS.get(box.kind, _GROUNDS[NodeKind.CHAIN])
     style = f', color="{_RED}", style="filled,dashed"' if box.fault else f', color="{_GREY}"'
-    return f'{box.id} [label={quoted(chr(10).join(lines))}, fillcolor="{ground}"{style}];'
+    return f'{box.id} [label={quoted(box.text)}, fillcolor="{ground}"{style}];'
 
 
 def quoted(text: str) -> str:

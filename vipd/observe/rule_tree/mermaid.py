@@ -47,9 +47,8 @@ def _lines(graphs: Iterable[Graph]) -> Iterator[str]:
 
 
 def _box(box: Box) -> str:
-    lines = (*box.lines, *([box.fault] if box.fault and box.fault not in box.lines else []))
     start, end = _SHAPES.get(box.kind, ("[", "]"))
-    return f"{box.id}{start}{quoted(chr(10).join(lines))}{end}"
+    return f"{box.id}{start}{quoted(box.text)}{end}"
 
 
 def quoted(text: str) -> str:

@@ -1,12 +1,15 @@
-"""Resolves the target of `vipctl rules`, and finds what the kernel has of it; asks a daemon that answers."""
+"""Resolves the target of `vipctl rules`, and finds what the kernel has of it.
+
+Three steps: `resolve_*` ask the daemon which service ports are meant, `search_*` derive what has to be read
+of a large table, and `read_kernel` reads it. Without a daemon the rules themselves say whose they are.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.removal import find_leftovers
@@ -18,7 +21,9 @@ from vipd.model.service import Family
 from vipd.observe.api_client import Client, ClientError, RefusedError, url_path
 from vipd.observe.doctor.collect.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
+from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
+from vipd.observe.rule_tree.nftables_table import TableReading
 from vipd.observe.rule_tree.read_iptables import Search, read_rules
 from vipd.observe.rule_tree.read_nftables import read_tables
 from vipd.observe.rule_tree.tree import Key, ServiceTree, SharedTree
@@ -64,10 +69,55 @@ class Answer:
     """How long the kernel was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """What the daemon said of itself, or why it says nothing of this kernel."""
+
+    client: Client
+    places: Mapping[Family, str] | None
+    """Where it keeps its rules; None when no daemon of this network namespace answers."""
+    prefix: str = ""
+    """That of its chains, where it answers."""
+    notes: tuple[str, ...] = ()
+    """Why it does not answer."""
+
+    def in_use(self, expected: Sequence[Expected] = ()) -> InUse | None:
+        """What the kernel's rules are compared with."""
+        return None if self.places is None else InUse(self.places, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What the daemon has of a target; nothing when it does not answer, or knows no such service."""
+
+    expected: Sequence[Expected] = ()
+    notes: tuple[str, ...] = ()
+    """What the services that it was asked about suffer from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of the kernel, and how long that took."""
+
+    iptables: Sequence[IptablesRules]
+    tables: Sequence[TableReading]
+    seconds: float
+
+    def rules(self, in_use: InUse | None = None) -> KernelRules:
+        """The rules, compared with what the daemon means."""
+        return KernelRules(self.iptables, self.tables, in_use)
+
+
 async def look(question: Question) -> Answer:
     """Raises UnknownTargetError, and ApplyError when the kernel cannot be read, or not be understood."""
     try:
-        return await _Look(question).answer()
+        daemon = ask_daemon(question.client)
+        if chain := ChainName.read(question.target):
+            return await _of_chain(question, daemon, chain)
+        prefix = daemon.prefix or question.prefix()
+        if question.target:
+            return await _of_service(question, daemon, prefix)
+        return await _everything(question, daemon, prefix)
     except (UnknownTargetError, ApplyError, ClientError):
         raise
     except (ValueError, LookupError, TypeError) as error:
@@ -75,175 +125,191 @@ async def look(question: Question) -> Answer:
         raise ApplyError("what the kernel has cannot be read", why, "please report it") from error
 
 
-class _Look:
-    """The work on one question."""
+async def _everything(question: Question, daemon: Daemon, prefix: str) -> Answer:
+    resolved = resolve_all(daemon)
+    reading = await read_kernel(question, prefix, None)
+    rules = reading.rules(daemon.in_use(resolved.expected))
+    accepts = [
+        f"{found.place} has a rule of vipd that accepts translated flows"
+        for found in await find_leftovers((prefix,), (), question.run)
+    ]
+    shared, services = rules.everything()
+    notes = (*daemon.notes, *resolved.notes, *accepts, *_notes_on(rules))
+    return Answer(shared, services, notes=notes, seconds=reading.seconds)
 
-    def __init__(self, question: Question) -> None:
-        self._question, self._client = question, question.client
-        self._target, self._prefix = question.target, ""
-        self._chain = ChainName.read(question.target)
-        self._notes: list[str] = []
-        self._seconds = 0.0
-        self._places: dict[Family, str] | None = None
-        """Where the daemon keeps its rules; None when none answers."""
 
-    async def answer(self) -> Answer:
-        """By the kind of target."""
-        self._places = self._ask_status()
-        self._prefix = self._prefix or self._question.prefix()
-        if not self._target:
-            return await self._everything()
-        return await (self._of_chain(self._chain) if self._chain else self._of_service())
+async def _of_service(question: Question, daemon: Daemon, prefix: str) -> Answer:
+    target = question.target
+    resolved = resolve_name(daemon, target)
+    expected = resolved.expected
+    search = search_owned(prefix, expected) if expected else search_frontend(target)
+    reading = await read_kernel(question, prefix, search)
+    rules = reading.rules(daemon.in_use(expected))
+    services = rules.named(target)
+    if not services:
+        raise _unknown(f"no service {target} in the kernel", rules)
+    notes = (*daemon.notes, *resolved.notes, *_notes_on(rules))
+    return Answer(services=services, notes=notes, seconds=reading.seconds)
 
-    async def _everything(self) -> Answer:
-        forest = await self._read(None, self._wanted(self._ask("services")))
-        for found in await find_leftovers((self._prefix,), (), self._question.run):
-            self._notes.append(f"{found.place} has a rule of vipd that accepts translated flows")
-        shared, services = forest.everything()
-        return self._answer(forest, services, shared)
 
-    async def _of_service(self) -> Answer:
-        wanted = self._wanted(self._ask("services", self._target)) or self._of_port(self._target)
-        forest = await self._read(self._search(wanted), wanted)
-        services = forest.named(self._target)
-        if not services:
-            raise self._unknown(f"no service {self._target} in the kernel", forest)
-        return self._answer(forest, services)
+async def _of_chain(question: Question, daemon: Daemon, chain: ChainName) -> Answer:
+    """The services that a chain is of; the chain alone if it is of all services, or of none that is known."""
+    name = chain.name
+    alone = await read_kernel(question, chain.prefix, Search(chains=frozenset({name})))
+    rules = alone.rules(daemon.in_use())
+    there = rules.chain(name)
+    keys = rules.owners(name) if chain.of_service else []
+    resolved = resolve_chain(daemon, chain, keys)
+    expected, notes = resolved.expected, (*daemon.notes, *resolved.notes)
+    if keys or expected:
+        owned = await _read_owners(question, chain, keys, expected)
+        rules = owned.rules(daemon.in_use(expected))
+        services = rules.keyed({*keys, *(each.key for each in expected)})
+        said, seconds = _owner_of(chain, keys, expected, bool(there)), alone.seconds + owned.seconds
+        return Answer((), services, name, said, (*notes, *_notes_on(rules)), seconds)
+    if not there:
+        never = ", and no service has had one of that name" if chain.of_service else " of vipd"
+        raise _unknown(f"no chain {name}{never}", rules)
+    said = f"{name} belongs to no service that is known" if chain.of_service else ""
+    return Answer(there, (), name, said, (*notes, *_notes_on(rules)), alone.seconds)
 
-    async def _of_chain(self, chain: ChainName) -> Answer:
-        self._prefix = chain.prefix
-        forest = await self._read(Search(chains=frozenset({chain.name})), [])
-        there = forest.chain(chain.name)
-        if not chain.of_service:
-            if not there:
-                raise self._unknown(f"no chain {chain.name} of vipd", forest)
-            return self._answer(forest, (), there, chain.name)
-        keys = forest.owners(chain.name)
-        wanted = self._wanted_by(keys) if keys else self._claiming(chain)
-        if not (keys or wanted):
-            if there:
-                said = f"{chain.name} belongs to no service that is known"
-                return self._answer(forest, (), there, chain.name, said)
-            raise self._unknown(f"no chain {chain.name}, and no service has had one of that name", forest)
-        search = self._search(wanted, keys) if wanted else await self._search_by_rules(keys, chain.name)
-        forest = await self._read(search, wanted)
-        services = forest.keyed({*keys, *(each.key for each in wanted)})
-        return self._answer(forest, services, (), chain.name, self._said(chain, keys, wanted, there))
 
-    def _said(
-        self, chain: ChainName, keys: Sequence[Key], wanted: Sequence[Expected], there: Sequence[SharedTree]
-    ) -> str:
-        by_hash = next((meant for each in wanted if (meant := chain.meant_by(each))), "")
-        owner = by_hash or ", ".join(key.service_port for key in keys)
-        return f"{chain.name} is of {owner}" if there else f"{chain.name} was of {owner}; it is not there now"
+async def _read_owners(
+    question: Question, chain: ChainName, keys: Sequence[Key], expected: Sequence[Expected]
+) -> Reading:
+    """What the kernel has of the service ports of a chain."""
+    prefix = chain.prefix
+    if expected:
+        return await read_kernel(question, prefix, search_owned(prefix, expected, keys))
+    chains = frozenset({chain.name, *_chains(prefix, keys)})
+    first = await read_kernel(question, prefix, Search(chains=chains))
+    reading = await read_kernel(question, prefix, search_leading(first.rules(), keys, chains))
+    return replace(reading, seconds=first.seconds + reading.seconds)
 
-    async def _read(self, search: Search | None, wanted: Sequence[Expected]) -> KernelRules:
-        began = time.monotonic()
-        iptables = await read_rules(self._prefix, search, self._question.run, self._question.warn)
-        tables = await read_tables(self._prefix, self._question.run)
-        self._seconds += time.monotonic() - began
-        return KernelRules(iptables, tables, None if self._places is None else InUse(self._places, wanted))
 
-    def _answer(
-        self,
-        forest: KernelRules,
-        services: Sequence[ServiceTree],
-        shared: Sequence[SharedTree] = (),
-        chain: str = "",
-        said: str = "",
-    ) -> Answer:
-        notes = [*self._notes]
-        if self._places is None and forest.tables and not forest.iptables:
-            notes.append("nftables has no names of services: each frontend stands for itself")
-        elif self._places is None:
-            notes.append("names are those in the comments on rules; nothing could be compared")
-        for place in forest.left_over():
-            notes.append(f"{place} has rules that vipd does not use now; hint: vipctl doctor")
-        return Answer(shared, services, chain, said, tuple(notes), self._seconds)
+def ask_daemon(client: Client) -> Daemon:
+    """What the daemon says of itself. Raises LookupError, ValueError or TypeError for what no daemon says."""
+    try:
+        status = client.get(url_path("status"))
+    except ClientError as error:
+        return Daemon(client, None, notes=(f"the daemon does not answer ({error})",))
+    if serves_elsewhere(int(status["pid"]), Path("/")):
+        return Daemon(client, None, notes=("the daemon that answers works in another network namespace",))
+    prefix = str(status["settings"].get("chain_prefix", ""))
+    dataplane = status["dataplane"]
+    if dataplane["name"] == "nftables":
+        return Daemon(client, {f: f"table {TableOptions(f, prefix).table}" for f in Family}, prefix)
+    return Daemon(client, {f: str(dataplane[str(f)]) for f in Family if dataplane.get(str(f))}, prefix)
 
-    def _unknown(self, what: str, forest: KernelRules) -> UnknownTargetError:
-        if not forest.places():
-            return UnknownTargetError(what, "the kernel has no rule of vipd; see vipctl status")
-        if self._places is None and forest.tables:
-            hint = "the daemon does not answer, and nftables knows no names: give a frontend"
-            return UnknownTargetError(what, hint)
-        return UnknownTargetError(what, "vipctl rules shows all; vipctl list what vipd has")
 
-    def _ask_status(self) -> dict[Family, str] | None:
-        """Where the daemon keeps its rules, and its prefix noted."""
-        try:
-            status = self._client.get(url_path("status"))
-        except ClientError as error:
-            self._notes.append(f"the daemon does not answer ({error})")
-            return None
-        if serves_elsewhere(int(status["pid"]), Path("/")):
-            self._notes.append("the daemon that answers works in another network namespace")
-            return None
-        self._prefix = str(status["settings"].get("chain_prefix", ""))
-        dataplane = status["dataplane"]
-        if dataplane["name"] == "nftables":
-            return {f: f"table {TableOptions(f, self._prefix).table}" for f in Family}
-        return {family: str(dataplane[str(family)]) for family in Family if dataplane.get(str(family))}
+def resolve_all(daemon: Daemon) -> Resolved:
+    """Every service. Raises ClientError, here and below."""
+    return _ask_services(daemon, "services")
 
-    def _ask(self, *segments: str) -> list[dict[str, Any]]:
-        """ServiceViews; none when the daemon does not answer or knows no such service."""
-        if self._places is None:
-            return []
-        try:
-            answer = self._client.get(url_path(*segments))
-        except RefusedError as error:
-            if error.status == _NOT_FOUND:
-                return []
-            raise
-        return [answer["service"]] if "service" in answer else list(answer["services"])
 
-    def _wanted(self, views: Iterable[dict[str, Any]]) -> list[Expected]:
-        found = [wanted for view in views for wanted in expected_of(view)]
-        for name, message in {w.service: w.message for w in found if w.state == "quarantined"}.items():
-            self._notes.append(f"{name} is quarantined: {message}")
-        if any(wanted.state == "pending" for wanted in found):
-            self._notes.append("a change is on its way to the kernel")
+def resolve_name(daemon: Daemon, name: str) -> Resolved:
+    """A service by its name or a frontend, or a service port: its service's name, a colon and its own."""
+    found = _ask_services(daemon, "services", name)
+    service = name.rpartition(":")[0]
+    if found.expected or not service:
         return found
+    found = _ask_services(daemon, "services", service)
+    return replace(found, expected=[each for each in found.expected if each.key.service_port == name])
 
-    def _of_port(self, service_port: str) -> list[Expected]:
-        """A service port, by its name: that of its service, a colon, and the port's own."""
-        service = service_port.rpartition(":")[0]
-        views = self._ask("services", service) if service else []
-        return [wanted for wanted in self._wanted(views) if wanted.key.service_port == service_port]
 
-    def _wanted_by(self, keys: Iterable[Key]) -> list[Expected]:
-        """What the daemon means by service ports. An unnamed port's is its service's name."""
-        found: list[Expected] = []
-        for key in keys:
-            named = self._wanted(self._ask("services", key.service_port)) or self._of_port(key.service_port)
-            found += [wanted for wanted in named if wanted.key == key]
-        return found
+def resolve_chain(daemon: Daemon, chain: ChainName, keys: Sequence[Key]) -> Resolved:
+    """The owners of a chain: `keys` by the rules that lead to it; without any the service port whose chain it
+    would be, by its hash. An unnamed port has its service's name.
+    """
+    if not chain.of_service:
+        return Resolved()
+    if not keys:
+        found = resolve_all(daemon)
+        return replace(found, expected=[each for each in found.expected if chain.meant_by(each)])
+    named = [(key, resolve_name(daemon, key.service_port)) for key in keys]
+    expected = [each for key, found in named for each in found.expected if each.key == key]
+    return Resolved(expected, tuple(note for _, found in named for note in found.notes))
 
-    def _claiming(self, chain: ChainName) -> list[Expected]:
-        """The service port whose chain it would be, by its hash."""
-        return [wanted for wanted in self._wanted(self._ask("services")) if chain.meant_by(wanted)]
 
-    def _search(self, wanted: Sequence[Expected], keys: Sequence[Key] = ()) -> Search | None:
-        """What has to be read of a large table; None where only all of it will do."""
-        addresses = {address for each in wanted for address in each.addresses}
-        if not wanted:
-            try:
-                addresses.add(parse_frontend(self._target).address)
-            except InvalidTextError:
-                return None
-        known = {*keys, *(each.key for each in wanted)}
-        chains = {name for each in wanted for name in each.chains.values() if name} | self._chains(known)
-        return Search(frozenset(addresses), frozenset(key.service_port for key in known), frozenset(chains))
+def _ask_services(daemon: Daemon, *segments: str) -> Resolved:
+    """The forwardings of ServiceViews."""
+    if daemon.places is None:
+        return Resolved()
+    try:
+        answer = daemon.client.get(url_path(*segments))
+    except RefusedError as error:
+        if error.status == _NOT_FOUND:
+            return Resolved()
+        raise
+    views = [answer["service"]] if "service" in answer else answer["services"]
+    expected = [each for view in views for each in expected_of(view)]
+    quarantined = {each.service: each.message for each in expected if each.state == "quarantined"}
+    notes = [f"{name} is quarantined: {message}" for name, message in quarantined.items()]
+    if any(each.state == "pending" for each in expected):
+        notes.append("a change is on its way to the kernel")
+    return Resolved(expected, tuple(notes))
 
-    async def _search_by_rules(self, keys: Sequence[Key], chain: str) -> Search | None:
-        """The same without a daemon: most services' own chains have the addresses that lead to them."""
-        chains = frozenset({chain, *self._chains(keys)})
-        forest = await self._read(Search(chains=chains), [])
-        addresses = forest.addresses_in(chains)
-        if not addresses:
-            return None
-        return Search(frozenset(addresses), frozenset(key.service_port for key in keys), chains)
 
-    def _chains(self, keys: Iterable[Key]) -> set[str]:
-        """The chains of iptables that are named after service ports."""
-        return {f"{self._prefix}-{kind}-{hashed(''.join(key))}" for key in keys for kind in _OF_SERVICE}
+def search_owned(prefix: str, expected: Sequence[Expected], keys: Sequence[Key] = ()) -> Search:
+    """What leads to service ports that the daemon has, and their chains."""
+    addresses = frozenset(address for each in expected for address in each.addresses)
+    known = {*keys, *(each.key for each in expected)}
+    chains = {name for each in expected for name in each.chains.values() if name} | _chains(prefix, known)
+    return Search(addresses, frozenset(key.service_port for key in known), frozenset(chains))
+
+
+def search_frontend(target: str) -> Search | None:
+    """What leads on from a frontend; None for anything else: only all of the table will do."""
+    try:
+        return Search(frozenset({parse_frontend(target).address}))
+    except InvalidTextError:
+        return None
+
+
+def search_leading(rules: KernelRules, keys: Sequence[Key], chains: frozenset[str]) -> Search | None:
+    """What leads to service ports that no daemon knows: most services' own chains, of which `rules` are, have
+    the addresses that lead to them. None where they have not.
+    """
+    addresses = frozenset(rules.addresses_in(chains))
+    return Search(addresses, frozenset(key.service_port for key in keys), chains) if addresses else None
+
+
+def _chains(prefix: str, keys: Iterable[Key]) -> set[str]:
+    """The chains of iptables that are named after service ports."""
+    return {f"{prefix}-{kind}-{hashed(''.join(key))}" for key in keys for kind in _OF_SERVICE}
+
+
+async def read_kernel(question: Question, prefix: str, search: Search | None) -> Reading:
+    """The rules under a prefix; of large tables what is searched for at least. Raises ApplyError."""
+    began = time.monotonic()
+    iptables = await read_rules(prefix, search, question.run, question.warn)
+    tables = await read_tables(prefix, question.run)
+    return Reading(iptables, tables, time.monotonic() - began)
+
+
+def _notes_on(rules: KernelRules) -> list[str]:
+    """Where names come from, and what is of no use."""
+    notes = []
+    if rules.daemon is None and rules.tables and not rules.iptables:
+        notes.append("nftables has no names of services: each frontend stands for itself")
+    elif rules.daemon is None:
+        notes.append("names are those in the comments on rules; nothing could be compared")
+    for place in rules.left_over():
+        notes.append(f"{place} has rules that vipd does not use now; hint: vipctl doctor")
+    return notes
+
+
+def _owner_of(chain: ChainName, keys: Sequence[Key], expected: Sequence[Expected], there: bool) -> str:
+    """Whose chain it is, or was."""
+    by_hash = next((meant for each in expected if (meant := chain.meant_by(each))), "")
+    owner = by_hash or ", ".join(key.service_port for key in keys)
+    return f"{chain.name} is of {owner}" if there else f"{chain.name} was of {owner}; it is not there now"
+
+
+def _unknown(what: str, rules: KernelRules) -> UnknownTargetError:
+    if not rules.places():
+        return UnknownTargetError(what, "the kernel has no rule of vipd; see vipctl status")
+    if rules.daemon is None and rules.tables:
+        hint = "the daemon does not answer, and nftables knows no names: give a frontend"
+        return UnknownTargetError(what, hint)
+    return UnknownTargetError(what, "vipctl rules shows all; vipctl list what vipd has")

@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from vipd.sources.etcd.connection import Connection, Headers, in_answer
+from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import EndpointError, MalformedAnswerError
 from vipd.sources.etcd.fields import MOST_BYTES
 from vipd.sources.etcd.lines import beside, too_large
 from vipd.sources.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
 from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, read_object
+from vipd.sources.etcd.transport import Headers, in_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ async def open_watch(connection: Connection, keys: KeyRange, revision: int) -> A
             async with contextlib.AsyncExitStack() as trying:
                 request = watch_request(keys, revision)
                 lines = await trying.enter_async_context(
-                    connection.stream(endpoint, headers, "/v3/watch", request, what)
+                    connection.transport.stream(endpoint, headers, "/v3/watch", request, what)
                 )
                 watch = Watch(endpoint, keys, lines)
                 try:
