@@ -60,9 +60,10 @@ def test_changing_weights(lab: Lab, daemon: Daemon, services: Services) -> None:
     assert lost(results) == {}
 
 
-def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services) -> None:
-    vip = services.add(lab.backends)
-    moving = backend_text(lab.backends[2])
+@pytest.mark.parametrize("family", [4, 6])
+def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services, family: int) -> None:
+    vip = services.add(lab.backends, family=family)
+    moving = backend_text(lab.backends[2], family)
     with under_load(lab, vip) as results:
         for _ in rounds(results, 3):
             daemon.vipctl("remove-backend", str(vip), moving)
