@@ -158,9 +158,7 @@ def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Servi
     assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
 
 
-def test_overrides_outlive_a_reboot_and_expire(
-    lab: Lab, daemon: Daemon, services: Services
-) -> None:
+def test_overrides_outlive_a_reboot_and_expire(lab: Lab, daemon: Daemon, services: Services) -> None:
     for seconds in (4 * life for life in LIVES):
         vip = services.add(lab.backends)
         daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
