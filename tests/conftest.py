@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile(
+    "fresh",
+    settings.get_profile("vipd"),
+    derandomize=False,
+    max_examples=1000,
+    print_blob=True,
+)
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
-test is read, so that what a test sets for itself builds on it."""
+test is read, so that what a test sets for itself builds on it. `fresh` is for `tests/run.sh --nightly`."""
 
 
 @pytest.hookimpl(tryfirst=True)
