@@ -54,6 +54,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
+EXTENT = (
+    "VIPD_SOAK",
+    "VIPD_DAYS",
+    "VIPD_CHANGES",
+    "VIPD_OVERRIDES",
+    "VIPD_OVERRIDES_SECONDS",
+    "VIPD_OVERRIDES_SEED",
+    "VIPD_TORTURE",
+    "VIPD_TORTURE_SEED",
+    "VIPD_FUZZ",
+    "VIPD_FUZZ_SEED",
+)
+"""How long or how often some tests run. They read it when they are imported."""
+
+
+def pytest_collection_finish() -> None:
+    """Take these out of the environment, where vipd reads every name under VIPD_ as a setting."""
+    for name in EXTENT:
+        os.environ.pop(name, None)
+
+
 def pytest_configure() -> None:
     """Have ctrl-C reach the programs under test also where this run was started in the background by a shell,
     which has them ignore it."""
