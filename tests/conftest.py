@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile(
+    "fresh",
+    settings.get_profile("vipd"),
+    derandomize=False,
+    max_examples=1000,
+    print_blob=True,
+)
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
-test is read, so that what a test sets for itself builds on it."""
+test is read, so that what a test sets for itself builds on it. `fresh` is for `tests/run.sh --nightly`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,6 +52,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """When several processes run the tests, a file each, the longest come first: none is left alone with them
     in the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+EXTENT = (
+    "VIPD_SOAK",
+    "VIPD_DAYS",
+    "VIPD_CHANGES",
+    "VIPD_OVERRIDES",
+    "VIPD_OVERRIDES_SECONDS",
+    "VIPD_OVERRIDES_SEED",
+    "VIPD_TORTURE",
+    "VIPD_TORTURE_SEED",
+    "VIPD_FUZZ",
+    "VIPD_FUZZ_SEED",
+)
+"""How long or how often some tests run. They read it when they are imported."""
+
+
+def pytest_collection_finish() -> None:
+    """Take these out of the environment, where vipd reads every name under VIPD_ as a setting."""
+    for name in EXTENT:
+        os.environ.pop(name, None)
 
 
 def pytest_configure() -> None:

@@ -23,8 +23,6 @@ from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
-NO_SETTINGS = ("VIPD_SOAK", "VIPD_TORTURE", "VIPD_TORTURE_SEED")
-"""Variables of tests that are none of vipd's."""
 REFUSAL = "is refused by the test"
 SWEPT_SECONDS = 60
 STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
@@ -61,14 +59,12 @@ class EquippedNode(Node):
     @classmethod
     def of(cls, node: Node, **environment: str) -> EquippedNode:
         """The same node; the lab ends what is started here, too."""
-        # Names under VIPD_ are settings, and the length of a soak is none.
         return cls(node.namespace, node.name, node.ipv4, node.ipv6, node.started, environment)
 
     def inside(self, argv: Any) -> list[str]:
         """The command line that runs `argv` in this namespace and environment."""
         pairs = [f"{name}={value}" for name, value in self.environment.items()]
-        without = [word for name in NO_SETTINGS for word in ("-u", name)]
-        return super().inside(["env", *without, *pairs, *argv])
+        return super().inside(["env", *pairs, *argv])
 
 
 class FailingTools:

@@ -76,6 +76,7 @@ def test_a_registered_backend(lab: FleetLab, daemon: HostDaemon) -> None:
     lab.put("backends/web/10.244.0.21:80", "{check: {type: http, method: POST}}")
     lab.put("backends/web/10.244.0.22:80", "{check: {type: udp, send: x, port: 53}}")
     daemon.wait_until(lambda: endpoints(daemon, "web"), {"10.244.0.1:80", "10.244.0.20:80"})
+    daemon.wait_until(lambda: "10.244.0.22:80" in problems(daemon), True)  # the key that was put last
     found = problems(daemon)
     start = "etcd:/vipd/v1/backends"
     for line in (

@@ -16,7 +16,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import ENOUGH
+from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -233,6 +233,31 @@ def test_a_backend_says_its_weight_and_starts_slowly(
         steady[1].start()
         until(lambda: len(now := shares_told()) == 3 and 0 < now[1] < now[2])
         assert weights() == [1, 1, 1], "of those who never left, too"
+
+
+def test_a_dead_backend_leaves_over_ipv6(lab: Lab, daemon: Daemon) -> None:
+    backends = ", ".join(f'"{node.ipv6}"' for node in lab.backends)
+    ports = f"[{{port: 80, target: {SERVED_PORT}}}]"
+    daemon.declare(
+        f'  - {{name: six, address: "fd00:96::88", ports: {ports}, backends: [{backends}],'
+        f" check: {{type: tcp, {CHECK}}}}}\n"
+    )
+
+    def answering() -> set[str]:
+        result = lab.client.send("fd00:96::88", 80, count=ENOUGH, timeout=2)
+        return set() if result.failures else set(result.backends)
+
+    until(lambda: answering() == {"b1", "b2", "b3"})
+    refuse = (
+        "table ip6 refusing { chain input { type filter hook input priority 0; tcp dport 8080 reject; }; }"
+    )
+    lab.backends[0].run("nft", refuse)
+    try:
+        until(lambda: answering() == {"b2", "b3"})
+    finally:
+        lab.backends[0].run("nft", "delete", "table", "ip6", "refusing")
+    until(lambda: answering() == {"b1", "b2", "b3"})
+    daemon.declare("  []\n")
 
 
 def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:

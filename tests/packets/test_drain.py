@@ -28,12 +28,19 @@ LIVES = (3, 10, 30, 90)
 """Seconds that an order is given; more where the machine was too slow to look before they were over."""
 
 
-def place(vip: Frontend, backend: Node) -> str:
-    return f"{vip}/{backend_text(backend)}"
+def place(vip: Frontend, backend: Node, family: int = 4) -> str:
+    return f"{vip}/{backend_text(backend, family)}"
 
 
 def serving(lab: Lab, vip: Frontend) -> set[str]:
     return set(lab.client.send(*vip, count=ENOUGH).all_answered().backends)
+
+
+def lose_what_a_reboot_loses(daemon: Daemon) -> None:
+    """Delete the rules, vipd's device and its socket; the state directory stays."""
+    for command in ("nft flush ruleset", "conntrack -F", "ip link delete vipd0"):
+        daemon.host.run(*command.split(), check=False)
+    daemon.socket.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -51,20 +58,21 @@ def steady(lab: Lab, vip: Frontend) -> Iterator[dict[str, object]]:
         finish(process)
 
 
+@pytest.mark.parametrize("family", [4, 6])
 def test_a_drained_backend_keeps_its_flows_and_gets_no_more(
-    lab: Lab, daemon: Daemon, services: Services
+    lab: Lab, daemon: Daemon, services: Services, family: int
 ) -> None:
-    vip = services.add(lab.backends)
+    vip = services.add(lab.backends, family=family)
     with lab.client.open(*vip) as flow:
         (drained,) = [node for node in lab.backends if node.name == flow.ask().backend]
-        output = daemon.vipctl("drain", place(vip, drained), "--reason", "kernel update").stdout
-        assert output == f"draining {place(vip, drained)}; ends by vipctl resume\n"
+        output = daemon.vipctl("drain", place(vip, drained, family), "--reason", "kernel update").stdout
+        assert output == f"draining {place(vip, drained, family)}; ends by vipctl resume\n"
         assert serving(lab, vip) == {node.name for node in lab.backends} - {drained.name}
         assert flow.ask().backend == drained.name
         described = daemon.vipctl("describe", str(vip)).stdout
         assert "draining by" in described
         assert "kernel update" in described
-    daemon.vipctl("resume", place(vip, drained))
+    daemon.vipctl("resume", place(vip, drained, family))
     assert serving(lab, vip) == {node.name for node in lab.backends}
 
 
@@ -106,14 +114,17 @@ def test_an_address_is_drained_in_every_service_under_load_without_a_failure(
     assert int(str(outcome["answered"])) > 100
 
 
-def test_a_disabled_backend_loses_its_udp_flows(lab: Lab, daemon: Daemon, services: Services) -> None:
-    vip = services.add(lab.backends[:2], protocol="udp")
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_disabled_backend_loses_its_udp_flows(
+    lab: Lab, daemon: Daemon, services: Services, family: int
+) -> None:
+    vip = services.add(lab.backends[:2], family=family, protocol="udp")
     with lab.client.open(*vip) as flow:
         before = flow.ask().backend
         (out,) = [node for node in lab.backends if node.name == before]
-        daemon.vipctl("drain", place(vip, out))
+        daemon.vipctl("drain", place(vip, out, family))
         assert flow.ask().backend == before, "a drain leaves flows alone"
-        daemon.vipctl("disable", place(vip, out))
+        daemon.vipctl("disable", place(vip, out, family))
         deadline = time.monotonic() + 60
         # A datagram that is on its way while its flow ends is lost: that one has no answer says nothing.
         while (now := answerer(flow)) in (before, "timeout") and time.monotonic() < deadline:
@@ -147,15 +158,14 @@ def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Servi
     assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
 
 
-def test_orders_outlive_the_daemon_and_end_by_themselves(
-    lab: Lab, daemon: Daemon, services: Services
-) -> None:
+def test_overrides_outlive_a_reboot_and_expire(lab: Lab, daemon: Daemon, services: Services) -> None:
     for seconds in (4 * life for life in LIVES):
         vip = services.add(lab.backends)
         daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
         ordered = time.monotonic()
         daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", f"{seconds}s")
         daemon.kill()
+        lose_what_a_reboot_loses(daemon)
         daemon.start()
         listed = [line for line in daemon.vipctl("overrides").stdout.splitlines() if str(vip) in line]
         described = daemon.vipctl("list", str(vip)).stdout

@@ -80,3 +80,15 @@ def test_the_local_policy_is_no_exception(lab: Lab, declared: Declared) -> None:
     result = lab.host.send(LOOPBACK[0], number, count=ENOUGH).all_answered()
     assert set(result.backends) == BOTH
     assert result.sources == {HOST_TOWARDS_BACKENDS[4]}
+
+
+def test_vipd_leaves_route_localnet_off(dataplane: str) -> None:
+    """With it, neighbours reach what listens on 127.0.0.1 (CVE-2020-8558)."""
+    with Lab() as fresh, Daemon(fresh.host, dataplane=dataplane, localhost_node_ports=True) as daemon:
+        place = {"ports": [{"port": 80, "node_port": node_port()}], "address": inside_address(4)}
+        Declared(daemon).put("near", backend_texts(fresh.backends, 4), 4, **place)
+        found = fresh.host.run(
+            "sysctl", "-a", "-r", r"net\.ipv4\.conf\..*\.route_localnet"
+        ).stdout.splitlines()
+        assert any(".all." in line for line in found)
+        assert [line for line in found if not line.endswith("= 0")] == []
