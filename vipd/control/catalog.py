@@ -1,9 +1,9 @@
 """From the sources' units to one snapshot of services. Pure.
 
-A unit is what is accepted or refused as a whole: one file, or the store. Its candidate is what it says now;
-its accepted version is what it last said without fault. A unit whose candidate has problems, or claims what
-another already has, keeps its accepted version: bad input never hurts what runs. An exception that nobody
-expected is the fault of one unit, and of no other.
+A unit is accepted or refused as a whole: one file, or the store. Its candidate is its current content; its
+accepted version is its last content without problems. A unit whose candidate has problems, or claims what
+another already has, keeps its accepted version: bad input never harms running services. An unexpected
+exception affects one unit alone.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Units = Mapping[str, Unit]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The outcome of a merge. Of a `Catalog`, the mappings are its own and follow later merges."""
+    """The outcome of a merge. The mappings of a `Catalog` belong to it, and later merges update them."""
 
     chosen: Mapping[str, Declaration]
     """The version of each unit that serves."""
     services: Mapping[str, Service]
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
-    """What is wrong, by unit; units without problems are left out."""
+    """Problems by unit; units without problems are left out."""
     contested: bool = False
     """Two units claimed the same, or one might have."""
     dirty: tuple[str, ...] = ()
-    """Services that are new, other than at the last merge, or gone."""
+    """Services that are new, changed since the last merge, or gone."""
 
 
 class Catalog:
-    """Merges again and again; a change costs what it changes while no two units claim the same.
+    """Merges incrementally; the cost of a change is proportional to it while no two units claim the same.
 
-    Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
-    that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
+    Units are compared by identity. Units that differ from the last merge are exchanged one by one, if
+    their new claims are free. Any other case is merged from scratch.
     """
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class Catalog:
         self._chosen: dict[str, Declaration] = {}
         self._services: dict[str, Service] = {}
         self._owners: dict[Claim, Service] = {}
-        """Who claims what in the snapshot. Empty while it is contested."""
+        """The owner of each claim in the snapshot. Empty while claims conflict."""
         self._uses = AddressUses()
-        """Of its addresses, likewise."""
+        """Of the addresses in the snapshot, likewise."""
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
-        """What `merge` says of these units; `changed` names those that are other than at the last call, and
-        those that are gone."""
+        """Returns what `merge` would for these units; `changed` names those that changed since the last call,
+        and those that are gone."""
         if not changed:
             self._merged = replace(self._merged, dirty=())
         elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
@@ -67,7 +67,7 @@ class Catalog:
         return self._merged
 
     def _exchange(self, units: Units, changed: Collection[str]) -> _Exchange | None:
-        """What comes and goes with the changed units; None if that is not for them alone to say."""
+        """The difference that the changed units make; None if it depends on other units."""
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
         for name in changed:
@@ -124,15 +124,15 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """Some units' versions in place of others, and what that means for the snapshot."""
+    """Some units' new versions in place of the old ones, and the effect on the snapshot."""
 
     chosen: Mapping[str, Declaration]
     leaving: Sequence[Service]
     coming: Sequence[Service]
     owners: Mapping[Claim, Service]
-    """What those that come claim."""
+    """The claims of the new versions."""
     uses: Mapping[AddressUse, int]
-    """How often each of their addresses is used then."""
+    """How often each of their addresses is then used."""
 
 
 def merge(units: Units) -> Merged:
@@ -160,10 +160,10 @@ def merge(units: Units) -> Merged:
 
 
 def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
-    """What is wrong with each unit that lost conflicts.
+    """The problems of each unit that lost conflicts.
 
-    A service without a name of its own is called by its frontend, whose conflict tells it all. So does the
-    first of many services that have an address in the role that keeps a service from it.
+    A service without a name of its own is named by its frontend; the conflict of that frontend is reported
+    alone. The same holds for the first of many services with an address in the role that excludes a service.
     """
     told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
     problems: dict[str, list[Problem]] = {}
@@ -182,21 +182,21 @@ def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
 
 class ContainedCatalog:
     """Merges as `Catalog` does. A unit whose merge raises is held: its accepted version serves, and the
-    exception is a problem of it. Each merge tries again what is held."""
+    exception becomes a problem of the unit. Each merge retries held units."""
 
     def __init__(self) -> None:
         self._catalog = Catalog()
         self._merged = Merged({}, {}, {})
         self._held: dict[str, Unit] = {}
-        """What is merged in place of the units that cannot be merged."""
+        """Versions that are merged in place of the units that cannot be merged."""
 
     @property
     def holds(self) -> bool:
-        """Whether some unit is held."""
+        """Whether any unit is held."""
         return bool(self._held)
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
-        """What `Catalog.merge` says. Raises only what no unit is to blame for."""
+        """Returns what `Catalog.merge` returns. Raises only exceptions that no unit causes."""
         changed = {*changed, *self._held}
         self._held.clear()
         try:
@@ -207,7 +207,7 @@ class ContainedCatalog:
         return merged
 
     def _view(self, units: Units, instead: Units | None = None) -> Units:
-        """The units, those that are held in another version, and so those of `instead`."""
+        """The units, with the held ones, and those of `instead`, replaced."""
         held = {name: held for name, held in self._held.items() if name in units}
         return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
 
@@ -216,15 +216,15 @@ class ContainedCatalog:
         in_place = self._in_place(units, changed, error)
         faulty = self._faulty(units, in_place, changed, set()) if changed else []
         self._held = {name: in_place[name] for name in faulty}
-        # Another catalog: what a merge that failed has left half done is not to be trusted.
+        # A new catalog: a failed merge may have left the old one inconsistent.
         self._catalog, before = Catalog(), self._merged.services
         view = self._view(units)
         merged = self._catalog.merge(view, view.keys())
         return replace(merged, dirty=tuple(dict.fromkeys((*before, *merged.services))))
 
     def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
-        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
-        error when a merge fails even then."""
+        """What to merge in place of these units: their accepted versions, or nothing. Raises the
+        error if a merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
         nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
         for in_place in (accepted, nothing):
@@ -239,8 +239,8 @@ class ContainedCatalog:
         suspects: Sequence[str],
         sound: set[str],
     ) -> list[str]:
-        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
-        `sound`."""
+        """The suspects that cannot be merged together with the `sound` ones, found by bisection. Adds the
+        others to `sound`."""
         left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
         if _merges(self._view(units, left_out)):
             sound.update(suspects)
