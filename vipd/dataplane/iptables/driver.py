@@ -33,14 +33,14 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         super().__init__(families)
         self._names = names
         self.counter: RuleCounter = counter
-        """Its `hear` wants the kernel's notifications of nf_tables rules."""
+        """Its `on_message` receives the kernel's notifications of nf_tables rules."""
 
     @classmethod
     async def start(
         cls, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
     ) -> IptablesDataplane:
-        """Find the tools of both families. Writes nothing. A family without tools fails when needed, and
-        looks for them again then."""
+        """Find the tools of both families. Writes nothing. A family without tools fails when it is needed,
+        and looks for them again then."""
         names = Names(settings.chain_prefix)
         counter = RuleCounter(names)
         families = {family: FamilyRules(family, settings, record, run, counter, kept) for family in Family}
@@ -48,7 +48,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return cls(families, names, counter)
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Somebody may have changed these chains, and no others: the next plan reads them alone."""
+        """Exactly these chains may have changed: the next plan reads them alone."""
         for family, rules in self._families.items():
             rules.invalidate({chain for of, chain in chains if of is family})
 
@@ -58,11 +58,11 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
 
     def watch(self, own: OwnProcesses) -> Watch:
-        """Sees that somebody else changes rules; the counter hears what deleted rules had counted."""
+        """Watches for changes by other programs; the counter receives the counts of deleted rules."""
         watch = Watch(self.watched(), self._names, own)
         watch.on_message = self.counter.on_message
         return watch
 
     def watched(self) -> tuple[WatchedFamily, ...]:
-        """How to see that somebody else changes our rules, for each family that has tools."""
+        """How to watch for foreign changes of vipd's rules, for each family that has tools."""
         return tuple(watched for rules in self._families.values() if (watched := rules.watched()))

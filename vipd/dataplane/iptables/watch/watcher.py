@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Watch(Disturbances):
-    """Listens from entry to exit. Enter it before the first write, so that no gap lies between.
+    """Listens from entry to exit. Enter it before the first write, so that no change is missed.
 
-    It belongs to the network namespace of the thread that enters it. What it reports may prove harmless; it
-    is for the reader of the rules to say.
+    It belongs to the network namespace of the thread that enters it. A reported change may prove harmless;
+    the reader of the rules decides.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class Watch(Disturbances):
         self._families, self._names, self._own, self._interval = tuple(families), names, own, interval
         self._open_events, self._open_tables = open_events, open_tables
         self.on_message: Callable[[bytes], None] | None = None
-        """Gets the kernel's notifications as they come, our own changes too. Set it before entry."""
+        """Receives the kernel's notifications as they arrive, including vipd's own changes. Set it before
+        entry."""
         self.ways: dict[Family, str] = {}
         """How each family is watched, for status: `events`, `poll`, or `poll: ` and why not by events."""
 
