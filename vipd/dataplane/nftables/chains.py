@@ -1,7 +1,7 @@
-"""The chains that services share: how flows are let in, and how they are spread. Pure.
+"""The chains that services share: they admit flows, and balance them. Pure.
 
-A chain exists while some service needs one like it. Its name says all that it does, so equal needs meet in
-one chain, and there are as many as there are kinds of services, not services.
+A chain exists while some service requires one like it. Its name encodes all that it does, so services with
+equal needs share it: the number of chains is that of kinds of services, not of services.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Rules = tuple[str, ...]
 
 _LIMITED = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
-"""For what is not the first segment of a TCP flow: of FIN, SYN, RST and ACK, that has SYN alone."""
+"""Matches every TCP segment except the first of a flow: of FIN, SYN, RST and ACK, that has SYN alone."""
 
 HASH_SEED = 0x76697064
 """The same on every host, so that all of them send a client to the same backend."""
 
 
 class Chain(Protocol):
-    """A chain by what it does. Equal ones are the same chain."""
+    """A chain identified by its function. Equal ones are the same chain."""
 
     @property
     def name(self) -> str:
@@ -51,20 +51,20 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answers that nobody serves here, or says nothing."""
+    """Answers that no backend serves here, or drops."""
 
     silent: bool = False
     resets: bool = False
-    """Silence is for new flows alone; those that began before get a TCP reset."""
+    """Only new flows are dropped; older ones get a TCP reset."""
 
     @property
     def name(self) -> str:
-        """`refuse`, `silence` or `silence-reset`; nft has a word of its own for drop."""
+        """`refuse`, `silence` or `silence-reset`; drop is a keyword of nft."""
         return f"silence{'-reset' if self.resets else ''}" if self.silent else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
-        """TCP learns it from a reset, which is seen at once everywhere. Answers have to come from the address
-        that was asked, which the dispatch has overwritten."""
+        """TCP gets a reset, which is effective at once everywhere. The answer must come from the original
+        destination address, which the dispatch has overwritten."""
         if self.silent and not self.resets:
             return ("drop",)
         restore = f"{options.ip} daddr set ct original {options.ip} daddr"
@@ -73,25 +73,25 @@ class Refuse:
         return restore, "meta l4proto tcp reject with tcp reset", "reject"
 
     def needs(self) -> tuple[Chain, ...]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Ends TCP flows that began while their frontend was served, and lets all others pass as if this element
-    were not there."""
+    """Resets TCP flows that began while their frontend was served; all others pass as if this element
+    did not exist."""
 
     place: Place = Place.ADDRESS
 
     @property
     def name(self) -> str:
-        """`removed`, `node-removed`; nft has a word of its own for reset."""
+        """`removed`, `node-removed`; reset is a keyword of nft."""
         return f"{self.place.value.rstrip('_')}-removed".lstrip("-")
 
     def rules(self, options: TableOptions) -> Rules:
-        """Connection tracking has forgotten the flow, so its next packet is the first of one, but no SYN. The
-        rest is what the dispatch does with an address and port of no service."""
+        """Connection tracking has forgotten the flow, so its next packet starts a new one, but is no SYN. The
+        other rules are those of the dispatch for an address and port of no service."""
         if self.place is Place.NODE:
             return ("fib daddr type != local return", _RESET)
         daddr = f"{options.ip} daddr"
@@ -100,28 +100,28 @@ class Reset:
         return restore, _RESET, on_host, f"{daddr} @{CLAIMED.name} goto {UNUSED}", "accept"
 
     def needs(self) -> tuple[Chain, ...]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class _PinRules:
-    """The rules of affinity by what they do; `Spread._pinned` has their order."""
+    """The rules of affinity by function; `Spread._pinned` has their order."""
 
     look_up: str
-    """Find the client's pin."""
+    """Look the client's pin up."""
     remember: str
-    """Make a pin to the endpoint, or have the one that there is last anew."""
+    """Add a pin to the endpoint, or renew the timeout of an existing one."""
     restore: str
-    """Put the client's address back."""
+    """Restore the client's address."""
     translate: str
     """Translate to the endpoint."""
     forget: str
     """Delete the pin."""
     pick: str
-    """From a slot to the endpoint in it."""
+    """Map a slot to its endpoint."""
     agree: str
-    """Take the endpoint of the pin that stands."""
+    """Use the endpoint of the existing pin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Spread:
     timeout: int | None = None
     """Seconds for which a client keeps its endpoint; None: no affinity."""
     owner: str = ""
-    """Whose turns it counts; the others count none."""
+    """Service whose turns it counts; empty for the others, which count none."""
 
     @property
     def name(self) -> str:
@@ -146,18 +146,18 @@ class Spread:
         return "-".join(word for word in (*words, self.owner, pinned) if word)
 
     def rules(self, options: TableOptions) -> Rules:
-        """The flow is marked as ours, then translated.
+        """The flow is marked as vipd's, then translated.
 
-        The destination address serves as the register that a rule can hand on to the next: it holds the slot,
-        or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet two
-        states of the maps when a change comes between them; slot 0 is then there.
+        The destination address serves as the register between rules: it contains the slot, or the number of
+        an endpoint, until the translation overwrites it. Two lookups in a row may see two states of the maps
+        when a change happens between them; slot 0 then exists.
         """
         mark = f"ct mark set ct mark | {options.flow_mark:#x}"
         pinned = self.timeout is not None and options.affinity
         return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
 
     def needs(self) -> tuple[Chain, ...]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
     def _plain(self, options: TableOptions) -> Iterator[str]:
@@ -167,13 +167,13 @@ class Spread:
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
     def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """The rules of a service with affinity. The packet's two addresses serve as registers, since one rule
-        hands nothing else on to the next:
+        """The rules of a service with affinity. The packet's two addresses serve as registers, since rules
+        have no other way to pass on values:
 
             rule           runs if     source holds then  destination holds then
             -------------  ----------  -----------------  ----------------------------------------
             1  look up     always      service number     number of the pinned endpoint, or as before
-            2  remember    numbered    service number     the same; the pin lasts anew
+            2  remember    numbered    service number     the same; the pin is renewed
             3  restore     always      client             the same
             4  translate   numbered    client             endpoint: the packet leaves the chain
             5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
@@ -190,12 +190,12 @@ class Spread:
             16 restore     always      client             the same
             17 translate   numbered    client             endpoint: the packet leaves the chain
 
-        "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
-        which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
-        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
-        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
-        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
-        just emptied; slot 0 is there.
+        "Numbered": the destination is in `RESERVED`, so it is the number of an endpoint, or of a slot without
+        an endpoint. A failed map lookup ends its rule; what the rule has set before the lookup
+        stays. A packet reaches rules 5 and 12 with a number only if it leads to no endpoint (any more).
+        Rule 9: if flows of a client begin at the same moment on several processors, each may have chosen;
+        the first one's pin stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        just removed; slot 0 exists.
         """
         rule = self._pin_rules(options)
         choose, first_slot = self._choices(options)
@@ -225,7 +225,7 @@ class Spread:
         return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
 
     def _choices(self, options: TableOptions) -> Iterator[str]:
-        """Choose a slot; then, for who finds nothing in it, the first."""
+        """Choose a slot; if it is empty, the first one."""
         wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
         offset = f" offset {LOCAL_OFFSET}" if self.local else ""
         for choice in (self._choice(options), "numgen inc mod 1"):
@@ -240,8 +240,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Masqueraded:
-    """Marks flows that need this host's address as their source, and passes all on. With `hairpin` these are
-    the flows of IPv4 loopback addresses alone."""
+    """Marks flows that require masquerade, and passes all on. With `hairpin` these are
+    only the flows of IPv4 loopback addresses."""
 
     which: Masquerade
     target: Spread
@@ -261,18 +261,18 @@ class Masqueraded:
             return f"fib saddr type != local {mark}", onward
         if self.which is Masquerade.OFF_CLUSTER and cidrs:
             return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", onward
-        # Where no network of the family is in the cluster, all sources are outside.
+        # If no network of the family is in the cluster, all sources are outside.
         return mark, onward
 
     def needs(self) -> tuple[Chain, ...]:
-        """Where it leads."""
+        """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Traffic from outside under the local policy: clients in the cluster or on this host are not held to
-    this host's endpoints, as traffic that would have gone out to a load balancer and come back."""
+    """Traffic from outside under the local policy: clients in the cluster or on this host are not limited to
+    this host's endpoints; they are treated as if their traffic came back from a load balancer."""
 
     cluster: Spread
     local: Spread | None
@@ -285,7 +285,7 @@ class Edge:
         return f"edge-{self.cluster.name}-{self._local.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Pods, this host, then everybody else."""
+        """Pods, this host, then all other sources."""
         cidrs = ", ".join(options.cluster_cidrs)
         inside = (f"{options.ip} saddr {{ {cidrs} }} goto {self.cluster.name}",) if cidrs else ()
         own = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
@@ -302,7 +302,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A node port: only what is for an address of this host goes on."""
+    """A node port: only packets for an address of this host continue."""
 
     target: Chain
 
@@ -312,7 +312,7 @@ class Gate:
         return f"gate-{self.target.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Who does not pass returns to the dispatch. A refusal holds for every address of this host."""
+        """Other packets return to the dispatch. A refusal applies to every address of this host."""
         daddr, answering = f"{options.ip} daddr", options.node_port_addresses
         onward = f"goto {self.target.name}"
         elsewhere = "fib daddr type != local return"
@@ -330,13 +330,13 @@ class Gate:
         )
 
     def needs(self) -> tuple[Chain, ...]:
-        """Where it leads."""
+        """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Lets the sources of these prefix lengths in, each to the chain that its map names, and drops others."""
+    """Admits sources of these prefix lengths, each to the chain that its map names, and drops others."""
 
     lengths: tuple[int, ...]
     """In ascending order."""
@@ -356,7 +356,7 @@ class Limited:
         return (*found, "drop")
 
     def needs(self) -> tuple[Chain, ...]:
-        """Those that the maps name; whoever fills them needs them."""
+        """Returns an empty tuple: the elements of the maps require their chains."""
         return ()
 
 
@@ -373,7 +373,7 @@ def closure(chain: Chain) -> Iterator[Chain]:
 
 
 def pin_key(options: TableOptions) -> str:
-    """The key of `pins` for a packet whose source address is the number of the service port."""
+    """The key of `pins` for a packet whose source address contains the number of the service port."""
     ip = options.ip
     plain = f"ct original {ip} saddr . {ip} saddr"
     if options.family is Family.IPV4:

@@ -41,7 +41,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         cls, settings: Settings, record: HostRecord, run: Runner, open_socket: OpenSocket = open_netlink
     ) -> NftablesDataplane:
         """Find nft. Writes nothing. Without nft a family fails when it is needed, and looks for it again
-        then. `open_socket` makes netlink sockets in the network namespace in which `run` runs programs."""
+        then. `open_socket` creates netlink sockets in the network namespace in which `run` runs programs."""
         nft = Programs((NFT,), lambda: find_nft(run))
         await nft.look()
         families = {f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family}
@@ -54,13 +54,13 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         await super().prepare(changes)
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Somebody may have changed these chains, maps and sets, and nothing else."""
+        """Exactly these chains, maps and sets may have changed."""
         for family, table in self._families.items():
             if names := {chain.name for of, chain in chains if of is family}:
                 table.invalidate(names)
 
     def watch(self, own: OwnProcesses) -> TableWatch:
-        """Sees that somebody else changes the table."""
+        """Watches for changes of the table by other programs."""
         return TableWatch(self._names, own)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
@@ -81,6 +81,6 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         return found
 
     def forwardings(self) -> Iterator[Forwarding]:
-        """All that are wanted."""
+        """All wanted forwardings."""
         for table in self._families.values():
             yield from table.desired.forwardings()
