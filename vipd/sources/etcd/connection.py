@@ -1,6 +1,6 @@
 """One logical connection to etcd: endpoints in turn, TLS, the user's token, timeouts.
 
-It asks etcd's JSON gateway by aiohttp, which vipd needs anyway. The libraries for etcd need grpcio:
+It uses etcd's JSON gateway by aiohttp, which vipd needs anyway. The libraries for etcd require grpcio:
 24 MB of memory, 19 MB on disk, 0.12 s more to start, and a compiled wheel for each version of Python.
 """
 
@@ -45,15 +45,15 @@ KEEPALIVE_IDLE_SECONDS = 10
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_COUNT = 3
 UNACKNOWLEDGED_MILLISECONDS = 25_000
-"""A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
+"""A connection whose other end vanished silently ends after this; a watch sends nothing by itself."""
 
 _FAILED_PRECONDITION = 9
 _LONGEST_TOKEN = 8000
-"""Of what goes into a header; Go's server takes far more."""
+"""For use in a header; Go's server accepts far more."""
 
 T = TypeVar("T")
 Read = Callable[[Message], T]
-"""What an answer says. Raises EndpointError when it is none."""
+"""Parses an answer. Raises EndpointError if it is invalid."""
 Headers = dict[str, str]
 Attempt = Callable[[str, Headers], Awaitable[T]]
 """A request to an endpoint, with the headers that carry the token."""
@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use, or the one to be tried next."""
+        """The endpoint in use, or the next one to try."""
         return self._endpoints.current
 
     @property
@@ -86,18 +86,18 @@ class Connection:
 
     @property
     def token(self) -> str | None:
-        """The token in use; None: never logged in; empty: etcd's authentication is off."""
+        """The token in use; None: no login yet; empty: etcd's authentication is off."""
         return self._token
 
     def failed(self, endpoint: str) -> None:
-        """The caller found an endpoint to be of no use: ask others first."""
+        """The caller found an endpoint unusable: try others first."""
         self._endpoints.failed(endpoint)
 
     async def call(self, path: str, body: Message, what: str, read: Read[T], repeatable: bool = True) -> T:
-        """POST a request; what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
+        """POST a request; returns what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
 
-        What is not `repeatable` is sent to another endpoint only when the first one cannot have got it.
-        Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
+        A request that is not `repeatable` is sent to another endpoint only if the first one cannot have
+        received it. Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
         """
 
         async def ask(endpoint: str, headers: Headers) -> T:
@@ -126,7 +126,8 @@ class Connection:
     async def stream(
         self, endpoint: str, headers: Headers, path: str, body: Message, what: str
     ) -> AsyncIterator[Lines]:
-        """POST to one endpoint, and read its answer by lines as it comes. Raises EtcdError, lines do too."""
+        """POST to one endpoint, and read its answer by lines as they arrive. Raises EtcdError, as the lines
+        do."""
         response = await self._begin(endpoint, path, body, {**headers, "Grpc-Metadata-hasleader": "true"})
         async with response:
             if response.status != 200:
@@ -136,13 +137,13 @@ class Connection:
             yield Lines(response.content, partial(self._diagnosed, endpoint))
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _with_token(self, endpoint: str, attempt: Attempt[T]) -> T:
-        """Try one endpoint; a token that is not good any more is renewed once."""
+        """Try one endpoint; a token that is no longer valid is renewed once."""
         headers = await self._authorization(endpoint)
         used = self._token
         try:
@@ -174,10 +175,10 @@ class Connection:
                 self._token = await self._log_in(endpoint)
 
     def _discard_token(self, stale: str | None) -> None:
-        """Log in before the next request, because one that carried `stale` had no answer.
+        """Log in before the next request, because one with the token `stale` had no answer.
 
         etcd does not reject a simple token whose index is above its own, as after a wipe or a restore: the
-        request waits until the store has got that far. Another token that is in use meanwhile stays.
+        request waits until the store has reached that index. A newer token stays.
         """
         if stale is not None and self._token == stale:
             self._token = None
@@ -185,7 +186,7 @@ class Connection:
     async def _begin(
         self, endpoint: str, path: str, body: Message, headers: Headers
     ) -> aiohttp.ClientResponse:
-        """The head of an answer whose body has no end in time."""
+        """The head of an answer whose body does not end."""
         session = await self._open()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout)
         data = json.dumps(body).encode()
@@ -203,7 +204,7 @@ class Connection:
             answer = await self._post(endpoint, "/v3/auth/authenticate", body, "log-in", {})
         except RejectedError as error:
             if error.code == _FAILED_PRECONDITION:
-                return ""  # authentication is off: whoever has a user is welcome without a token
+                return ""  # authentication is off: a configured user needs no token
             raise
         return _read(_token, answer.message, "log-in")
 
@@ -253,9 +254,9 @@ class Connection:
             return error
 
     async def _open(self) -> aiohttp.ClientSession:
-        """The session; a new one when TLS files have changed. Raises TLSError when they cannot be used.
+        """The session; a new one if TLS files have changed. Raises TLSError if they cannot be used.
 
-        The old one is closed with all its streams: they come again with the new certificate.
+        The old one is closed with all its streams, which are then reopened with the new certificate.
         """
         try:
             files, context = await self._tls()
@@ -279,7 +280,7 @@ class Connection:
         return self._session
 
     async def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
-        """The TLS files as they are now, and what they make. Raises TLSError, TimeoutError."""
+        """The current TLS files, and their context. Raises TLSError, TimeoutError."""
 
         def read() -> tuple[Signatures, ssl.SSLContext]:
             files = signatures(self._settings)
@@ -298,7 +299,7 @@ class Connection:
 
 
 def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
-    """No endpoint worked. Where all have the same kind of fault, of which a way out is known, that one."""
+    """No endpoint worked. If all have the same kind of fault, with a known remedy, returns that one."""
     kinds = {type(error) for error in reasons.values()}
     told = UnreachableError(reasons)
     unknown = {EndpointError, MalformedAnswerError, TooLargeError}
@@ -310,18 +311,18 @@ def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
 
 
 def in_answer(error: MalformedAnswerError, what: str) -> MalformedAnswerError:
-    """The same error with what was asked for."""
+    """The same error, with the name of the request."""
     return type(error)(f"malformed answer ({what}): {error}")
 
 
 def needs_user(error: TokenRejectedError) -> AuthFailedError:
-    """etcd wants to know who asks, and nobody told us."""
+    """etcd requires a user, and none is configured."""
     return AuthFailedError(f"etcd's authentication is on ({error}); hint: set user and password_file")
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What an endpoint says, and how long it was as text."""
+    """An endpoint's answer, and its length as text."""
 
     message: Message
     size: int
@@ -335,7 +336,7 @@ def _read(read: Read[T], answer: Message, what: str) -> T:
 
 
 def _token(answer: Message) -> str:
-    """A token that can stand in a header. Raises MalformedAnswerError."""
+    """A token that is valid in a header. Raises MalformedAnswerError."""
     token = text(answer, "token")
     if not token or len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isprintable()):
         raise MalformedAnswerError("token is missing or is none")
@@ -343,7 +344,7 @@ def _token(answer: Message) -> str:
 
 
 def _end_when_half_open(response: aiohttp.ClientResponse) -> None:
-    """Have the kernel look whether the other end is still there: nothing else would (etcd-io/etcd#8980)."""
+    """Make the kernel check whether the other end still exists: nothing else does (etcd-io/etcd#8980)."""
     transport = response.connection.transport if response.connection else None
     opened = transport.get_extra_info("socket") if transport else None
     if opened is None:
