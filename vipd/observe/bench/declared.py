@@ -12,7 +12,7 @@ MOST_SERVICES = 200_000
 """More do not fit the addresses, at five backends each."""
 _USED_OF_256 = 250
 _SPARE = 64_000 * 100
-"""Backend numbers from here on belong to no service: those that changes put in."""
+"""First number of backends that belong to no service: changes use those."""
 
 
 def many_services(count: int, backends: int = 5) -> tuple[Service, ...]:
