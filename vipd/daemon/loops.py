@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vipd.sources.etcd.fleet_overrides import FleetOverrides
 
 POLL_FILES = Pace(longest=5.0)
-"""Each try reads all files' times, which is what is left where a directory cannot be watched."""
+"""Each try reads the times of all files, which is the fallback for a directory that cannot be watched."""
 
 
 class _Events(Observer):
@@ -44,7 +44,7 @@ class _Events(Observer):
         self._after_step: list[asyncio.Event] = []
 
     def after_step(self) -> asyncio.Event:
-        """An event of its own, set after each step."""
+        """A new event, set after each step."""
         self._after_step.append(asyncio.Event())
         return self._after_step[-1]
 
@@ -62,7 +62,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
     collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
     reconciler.observers.add(events)
     return {
-        # Before the first write, so that nothing done to our rules goes unseen.
+        # Before the first write, so that no foreign change of rules is missed.
         "watching rules": lambda: _watch_rules(parts, events.switched),
         "reconciling": reconciler.run,
         "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(POLL_FILES)),
@@ -81,7 +81,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
 
 
 def _override_loops(parts: Parts) -> dict[str, Work]:
-    """Loops that end overrides when their time has come. They and the statuses are notified of changes."""
+    """Loops that end overrides when they expire. They and the statuses are notified of changes."""
     books: dict[str, OverrideStore | FleetOverrides] = {"ending overrides": parts.overrides}
     if parts.fleet:
         books["ending overrides of the fleet"] = parts.fleet.orders
@@ -107,8 +107,8 @@ def _override_loops(parts: Parts) -> dict[str, Work]:
 
 
 async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
-    """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
-    that is another one."""
+    """Detects and repairs foreign changes to the rules of the dataplane in use. `switched`: set after a
+    switch to another one."""
 
     def open_watch() -> Disturbances:
         watch = parts.dataplane.watch(parts.own)
