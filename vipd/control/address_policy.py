@@ -1,4 +1,4 @@
-"""What declarations may claim: addresses, backends, ports of this host, and what checks may do. Pure.
+"""Limits on declarations: addresses, backends, ports of this host, and what checks may do. Pure.
 
 A service that claims an address intercepts every packet for it that passes this host (CVE-2020-8554,
 contract 7.19). The settings therefore list allowed networks, and this host's own addresses are never allowed.

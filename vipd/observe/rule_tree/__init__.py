@@ -18,5 +18,5 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 | `rows.py` | trees as lines of a screen |
 | `graph.py`, `graphviz.py`, `mermaid.py` | drawings |
 
-What rules do in words stands beside the compilers: `vipd/dataplane/*/descriptions.py`.
+The words for rules are beside the compilers: `vipd/dataplane/*/descriptions.py`.
 """
