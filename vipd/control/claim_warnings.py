@@ -143,7 +143,7 @@ class Claims:
             **{each: _KNOWN % what for each, what in self._here(facts.edges)},
         }
         for address, text in told.items():
-            # A router may legitimately answer for addresses that are for clients outside, as with keepalived.
+            # An external address may be in a connected subnet if a host answers for it, as with keepalived.
             only_inside = text.startswith(_CONNECTED[:8])
             for key, inside in self._addresses[address].items():
                 if address not in facts.own and (inside or not only_inside):

@@ -51,8 +51,8 @@ Known = Callable[[], Iterable[Remembered]]
 def encode(known: Iterable[Remembered], now: float, wall: float) -> bytes:
     """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar.
 
-    Older versions read `verdicts`, where the last entry for a place counts; they treat a healthy one as
-    missing. `checks` names the check of each verdict, and its services.
+    Older versions read `verdicts`, where the last entry for a place counts: a healthy one, if any, which has
+    the same effect as none. `checks` names the check of each verdict, and its services.
     """
     entries = sorted(known, key=lambda each: each.record.state is State.HEALTHY)
     offset = wall - now

@@ -19,7 +19,7 @@ LONGEST = timedelta(hours=1)
 """After this time a repeated event is reported again."""
 TOLD_APART = 5
 """Number of equal events of these kinds that are reported singly: each was intended, or changed a state.
-Events without a cause outside are folded from the second on."""
+Other events are folded from the second on."""
 SINGLE = frozenset(
     {
         "backend-health",
