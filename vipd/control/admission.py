@@ -157,7 +157,7 @@ class Admission:
         policy = self._policy
         if check_problems is not None:
             policy = replace(policy, check_problems=check_problems)
-        # Serving units come first, so that the limit affects newcomers.
+        # Those that serve already come first, so that newcomers find no room rather than they.
         order = sorted(changed, key=lambda name: (self._newcomer(name), name))
         return {name for name in order if name not in self._given or self._renew(name, policy)}
 
@@ -176,8 +176,8 @@ class Admission:
         return gone
 
     def _renew(self, name: str, policy: AddressPolicy) -> bool:
-        """Check a unit. Returns whether its admitted part changed. An unexpected exception refuses this unit
-        alone."""
+        """Look at a unit; whether what is let in is another one than before. An exception that nobody
+        expected refuses this unit alone."""
         before, unit = self._admitted.get(name), self._given[name]
         if before and name not in self._refused and _same(before.given, unit):
             return False

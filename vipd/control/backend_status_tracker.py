@@ -184,7 +184,7 @@ class BackendStatusTracker:
         return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
 
     def overrides_changed(self, subjects: Collection[Subject]) -> None:
-        """Overrides of these targets were set or cleared."""
+        """Orders about these are given or taken back."""
         self._index = _Index.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
         addresses = {subject.backend for subject in subjects if not subject.service}
@@ -197,7 +197,7 @@ class BackendStatusTracker:
             }
 
     def verdicts_changed(self, targets: Iterable[Target]) -> None:
-        """The results of checks of these targets changed."""
+        """Checks say otherwise of these."""
         for target in targets:
             self._dirty |= self._users.get(target, set())
 

@@ -40,10 +40,10 @@ class Merged:
 
 
 class Catalog:
-    """Merges incrementally; the cost of a change is proportional to it while no two units claim the same.
+    """Merges again and again; a change costs what it changes while no two units claim the same.
 
-    Units are compared by identity. Units that differ from the last merge are exchanged one by one, if
-    their new claims are free. Any other case is merged from scratch.
+    Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
+    that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Catalog:
         self._owners: dict[Claim, Service] = {}
         """The owner of each claim in the snapshot. Empty while claims conflict."""
         self._uses = AddressUses()
-        """Of the addresses in the snapshot, likewise."""
+        """Of its addresses, likewise."""
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
-        """Returns what `merge` would for these units; `changed` names those that changed since the last call,
-        and those that are gone."""
+        """What `merge` says of these units; `changed` names those that are other than at the last call, and
+        those that are gone."""
         if not changed:
             self._merged = replace(self._merged, dirty=())
         elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
@@ -182,21 +182,21 @@ def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
 
 class ContainedCatalog:
     """Merges as `Catalog` does. A unit whose merge raises is held: its accepted version serves, and the
-    exception becomes a problem of the unit. Each merge retries held units."""
+    exception is a problem of it. Each merge tries again what is held."""
 
     def __init__(self) -> None:
         self._catalog = Catalog()
         self._merged = Merged({}, {}, {})
         self._held: dict[str, Unit] = {}
-        """Versions that are merged in place of the units that cannot be merged."""
+        """What is merged in place of the units that cannot be merged."""
 
     @property
     def holds(self) -> bool:
-        """Whether any unit is held."""
+        """Whether some unit is held."""
         return bool(self._held)
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
-        """Returns what `Catalog.merge` returns. Raises only exceptions that no unit causes."""
+        """What `Catalog.merge` says. Raises only what no unit is to blame for."""
         changed = {*changed, *self._held}
         self._held.clear()
         try:
@@ -207,7 +207,7 @@ class ContainedCatalog:
         return merged
 
     def _view(self, units: Units, instead: Units | None = None) -> Units:
-        """The units, with the held ones, and those of `instead`, replaced."""
+        """The units, those that are held in another version, and so those of `instead`."""
         held = {name: held for name, held in self._held.items() if name in units}
         return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
 
@@ -216,15 +216,15 @@ class ContainedCatalog:
         in_place = self._in_place(units, changed, error)
         faulty = self._faulty(units, in_place, changed, set()) if changed else []
         self._held = {name: in_place[name] for name in faulty}
-        # A new catalog: a failed merge may have left the old one inconsistent.
+        # Another catalog: what a merge that failed has left half done is not to be trusted.
         self._catalog, before = Catalog(), self._merged.services
         view = self._view(units)
         merged = self._catalog.merge(view, view.keys())
         return replace(merged, dirty=tuple(dict.fromkeys((*before, *merged.services))))
 
     def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
-        """What to merge in place of these units: their accepted versions, or nothing. Raises the
-        error if a merge fails even then."""
+        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
+        error when a merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
         nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
         for in_place in (accepted, nothing):
@@ -239,8 +239,8 @@ class ContainedCatalog:
         suspects: Sequence[str],
         sound: set[str],
     ) -> list[str]:
-        """The suspects that cannot be merged together with the `sound` ones, found by bisection. Adds the
-        others to `sound`."""
+        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
+        `sound`."""
         left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
         if _merges(self._view(units, left_out)):
             sound.update(suspects)

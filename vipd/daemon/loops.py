@@ -81,7 +81,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
 
 
 def _override_loops(parts: Parts) -> dict[str, Work]:
-    """Loops that end overrides when they expire. They and the statuses are notified of changes."""
+    """Loops that end overrides when their time has come. They and the statuses are notified of changes."""
     books: dict[str, OverrideStore | FleetOverrides] = {"ending overrides": parts.overrides}
     if parts.fleet:
         books["ending overrides of the fleet"] = parts.fleet.orders

@@ -135,7 +135,7 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
 
 
 def _overrides(settings: Settings) -> OverrideStore:
-    """The overrides of this host, loaded; logs the problems of their file."""
+    """The overrides of this host, loaded; what is wrong with their file is logged."""
     overrides = OverrideStore(settings.state_dir / "overrides.json", now)
     overrides.load()
     for fault in overrides.faults():
@@ -144,7 +144,7 @@ def _overrides(settings: Settings) -> OverrideStore:
 
 
 async def _fleet(settings: Settings) -> Fleet | None:
-    """An earlier run's state of etcd, if that is configured; otherwise its modules are not even imported."""
+    """What an earlier run has known of etcd, if that is configured; else nothing of it is even imported."""
     if settings.etcd is None:
         return None
     from vipd.control.fleet_member import Fleet

@@ -101,8 +101,8 @@ class Dataplane(Protocol):
         """Counts new flows."""
 
     def watch(self, own: OwnProcesses) -> Disturbances:
-        """Watches for rule changes by other programs, not by the `own` processes. Enter it
-        before the first write."""
+        """Sees that somebody else changes the rules; what the `own` processes change is passed over. To be
+        entered before the first write."""
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
         """Everything besides the forwardings that shapes a family's rules."""

@@ -44,7 +44,7 @@ async def at_once() -> None:
 
 
 class ChosenDataplane:
-    """An operator's choice instead of the settings, stored in the state directory."""
+    """What an operator has chosen in place of the settings, kept in the state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "dataplane"
@@ -281,8 +281,7 @@ class SwitchableDataplane:
         return self.current.options_of(family)
 
     def watch(self, own: OwnProcesses) -> Disturbances:
-        """Watches for changes by other programs to rules of the dataplane in use, or to chains that it
-        depends on."""
+        """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
         watch, accepts, names = self.current.watch(own), self.accepts, Names(self._registry.prefix)
         watch.widen = lambda scope: ForwardScope(names, scope.families, scope, accepts)
         watch.beside = ((ForwardPoll(accepts), "polling chains of the forward hook"),)

@@ -123,7 +123,7 @@ def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | Non
 
 
 def _combined(change: _Change, path: str, known: Declaration, source: str) -> Declaration | None:
-    """The known services with those that were read again; None if those have problems or notes."""
+    """The known services with those that were read anew; None if there is anything to be said of them."""
     read = parse_declaration(change.text, path, source)
     if not read.ok or read.notes:
         return None

@@ -61,10 +61,10 @@ class Verdict:
 
 
 class Health:
-    """Follows targets and keeps their verdicts; probes while `run` runs.
+    """Follows targets and knows their verdicts; asks while `run` runs.
 
-    `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` returns seconds
-    since 1970, `random` numbers from 0 up to 1. `users` are the users that may run programs of checks.
+    `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
+    1970, `random` numbers from 0 up to 1. `users` may run programs of checks.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Health:
         self._scheduler: Scheduler | None = None
         self._log = VerdictLog(self._services_of)
         self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
-        """Durations of checks by type, without checks that vipd could not make."""
+        """How long checks took, by their type. One that vipd could not make is not among them."""
         self.listeners: list[Callable[[frozenset[Target]], None]] = []
-        """Called soon after verdicts or reported weights changed, with those targets, many at once."""
+        """Called soon after verdicts or said weights changed, with those targets, many at once."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
         """Set the targets of a service; none when it is gone.

@@ -41,7 +41,7 @@ class Observers(Observer):
         """`heartbeat_seconds`: the longest time without a heartbeat while nothing happens."""
         self.heartbeat_seconds = heartbeat_seconds
         self.heartbeats = 0
-        """Number of heartbeats."""
+        """How many there were."""
         self.containment = Containment()
         """Unexpected exceptions of observers and of other parts that belong to no unit and no
         service."""
@@ -82,7 +82,7 @@ class Observers(Observer):
                 observer.dataplane_switched()
 
     def heartbeat(self) -> None:
-        """Count it, and notify all observers."""
+        """Count it, and tell all observers."""
         self.heartbeats += 1
         for observer in self._observers:
             with self._around(observer, "sending a heartbeat"):

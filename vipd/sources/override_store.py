@@ -48,7 +48,7 @@ class OverrideStore:
         self._ended_unsaved = False
         self._faults: tuple[str, ...] = ()
         self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
-        """Called with the targets of changed overrides: after a change is on disk, or overrides expired."""
+        """Called with what orders have changed about: after a change is on disk, or time ended them."""
 
     @property
     def location(self) -> str:

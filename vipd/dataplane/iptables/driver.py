@@ -33,7 +33,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         super().__init__(families)
         self._names = names
         self.counter: RuleCounter = counter
-        """Its `on_message` receives the kernel's notifications of nf_tables rules."""
+        """Its `hear` wants the kernel's notifications of nf_tables rules."""
 
     @classmethod
     async def start(
@@ -58,7 +58,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
 
     def watch(self, own: OwnProcesses) -> Watch:
-        """Watches for changes by other programs; the counter receives the counts of deleted rules."""
+        """Sees that somebody else changes rules; the counter hears what deleted rules had counted."""
         watch = Watch(self.watched(), self._names, own)
         watch.on_message = self.counter.on_message
         return watch

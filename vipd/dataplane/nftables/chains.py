@@ -1,7 +1,7 @@
-"""The chains that services share: they admit flows, and balance them. Pure.
+"""The chains that services share: how flows are let in, and how they are spread. Pure.
 
-A chain exists while some service requires one like it. Its name encodes all that it does, so services with
-equal needs share it: the number of chains is that of kinds of services, not of services.
+A chain exists while some service needs one like it. Its name says all that it does, so equal needs meet in
+one chain, and there are as many as there are kinds of services, not services.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rules = tuple[str, ...]
 
 _LIMITED = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
-"""Matches every TCP segment except the first of a flow: of FIN, SYN, RST and ACK, that has SYN alone."""
+"""For what is not the first segment of a TCP flow: of FIN, SYN, RST and ACK, that has SYN alone."""
 
 HASH_SEED = 0x76697064
 """The same on every host, so that all of them send a client to the same backend."""
@@ -106,22 +106,22 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class _PinRules:
-    """The rules of affinity by function; `Spread._pinned` has their order."""
+    """The rules of affinity by what they do; `Spread._pinned` has their order."""
 
     look_up: str
-    """Look the client's pin up."""
+    """Find the client's pin."""
     remember: str
-    """Add a pin to the endpoint, or renew the timeout of an existing one."""
+    """Make a pin to the endpoint, or have the one that there is last anew."""
     restore: str
-    """Restore the client's address."""
+    """Put the client's address back."""
     translate: str
     """Translate to the endpoint."""
     forget: str
     """Delete the pin."""
     pick: str
-    """Map a slot to its endpoint."""
+    """From a slot to the endpoint in it."""
     agree: str
-    """Use the endpoint of the existing pin."""
+    """Take the endpoint of the pin that stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Spread:
     timeout: int | None = None
     """Seconds for which a client keeps its endpoint; None: no affinity."""
     owner: str = ""
-    """Service whose turns it counts; empty for the others, which count none."""
+    """Whose turns it counts; the others count none."""
 
     @property
     def name(self) -> str:
@@ -146,18 +146,18 @@ class Spread:
         return "-".join(word for word in (*words, self.owner, pinned) if word)
 
     def rules(self, options: TableOptions) -> Rules:
-        """The flow is marked as vipd's, then translated.
+        """The flow is marked as ours, then translated.
 
-        The destination address serves as the register between rules: it contains the slot, or the number of
-        an endpoint, until the translation overwrites it. Two lookups in a row may see two states of the maps
-        when a change happens between them; slot 0 then exists.
+        The destination address serves as the register that a rule can hand on to the next: it holds the slot,
+        or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet two
+        states of the maps when a change comes between them; slot 0 is then there.
         """
         mark = f"ct mark set ct mark | {options.flow_mark:#x}"
         pinned = self.timeout is not None and options.affinity
         return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
 
     def needs(self) -> tuple[Chain, ...]:
-        """Returns an empty tuple."""
+        """None."""
         return ()
 
     def _plain(self, options: TableOptions) -> Iterator[str]:
@@ -167,13 +167,13 @@ class Spread:
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
     def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """The rules of a service with affinity. The packet's two addresses serve as registers, since rules
-        have no other way to pass on values:
+        """The rules of a service with affinity. The packet's two addresses serve as registers, since one rule
+        hands nothing else on to the next:
 
             rule           runs if     source holds then  destination holds then
             -------------  ----------  -----------------  ----------------------------------------
             1  look up     always      service number     number of the pinned endpoint, or as before
-            2  remember    numbered    service number     the same; the pin is renewed
+            2  remember    numbered    service number     the same; the pin lasts anew
             3  restore     always      client             the same
             4  translate   numbered    client             endpoint: the packet leaves the chain
             5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
@@ -190,12 +190,12 @@ class Spread:
             16 restore     always      client             the same
             17 translate   numbered    client             endpoint: the packet leaves the chain
 
-        "Numbered": the destination is in `RESERVED`, so it is the number of an endpoint, or of a slot without
-        an endpoint. A failed map lookup ends its rule; what the rule has set before the lookup
-        stays. A packet reaches rules 5 and 12 with a number only if it leads to no endpoint (any more).
-        Rule 9: if flows of a client begin at the same moment on several processors, each may have chosen;
-        the first one's pin stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
-        just removed; slot 0 exists.
+        "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
+        which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
+        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
+        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
+        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        just emptied; slot 0 is there.
         """
         rule = self._pin_rules(options)
         choose, first_slot = self._choices(options)
@@ -225,7 +225,7 @@ class Spread:
         return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
 
     def _choices(self, options: TableOptions) -> Iterator[str]:
-        """Choose a slot; if it is empty, the first one."""
+        """Choose a slot; then, for who finds nothing in it, the first."""
         wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
         offset = f" offset {LOCAL_OFFSET}" if self.local else ""
         for choice in (self._choice(options), "numgen inc mod 1"):
@@ -373,7 +373,7 @@ def closure(chain: Chain) -> Iterator[Chain]:
 
 
 def pin_key(options: TableOptions) -> str:
-    """The key of `pins` for a packet whose source address contains the number of the service port."""
+    """The key of `pins` for a packet whose source address is the number of the service port."""
     ip = options.ip
     plain = f"ct original {ip} saddr . {ip} saddr"
     if options.family is Family.IPV4:

@@ -60,7 +60,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
                 table.invalidate(names)
 
     def watch(self, own: OwnProcesses) -> TableWatch:
-        """Watches for changes of the table by other programs."""
+        """Sees that somebody else changes the table."""
         return TableWatch(self._names, own)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:

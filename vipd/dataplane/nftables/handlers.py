@@ -11,10 +11,10 @@ from vipd.model.service import Family
 
 
 class Handlers:
-    """Gives each chain a number, as an address, different from all other chains, slots and endpoints.
+    """Gives each chain a number, as an address, that no other chain has, nor a slot or an endpoint.
 
-    It derives from the chain's name, so it is the same after a restart. On a collision the second chain
-    takes another; the order may differ after a restart, and then the chain is written anew.
+    It follows from the chain's name, so it is the same after a restart. Where two chains would have the same,
+    the second takes another; which is the second may then be otherwise after a restart, and be written anew.
     """
 
     def __init__(self, family: Family) -> None:
@@ -24,7 +24,7 @@ class Handlers:
         self._reserved = ip_network(RESERVED[family])
 
     def number(self, chain: str) -> str:
-        """The number of a chain, by its name."""
+        """That of a chain, by its name."""
         return self._numbers.get(chain) or self._take(chain)
 
     def keep(self, chains: Container[str]) -> None:

@@ -95,7 +95,7 @@ class WantedTable:
         """The kernel's content when everything was last written."""
         self._touched: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
-        """Fragments of changed forwardings, until they are written."""
+        """Of forwardings that were touched, until they are written."""
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
         """Fragments compiled in advance for the next update: the new one, and the one in its place."""
         self._chains: Counter[Chain] = Counter()

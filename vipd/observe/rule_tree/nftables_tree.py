@@ -27,7 +27,7 @@ ROOT = "dispatch"
 _MAP_NAME = re.compile(r"@(\w+)")
 _ONWARD = re.compile(r"\b(?:goto|jump) (\S+)")
 _ONLY_ONWARD = re.compile(r"(?:goto|jump) \S+")
-"""A rule that only leads to a chain."""
+"""A rule that is nothing but the way to a chain."""
 _SLOTS = re.compile(r"(?:random|round-robin|source-hash)-(\d+)")
 _BY_SLOT = ("endpoints", "picks")
 _NUMBERED = ("numbered", "local_numbered")

@@ -1,4 +1,4 @@
-"""Resolves the target of `vipctl rules`, and reads its rules from the kernel; queries a running daemon."""
+"""Resolves the target of `vipctl rules`, and finds what the kernel has of it; asks a daemon that answers."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class _Look:
         self._notes: list[str] = []
         self._seconds = 0.0
         self._places: dict[Family, str] | None = None
-        """Where the daemon keeps its rules; None if none answers."""
+        """Where the daemon keeps its rules; None when none answers."""
 
     async def answer(self) -> Answer:
-        """The result by the kind of target."""
+        """By the kind of target."""
         self._places = self._ask_status()
         self._prefix = self._prefix or self._question.prefix()
         if not self._target:
@@ -170,7 +170,7 @@ class _Look:
         return UnknownTargetError(what, "vipctl rules shows all; vipctl list what vipd has")
 
     def _ask_status(self) -> dict[Family, str] | None:
-        """Where the daemon keeps its rules; also stores its prefix."""
+        """Where the daemon keeps its rules, and its prefix noted."""
         try:
             status = self._client.get(url_path("status"))
         except ClientError as error:
@@ -186,7 +186,7 @@ class _Look:
         return {family: str(dataplane[str(family)]) for family in Family if dataplane.get(str(family))}
 
     def _ask(self, *segments: str) -> list[dict[str, Any]]:
-        """ServiceViews; none if the daemon does not answer or has no such service."""
+        """ServiceViews; none when the daemon does not answer or knows no such service."""
         if self._places is None:
             return []
         try:
@@ -212,7 +212,7 @@ class _Look:
         return [wanted for wanted in self._wanted(views) if wanted.key.service_port == service_port]
 
     def _wanted_by(self, keys: Iterable[Key]) -> list[Expected]:
-        """The daemon's state of service ports. The name of an unnamed port is its service's name."""
+        """What the daemon means by service ports. An unnamed port's is its service's name."""
         found: list[Expected] = []
         for key in keys:
             named = self._wanted(self._ask("services", key.service_port)) or self._of_port(key.service_port)
@@ -220,11 +220,11 @@ class _Look:
         return found
 
     def _claiming(self, chain: ChainName) -> list[Expected]:
-        """The service port that owns a chain, by its hash."""
+        """The service port whose chain it would be, by its hash."""
         return [wanted for wanted in self._wanted(self._ask("services")) if chain.meant_by(wanted)]
 
     def _search(self, wanted: Sequence[Expected], keys: Sequence[Key] = ()) -> Search | None:
-        """The part of a large table that must be read; None if all of it is required."""
+        """What has to be read of a large table; None where only all of it will do."""
         addresses = {address for each in wanted for address in each.addresses}
         if not wanted:
             try:

@@ -1,6 +1,6 @@
 """One logical connection to etcd: endpoints in turn, TLS, the user's token, timeouts.
 
-It uses etcd's JSON gateway by aiohttp, which vipd needs anyway. The libraries for etcd require grpcio:
+It asks etcd's JSON gateway by aiohttp, which vipd needs anyway. The libraries for etcd need grpcio:
 24 MB of memory, 19 MB on disk, 0.12 s more to start, and a compiled wheel for each version of Python.
 """
 
@@ -45,7 +45,7 @@ KEEPALIVE_IDLE_SECONDS = 10
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_COUNT = 3
 UNACKNOWLEDGED_MILLISECONDS = 25_000
-"""A connection whose other end vanished silently ends after this; a watch sends nothing by itself."""
+"""A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
 
 _FAILED_PRECONDITION = 9
 _LONGEST_TOKEN = 8000
@@ -53,7 +53,7 @@ _LONGEST_TOKEN = 8000
 
 T = TypeVar("T")
 Read = Callable[[Message], T]
-"""Parses an answer. Raises EndpointError if it is invalid."""
+"""What an answer says. Raises EndpointError when it is none."""
 Headers = dict[str, str]
 Attempt = Callable[[str, Headers], Awaitable[T]]
 """A request to an endpoint, with the headers that carry the token."""
@@ -86,7 +86,7 @@ class Connection:
 
     @property
     def token(self) -> str | None:
-        """The token in use; None: no login yet; empty: etcd's authentication is off."""
+        """The token in use; None: never logged in; empty: etcd's authentication is off."""
         return self._token
 
     def failed(self, endpoint: str) -> None:
@@ -126,8 +126,7 @@ class Connection:
     async def stream(
         self, endpoint: str, headers: Headers, path: str, body: Message, what: str
     ) -> AsyncIterator[Lines]:
-        """POST to one endpoint, and read its answer by lines as they arrive. Raises EtcdError, as the lines
-        do."""
+        """POST to one endpoint, and read its answer by lines as it comes. Raises EtcdError, lines do too."""
         response = await self._begin(endpoint, path, body, {**headers, "Grpc-Metadata-hasleader": "true"})
         async with response:
             if response.status != 200:
@@ -137,7 +136,7 @@ class Connection:
             yield Lines(response.content, partial(self._diagnosed, endpoint))
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Give up every connection."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -186,7 +185,7 @@ class Connection:
     async def _begin(
         self, endpoint: str, path: str, body: Message, headers: Headers
     ) -> aiohttp.ClientResponse:
-        """The head of an answer whose body does not end."""
+        """The head of an answer whose body has no end in time."""
         session = await self._open()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout)
         data = json.dumps(body).encode()
@@ -254,9 +253,9 @@ class Connection:
             return error
 
     async def _open(self) -> aiohttp.ClientSession:
-        """The session; a new one if TLS files have changed. Raises TLSError if they cannot be used.
+        """The session; a new one when TLS files have changed. Raises TLSError when they cannot be used.
 
-        The old one is closed with all its streams, which are then reopened with the new certificate.
+        The old one is closed with all its streams: they come again with the new certificate.
         """
         try:
             files, context = await self._tls()
@@ -280,7 +279,7 @@ class Connection:
         return self._session
 
     async def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
-        """The current TLS files, and their context. Raises TLSError, TimeoutError."""
+        """The TLS files as they are now, and what they make. Raises TLSError, TimeoutError."""
 
         def read() -> tuple[Signatures, ssl.SSLContext]:
             files = signatures(self._settings)
@@ -311,7 +310,7 @@ def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
 
 
 def in_answer(error: MalformedAnswerError, what: str) -> MalformedAnswerError:
-    """The same error, with the name of the request."""
+    """The same error with what was asked for."""
     return type(error)(f"malformed answer ({what}): {error}")
 
 
@@ -322,7 +321,7 @@ def needs_user(error: TokenRejectedError) -> AuthFailedError:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An endpoint's answer, and its length as text."""
+    """What an endpoint says, and how long it was as text."""
 
     message: Message
     size: int
@@ -344,7 +343,7 @@ def _token(answer: Message) -> str:
 
 
 def _end_when_half_open(response: aiohttp.ClientResponse) -> None:
-    """Make the kernel check whether the other end still exists: nothing else does (etcd-io/etcd#8980)."""
+    """Have the kernel look whether the other end is still there: nothing else would (etcd-io/etcd#8980)."""
     transport = response.connection.transport if response.connection else None
     opened = transport.get_extra_info("socket") if transport else None
     if opened is None:

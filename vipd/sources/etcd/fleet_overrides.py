@@ -20,7 +20,7 @@ class FleetOverrides:
         self._overrides: dict[Key, Override] = {}
         self._faults: tuple[str, ...] = ()
         self.changed: Callable[[frozenset[Subject]], None] = lambda subjects: None
-        """Called with the targets whose overrides have changed."""
+        """Called with what orders have changed about."""
 
     @property
     def overrides(self) -> Overrides:

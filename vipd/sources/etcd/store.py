@@ -66,7 +66,7 @@ class EtcdStore:
     ) -> None:
         self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
         self.stopping = False
-        """Whether calls must no longer wait until this host receives a write."""
+        """Whether nobody is to wait any more until this host knows of a write."""
 
     @property
     def services(self) -> dict[str, Service]:

@@ -53,7 +53,7 @@ class Disturbances:
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self.widen: Callable[[Scope], Scope] | None = None
-        """Extends the scope of a dataplane to further changes to report. Set it before entry."""
+        """Adds to what concerns a dataplane what else is to be reported. Set it before entry."""
         self.beside: tuple[tuple[Watcher, str], ...] = ()
         """More watchers that poll, each with its name. Set them before entry."""
         self.supervise: Callable[[str, Work], Coroutine[Any, Any, None]] = Supervisor().run_meanwhile

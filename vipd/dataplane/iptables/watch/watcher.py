@@ -43,8 +43,7 @@ class Watch(Disturbances):
         self._families, self._names, self._own, self._interval = tuple(families), names, own, interval
         self._open_events, self._open_tables = open_events, open_tables
         self.on_message: Callable[[bytes], None] | None = None
-        """Receives the kernel's notifications as they arrive, including vipd's own changes. Set it before
-        entry."""
+        """Gets the kernel's notifications as they come, our own changes too. Set it before entry."""
         self.ways: dict[Family, str] = {}
         """How each family is watched, for status: `events`, `poll`, or `poll: ` and why not by events."""
 
